@@ -47,6 +47,7 @@ def parse(model: type[M], values: Mapping[str, Any], where: str) -> M:
     Raises ConfigError with one line for every wrong key. Each line names `where`, the source of the values.
     """
     remember_secrets(values)
+    _check_characters(values, where)
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -60,6 +61,40 @@ def parse(model: type[M], values: Mapping[str, Any], where: str) -> M:
         raise ConfigError("invalid_settings", message, where=where, problems=problems) from error
 
 
+class _TwiceError(Exception):
+    """A key, the line in which it is set again, and the line in which it was set first."""
+
+
+class _OneOfEachKey(yaml.SafeLoader):
+    """Refuses a mapping with the same key twice. YAML forbids it; PyYAML keeps the last value without a word."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        lines: dict[tuple[str, str], int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            line = key.start_mark.line + 1
+            if (key.tag, key.value) in lines:
+                raise _TwiceError(key.value, line, lines[key.tag, key.value])
+            lines[key.tag, key.value] = line
+        return node
+
+
+def _check_characters(value: Any, where: str, key: str = "") -> None:
+    """Raises ConfigError for a text with half of a surrogate pair, which no file, tokenizer or request can hold."""
+    if isinstance(value, str):
+        if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+            text = f"{where}: {key} holds half a character (half of a surrogate pair), which is not text"
+            raise ConfigError("half_character", text, where=where, key=key)
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            _check_characters(inner, where, f"{key}.{name}".lstrip("."))
+    elif isinstance(value, list | tuple):
+        for number, inner in enumerate(value):
+            _check_characters(inner, where, f"{key}.{number}".lstrip("."))
+
+
 def load_yaml(path: Path, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Reads a YAML mapping and replaces ${VAR} and ${VAR:-default} from `environ` (os.environ by default).
 
@@ -67,12 +102,17 @@ def load_yaml(path: Path, environ: Mapping[str, str] | None = None) -> dict[str,
     ConfigError for a missing file, broken YAML or an unset variable.
     """
     try:
-        text = path.read_text()
+        raw = path.read_bytes()
     except OSError as error:
         raise ConfigError("config_unreadable", f"cannot read config {path}: {error.strerror}", path=path) from error
     try:
-        loaded = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        text = raw.decode("utf-8-sig")
+        loaded = yaml.load(text, _OneOfEachKey)
+    except _TwiceError as twice:
+        key, line, first = twice.args
+        message = f"{path}, line {line}: '{key}' is set again (first in line {first}); keep one of them"
+        raise ConfigError("duplicate_key", message, path=path, key=key, line=line, first=first) from twice
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError("invalid_yaml", f"{path} is not valid YAML: {error}", path=path) from error
     if not isinstance(loaded, dict):
         raise ConfigError("not_a_mapping", f"{path} must hold key: value pairs at its top level", path=path)

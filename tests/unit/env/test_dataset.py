@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import math
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from pydantic import ValidationError
 from tests.support.errors import raises
 from tests.support.hub_cache import make_gsm8k_cache
 
+from gristmill_env.data import dataset as dataset_module
 from gristmill_env.data import sources
 from gristmill_env.data.dataset import PromptDataset
 from gristmill_env.errors import DatasetError
@@ -210,6 +214,63 @@ def test_a_row_without_text_is_an_error_of_that_row(tmp_path: Path) -> None:
     assert dataset.item(0).answer == "5"
     with raises(DatasetError, "not_text", field="question", row=1):
         dataset.item(1)
+
+
+HALF = "half \ud83d"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("72", "72"), (72, "72"), (72.0, "72"), (-0.0, "0"), (0.5, "0.5"), (1e22, "1e+22"), (2**70, str(2**70)),
+        (Decimal("72.00"), "72"), (Decimal("72.50"), "72.50"), (Decimal("1E+3"), "1000"),
+        (math.nan, None), (math.inf, None), (Decimal("NaN"), None), (None, None), (True, None), (b"72", None),
+        (datetime(2026, 1, 1, tzinfo=UTC), None), (["72"], None), ({"text": "72"}, None),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("place", ["prompt_field", "answer_field", "{{ value }}", "{{ 'Q: ' ~ value }}"])
+def test_number_of_a_row_is_written_as_a_person_does_and_other_values_are_not_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: Any, text: str | None, place: str
+) -> None:
+    monkeypatch.setattr(dataset_module, "load_rows", lambda *_: ("rows", [{"value": value, "text": "?"}]))
+    fields: dict[str, Any] = {"prompt_field": "text", "answer_field": None}
+    dataset = load(**fields | ({place: "value"} if place in fields else {"prompt_template": place}))
+    if text is None:
+        code = "not_a_message" if place == "prompt_field" and isinstance(value, list) else "not_text"
+        with raises(DatasetError, code, row=0, field="value"):
+            dataset.item(0)
+        return
+    item = dataset.item(0)
+    assert (item.answer if place == "answer_field" else item.prompt.removeprefix("Q: ")) == text
+
+
+@pytest.mark.parametrize(
+    ("row", "field"),
+    [
+        ({"question": HALF}, "question"),
+        ({"answer": HALF}, "answer"),
+        ({"other": HALF}, "other"),
+        ({"other": {"deep": ["a", HALF]}}, "other.deep.1"),
+        ({"question": [{"role": "user", "content": HALF}]}, "question.0.content"),
+        ({HALF: "key"}, "half \ufffd"),
+    ],
+)
+def test_half_a_character_anywhere_in_a_row_is_an_error_of_that_row(
+    tmp_path: Path, row: dict[str, Any], field: str
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    whole = {"question": "\U0001f600 = ?", "answer": "4"}
+    path.write_text("".join(json.dumps(one) + "\n" for one in (whole, whole | row)))
+    dataset = load(dataset_path=str(path))
+    assert dataset.item(0).prompt == whole["question"]
+    with raises(DatasetError, "half_character", row=1, field=field):
+        dataset.item(1)
+
+
+def test_template_that_writes_half_a_character_is_an_error_of_its_row(tmp_path: Path) -> None:
+    dataset = load(dataset_path=str(write(tmp_path, ".jsonl")), prompt_template="{{ '\\ud83d' }}{{ question }}")
+    with raises(DatasetError, "half_character", row=3, field="prompt_template"):
+        dataset.item(3)
 
 
 def test_epoch_has_each_row_once_in_an_order_that_depends_on_the_seed(tmp_path: Path) -> None:

@@ -55,6 +55,32 @@ def test_a_template_that_refuses_the_messages_is_named(tokenizer: PreTrainedToke
     assert "no system role" in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        ({"role": "user", "content": "half \ud83d"}, "half_character"),
+        ({"role": "tool", "content": "", "tool_calls": [{"arguments": {"x": "\udc00"}}]}, "half_character"),
+        ({"role": "tool", "content": "3", "id": 2**64}, "not_a_message"),
+        ({"role": "user", "content": "3", "at": object()}, "not_a_message"),
+    ],
+)
+@pytest.mark.parametrize("server", ["tokens", "text"])
+def test_message_that_cannot_be_sent_or_stored_is_an_error_that_names_it(
+    tokenizer: PreTrainedTokenizerFast, message: dict[str, object], code: str, server: str
+) -> None:
+    prompts = PromptBuilder(tokenizer if server == "tokens" else None)
+    first = {"role": "user", "content": "\U0001f600"}
+    with raises(PromptError, code, message=1):
+        prompts.build([first, message])
+
+
+def test_text_that_the_tokenizer_refuses_is_an_error_of_the_prompt(tokenizer: PreTrainedTokenizerFast) -> None:
+    broken = copy.deepcopy(tokenizer)
+    broken.chat_template = "{{ '\\ud83d' }}"
+    with raises(PromptError, "prompt_not_tokenized", tokenizer=broken.name_or_path):
+        PromptBuilder(broken).build("Hi")
+
+
 def test_a_saved_tokenizer_is_loaded_and_a_missing_one_named(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

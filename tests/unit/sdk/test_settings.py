@@ -140,6 +140,39 @@ class _Options(Settings):
     compare: list[Path] = []
 
 
+@pytest.mark.parametrize(
+    ("text", "key", "line", "first"),
+    [
+        ("group_size: 4\nuse_wandb: true\ngroup_size: 8\n", "group_size", 3, 1),
+        ("dataset:\n  split: a\n  split: a\n", "split", 3, 2),
+        ("dataset: {split: a}\ntrainer: {}\ndataset: {}\n", "dataset", 3, 1),
+        ("dataset:\n  reward_functions:\n  - type: x\n    'type': y\n", "type", 4, 3),
+        ('{"group_size": 4, "group_size": 8}', "group_size", 1, 1),
+        ("trainer:\n  1: a\n  1: b\n", "1", 3, 2),
+    ],
+)
+def test_key_that_is_set_twice_is_an_error_with_both_lines(
+    tmp_path: Path, text: str, key: object, line: int, first: int
+) -> None:
+    (tmp_path / "c.yaml").write_text(text)
+    with raises(ConfigError, "duplicate_key", key=key, line=line, first=first):
+        load_yaml(tmp_path / "c.yaml")
+
+
+def test_merged_mapping_may_be_overridden_and_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
+    text = "\ufeffone: &one {a: 1, b: 1}\nin: {two: &two {<<: *one, a: 2}}\nthree: {<<: *two, b: 3}\n"
+    (tmp_path / "c.yaml").write_text(text, encoding="utf-8")
+    loaded = load_yaml(tmp_path / "c.yaml")
+    assert (loaded["in"], loaded["three"]) == ({"two": {"a": 2, "b": 1}}, {"a": 2, "b": 3})
+
+
+@pytest.mark.parametrize("values", [{"split": "\ud83d"}, {"reward_functions": ["a", {"type": "x", "p": ["\udc80"]}]}])
+def test_half_a_character_in_a_setting_is_an_error_with_its_key(values: dict[str, Any]) -> None:
+    with raises(ConfigError, "half_character", where="here") as raised:
+        parse(_Run, {"dataset": values}, "here")
+    assert raised.value.values["key"].startswith(f"dataset.{min(values)}")
+
+
 def test_flags_of_two_models_are_parsed_from_one_command_line() -> None:
     models: dict[str, type[Settings]] = {"options": _Options, "settings": _Run}
     options, settings = parse_flag_sets(["--samples", "4", "--split", "test", "--compare", "a", "b"], models, "test")

@@ -9,10 +9,15 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from gristmill import GristmillError
+from gristmill_env.values import whole
 
 
 class EnvError(GristmillError):
     """The base class of all errors of the environment."""
+
+    def __init__(self, code: str, message: str, /, **values: object) -> None:
+        """Replaces half characters in `message`, which may quote a user's code, so that files and logs can hold it."""
+        super().__init__(code, whole(message), **values)
 
 
 class DatasetError(EnvError):
@@ -86,7 +91,7 @@ class DropReason(StrEnum):
     TIMEOUT = "timeout"
     """The group took more than worker_timeout, or one request took more than its server's timeout."""
     BAD_ROW = "bad_row"
-    """The row has no text where the prompt or the answer should be."""
+    """The row has no text where the prompt or the answer should be, or a text with half a character."""
     REFUSED = "refused"
     """The API does not accept the group."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -118,6 +119,35 @@ async def test_command_ends_if_the_server_starts_to_refuse_everything(
     server = Server(failing_server, {"2 + 2?", "Hi"})
     with raises(InferenceError, "every_prompt_refused"):
         await process(launch(tmp_path, server.url, ["1 + 1?", "2 + 2?"]), ProcessOptions(out=tmp_path / "o"), console)
+
+
+HALF = r'{"question": "half \ud83d", "answer": "2"}'
+
+
+async def test_process_and_evaluate_skip_a_row_with_half_a_character(
+    tmp_path: Path, failing_server: FailingServer, console: Console
+) -> None:
+    run = launch(tmp_path, Server(failing_server, set()).url, ["1 + 1?", "2 + 2?"], data_path_to_save_groups="g.jsonl")
+    with (tmp_path / "rows.jsonl").open("a") as file:
+        file.write(HALF + "\n")
+    await process(run, ProcessOptions(groups=3, out=tmp_path / "groups"), console)
+    assert [group.row for group in read_groups(tmp_path / "groups" / "groups.jsonl")] == [0, 1]
+    await run_evaluate(run, EvaluateOptions(out=tmp_path / "out"), console)
+    record = read_samples(tmp_path / "out")[2]
+    assert (record.skipped, "field 'question' of row 2" in (record.why or "")) == ("bad_row", True)
+
+
+async def test_half_a_character_in_the_error_of_a_reward_loses_no_group(
+    tmp_path: Path, failing_server: FailingServer, console: Console
+) -> None:
+    (tmp_path / "mine.py").write_text("def mine(completion):\n    raise ValueError('half ' + chr(0xd83d))\n")
+    run = launch(tmp_path, Server(failing_server, set()).url, ["1 + 1?"], reward_failure_limit=1)
+    rewards = {"reward_functions": ["accuracy", str(tmp_path / "mine.py:mine")]}
+    dataset = run.config.dataset.model_copy(update=rewards)
+    run = dataclasses.replace(run, config=run.config.model_copy(update={"dataset": dataset}))
+    await process(run, ProcessOptions(groups=1, out=tmp_path / "groups"), console)
+    (group,) = read_groups(tmp_path / "groups" / "groups.jsonl")
+    assert group.completions[0].error == "mine: ValueError: half \ufffd"
 
 
 async def test_try_shows_the_error_of_a_row_instead_of_the_item(

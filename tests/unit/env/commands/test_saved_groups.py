@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from tests.support.errors import raises
 from gristmill import SamplingParams
 from gristmill_env.errors import SavedError
 from gristmill_env.saved import GroupWriter, read_groups
+from gristmill_env.saved.group import json_columns
 
 from .conftest import completion, group, save
 
@@ -30,6 +33,15 @@ def test_saved_groups_are_read_back(tmp_path: Path) -> None:
         time=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
     )
     assert list(read_groups(save(tmp_path / "new" / "groups.jsonl", [whole, group(row=1)]))) == [whole, group(row=1)]
+
+
+def test_columns_that_a_file_cannot_hold_unchanged_are_left_out_by_name() -> None:
+    kept = {"text": "a", "deep": {"n": [1, None, 0.5, True]}, "large": 2**63}
+    left_out = {
+        "nan": math.nan, "deep_nan": {"n": [math.inf]}, "huge": 2**64, "low": [-(2**63) - 1], "bytes": b"a",
+        "date": datetime(2026, 1, 1, tzinfo=UTC), "decimal": Decimal(1), "keys": {1: "a"},
+    }  # fmt: skip
+    assert json_columns(kept | left_out) == (kept, list(left_out))
 
 
 def test_saved_groups_report_and_replace_a_torn_last_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

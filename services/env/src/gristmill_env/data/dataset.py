@@ -6,22 +6,21 @@ the prompt, by a field or a template, and the answer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import jinja2
-import jinja2.meta
-import jinja2.sandbox
 import numpy as np
 import numpy.typing as npt
 
 from gristmill.settings import did_you_mean
 from gristmill_env.data.sources import load_rows
+from gristmill_env.data.template import PromptTemplate
 from gristmill_env.errors import DatasetError
 from gristmill_env.settings import DatasetConfig
+from gristmill_env.values import NotTextError, half_characters, is_storable, text_of
 
 Message = Mapping[str, Any]
 """One message of a conversation, in the form of chat templates and servers.
@@ -105,12 +104,13 @@ class PromptDataset:
 
     def _item(self, row: int, index: int) -> Item:
         columns = self._rows[index]
+        self._check_characters(columns, index)
         conversation = None
         if self._template is not None:
-            prompt = self._template.render(columns)
+            prompt = self._template.render(columns, index, self.label)
         else:
             value = self._value(columns, index, self._config.prompt_field)
-            if isinstance(value, Sequence) and not isinstance(value, str):
+            if isinstance(value, Sequence) and not isinstance(value, str | bytes):
                 conversation = self._messages(value, index)
                 value = conversation[-1]["content"]
             prompt = self._text(value, index, self._config.prompt_field)
@@ -147,16 +147,26 @@ class PromptDataset:
             ) from error
 
     def _text(self, value: Any, index: int, path: str) -> str:
-        if isinstance(value, str):
-            return value
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return str(value)
-        raise DatasetError(
-            "not_text",
-            f"field '{path}' of row {index} of {self.label} is {value!r:.60}; it must be text",
-            row=index,
-            field=path,
-        )
+        try:
+            return text_of(value)
+        except NotTextError as error:
+            raise DatasetError(
+                "not_text",
+                f"field '{path}' of row {index} of {self.label} is {error}; it must be text",
+                row=index,
+                field=path,
+            ) from error
+
+    def _check_characters(self, columns: Mapping[str, Any], index: int) -> None:
+        """Raises DatasetError if any text of the row holds half a character: rewards and saved groups read them all."""
+        if (path := next(half_characters(columns), None)) is not None:
+            raise DatasetError(
+                "half_character",
+                f"field '{path}' of row {index} of {self.label} holds half a character (half of a surrogate pair), "
+                "which is not text; repair the row, or remove it",
+                row=index,
+                field=path,
+            )
 
     def _messages(self, value: Sequence[Any], index: int) -> tuple[Message, ...]:
         path = self._config.prompt_field
@@ -165,7 +175,7 @@ class PromptDataset:
             raise DatasetError("no_messages", f"{where} holds no message", row=index, field=path)
         for message in value:
             fits = isinstance(message, Mapping) and isinstance(message.get("role"), str)
-            if not fits or not isinstance(message.get("content"), str):
+            if not fits or not isinstance(message.get("content"), str) or not is_storable(message):
                 raise DatasetError(
                     "not_a_message",
                     f"{where} is a list, but {message!r:.60} in it is not a message with role and content",
@@ -180,41 +190,6 @@ class PromptDataset:
                 field=path,
             )
         return tuple(value)
-
-
-# Sandboxed: a configuration may come from a third party, and an unrestricted template reaches any attribute.
-_JINJA = jinja2.sandbox.ImmutableSandboxedEnvironment(
-    undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-)
-
-
-class PromptTemplate:
-    """`prompt_template`: the user's message as a Jinja template over a row's columns."""
-
-    def __init__(self, source: str, columns: Collection[str]) -> None:
-        """Raises DatasetError when the template is broken or names a column that is not there."""
-        try:
-            names = jinja2.meta.find_undeclared_variables(_JINJA.parse(source)) - set(_JINJA.globals)
-            self._template = _JINJA.from_string(source)
-        except jinja2.TemplateSyntaxError as error:
-            raise DatasetError(
-                "template_syntax", f"prompt_template, line {error.lineno}: {error.message}", line=error.lineno
-            ) from error
-        for name in sorted(names - set(columns)):
-            raise DatasetError(
-                "field_missing",
-                f"prompt_template names '{name}'; the rows have {', '.join(columns)}.{did_you_mean(name, columns)}",
-                key="prompt_template",
-                field=name,
-                known=list(columns),
-            )
-
-    def render(self, row: Mapping[str, Any]) -> str:
-        """Returns the prompt. Raises DatasetError when the row's values do not fit the template."""
-        try:
-            return self._template.render(row)
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:
-            raise DatasetError("template_failed", f"prompt_template fails: {error}") from error
 
 
 class RowOrder:

@@ -13,11 +13,13 @@ from types import TracebackType
 import msgspec
 
 from gristmill.redaction import redact_text
+from gristmill_env.data import Item
 from gristmill_env.durable import LineFile, read_lines, write_file
 from gristmill_env.errors import BusyEvaluationError, DropReason, EvaluationError
 from gristmill_env.evaluation.plan import Plan
 from gristmill_env.rewards import CorrectnessReward
 from gristmill_env.rollouts.groups import RolloutGroup
+from gristmill_env.values import whole
 
 PLAN_FILE, SAMPLES_FILE = "evaluation.json", "samples.jsonl"
 _ENCODER = msgspec.json.Encoder()
@@ -82,7 +84,7 @@ def answered(number: int, group: RolloutGroup, correctness: CorrectnessReward) -
                 text=rollout.text,
                 tokens=rollout.sampled,
                 finish_reason=rollout.finish_reason,
-                answer=correctness.reward.extracted(rollout.text, group.item.columns) if judged else None,
+                answer=_extracted(correctness, rollout.text, group.item) if judged else None,
                 right=right,
                 total=score.total,
                 parts=dict(score.parts),
@@ -100,6 +102,11 @@ def answered(number: int, group: RolloutGroup, correctness: CorrectnessReward) -
         max_tokens=group.sampling.max_tokens,
         samples=samples,
     )
+
+
+def _extracted(correctness: CorrectnessReward, text: str, item: Item) -> str | None:
+    found = correctness.reward.extracted(text, item.columns)
+    return None if found is None else whole(found)  # a user's extraction may cut a character in half
 
 
 def skipped(number: int, reason: DropReason, why: str) -> PromptRecord:

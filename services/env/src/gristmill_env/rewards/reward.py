@@ -24,6 +24,7 @@ from gristmill_env.rewards.inputs import ANSWER, PLURALS, RowSchema, Sample, pri
 from gristmill_env.rewards.registry import ExtractAnswer
 from gristmill_env.running import Call, Limits, Runner
 from gristmill_env.running.calls import CallError
+from gristmill_env.values import whole
 
 _FIELDS = frozenset(one.name for one in fields(Sample)) - {"completion", "row"}
 
@@ -333,12 +334,12 @@ def _outcome(reward: str, value: object) -> Outcome:
 def _failure(reward: str, error: BaseException, hint: str = "") -> Failure:
     """Returns the failure for an `error` of a reward or for a CallError. `hint`: text added to a TypeError."""
     if isinstance(error, RewardError):
-        return Failure(reward, redact_text(str(error)), error.code, error.values, error)
+        return Failure(reward, whole(redact_text(str(error))), error.code, error.values, error)
     if isinstance(error, CallError):
-        return Failure(reward, redact_text(str(error)), error.code, error.values)
+        return Failure(reward, whole(redact_text(str(error))), error.code, error.values)
     kind = type(error).__name__
     text = f"{kind}: {error}{hint if isinstance(error, TypeError) else ''}"
-    return Failure(reward, redact_text(text), "reward_raised", {"error": kind}, error)
+    return Failure(reward, whole(redact_text(text)), "reward_raised", {"error": kind}, error)
 
 
 def _short(value: object) -> str:

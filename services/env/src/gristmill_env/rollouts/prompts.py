@@ -14,6 +14,7 @@ import jinja2
 
 from gristmill_env.data import Message, assistant, system, user
 from gristmill_env.errors import PromptError
+from gristmill_env.values import half_characters, is_storable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -115,8 +116,8 @@ class PromptBuilder:
         if self._tokenizer is None:
             return Prompt(text, (), messages, self.prefill, self.prefill)
         # A template has already written the special tokens; a second BOS would shift the model's inputs.
-        ids = self._tokenizer(text, add_special_tokens=self._tokenizer.chat_template is None)["input_ids"]
-        return Prompt(text, tuple(ids), messages, self.prefill, opened_thought(rendered) + self.prefill)
+        ids = self._tokenize(text, special=self._tokenizer.chat_template is None)
+        return Prompt(text, ids, messages, self.prefill, opened_thought(rendered) + self.prefill)
 
     def continuation_tokens(
         self, said: Sequence[Message], more: Sequence[Message], last_token: int | None
@@ -137,7 +138,7 @@ class PromptBuilder:
                 "conversation cannot be continued token by token; use another template, or one turn",
                 tokenizer=self._tokenizer.name_or_path,
             )
-        ids = tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        ids = self._tokenize(text)
         return Continuation(ids[1:] if ids[:1] == (last_token,) else ids, opened_thought(text))
 
     def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
@@ -148,7 +149,35 @@ class PromptBuilder:
             self._tokenizer.decode(list(token_ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
         )
 
+    def _tokenize(self, text: str, *, special: bool = False) -> tuple[int, ...]:
+        """Returns the tokens of a text. `special`: with the tokens that the tokenizer adds to plain text."""
+        assert self._tokenizer is not None
+        try:
+            return tuple(self._tokenizer(text, add_special_tokens=special)["input_ids"])
+        except (TypeError, ValueError, OverflowError) as error:
+            raise PromptError(
+                "prompt_not_tokenized",
+                f"the tokenizer {self._tokenizer.name_or_path} refuses the prompt {text!r:.60}: {error}",
+                tokenizer=self._tokenizer.name_or_path,
+            ) from error
+
     def _render(self, messages: Sequence[Message]) -> str:
+        if (path := next(half_characters(messages), None)) is not None:
+            at, _, field = path.partition(".")
+            raise PromptError(
+                "half_character",
+                f"'{field}' of message {int(at) + 1} holds half a character (half of a surrogate pair), which is "
+                "not text; the row or the environment that wrote the message must repair it",
+                message=int(at),
+                field=field,
+            )
+        for number, message in enumerate(messages):
+            if not is_storable(message):
+                raise PromptError(
+                    "not_a_message",
+                    f"message {number + 1} holds a value that JSON cannot hold: {message!r:.80}; write it as text",
+                    message=number,
+                )
         if self._tokenizer is None or self._tokenizer.chat_template is None:
             return "\n\n".join(str(message["content"]) for message in messages)
         try:

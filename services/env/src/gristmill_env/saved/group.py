@@ -15,6 +15,7 @@ import msgspec
 from gristmill import SamplingParams
 from gristmill_env.rollouts.groups import Rollout, RolloutGroup
 from gristmill_env.settings import EnvConfig
+from gristmill_env.values import is_storable
 
 FORMAT = 1
 
@@ -95,7 +96,7 @@ class SavedGroup(msgspec.Struct, frozen=True, kw_only=True):
     columns: dict[str, Any] = {}
     """The row's columns that JSON can hold."""
     columns_left_out: list[str] = []
-    """Columns of the row that JSON cannot hold: images, bytes."""
+    """Columns of the row that JSON cannot hold: images, bytes, NaN, integers beyond 64 bits."""
     sampling: SamplingParams | None = None
     settings: dict[str, Any] | None = None
     """The settings behind the group: model, group size, data set, prompts, sampling, rewards and weights."""
@@ -164,13 +165,5 @@ def _turns(rollout: Rollout) -> list[Message]:
 
 def json_columns(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Returns the columns of a row that JSON can hold, and the names of the other columns."""
-    kept = {name: value for name, value in row.items() if _is_json(value)}
+    kept = {name: value for name, value in row.items() if is_storable(value)}
     return kept, [name for name in row if name not in kept]
-
-
-def _is_json(value: object) -> bool:
-    if value is None or isinstance(value, str | int | float | bool):
-        return True
-    if isinstance(value, Mapping):
-        return all(isinstance(key, str) and _is_json(inner) for key, inner in value.items())
-    return isinstance(value, list | tuple) and all(map(_is_json, value))

@@ -1,0 +1,95 @@
+"""`prompt_template`: the user's message as a Jinja template over a row's columns."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import jinja2
+import jinja2.meta
+import jinja2.sandbox
+from jinja2 import nodes
+
+from gristmill.settings import did_you_mean
+from gristmill_env.errors import DatasetError
+from gristmill_env.values import NotTextError, half_characters, text_of
+
+
+def _written(value: object) -> Any:
+    """Returns the text that a template writes for a value. Raises NotTextError for None, NaN, lists and so on."""
+    return value if isinstance(value, jinja2.Undefined) else text_of(value)
+
+
+def _join(values: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
+    """Replaces Jinja's `join`, which writes None as "None" and NaN as "nan"."""
+    if attribute is not None:
+        values = map(jinja2.filters.make_attrgetter(_JINJA, attribute), values)
+    return d.join(map(_written, values))
+
+
+# Sandboxed: a configuration may come from a third party, and an unrestricted template reaches any attribute.
+_JINJA = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    finalize=_written,
+)  # fmt: skip
+_JINJA.filters |= {"join": _join, "string": _written}
+
+
+class PromptTemplate:
+    """The template of a run's prompts."""
+
+    def __init__(self, source: str, columns: Collection[str]) -> None:
+        """Raises DatasetError when the template is broken or names a column that is not there."""
+        try:
+            parsed = _JINJA.parse(source)
+            names = jinja2.meta.find_undeclared_variables(parsed) - set(_JINJA.globals)
+        except jinja2.TemplateSyntaxError as error:
+            raise DatasetError(
+                "template_syntax", f"prompt_template, line {error.lineno}: {error.message}", line=error.lineno
+            ) from error
+        for concat in parsed.find_all(nodes.Concat):  # `a ~ b` writes its values without `finalize`
+            concat.nodes = [
+                nodes.Filter(part, "string", [], [], None, None, lineno=concat.lineno) for part in concat.nodes
+            ]
+        self._template = _JINJA.from_string(parsed)
+        self._names = sorted(names)
+        for name in sorted(names - set(columns)):
+            raise DatasetError(
+                "field_missing",
+                f"prompt_template names '{name}'; the rows have {', '.join(columns)}.{did_you_mean(name, columns)}",
+                key="prompt_template",
+                field=name,
+                known=list(columns),
+            )
+
+    def render(self, row: Mapping[str, Any], index: int, label: str) -> str:
+        """Returns the prompt. `index` and `label`: of the row and its data set, for messages.
+
+        Raises DatasetError when the row's values do not fit the template.
+        """
+        where = f"row {index} of {label}"
+        try:
+            prompt = self._template.render(row)
+        except NotTextError as error:
+            raise DatasetError(
+                "not_text",
+                f"prompt_template writes {error} of {where}; it must be text (column {self._without_text(row)})",
+                row=index,
+                field=self._without_text(row),
+            ) from error
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:
+            text = f"prompt_template fails for {where}: {error}"
+            raise DatasetError("template_failed", text, row=index, field="prompt_template") from error
+        if any(True for _ in half_characters(prompt)):
+            text = f"prompt_template writes half a character for {where}"
+            raise DatasetError("half_character", text, row=index, field="prompt_template")
+        return prompt
+
+    def _without_text(self, row: Mapping[str, Any]) -> str:
+        """Returns the first column of the template whose value is not text; "prompt_template" if all are."""
+        for name in self._names:
+            try:
+                text_of(row.get(name))
+            except NotTextError:
+                return name
+        return "prompt_template"

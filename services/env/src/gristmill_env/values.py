@@ -1,0 +1,70 @@
+"""The values of a row: which of them are text, and which of them a file of saved groups can hold."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from typing import Any
+
+_HALF = re.compile("[\ud800-\udfff]")
+"""Half of a surrogate pair. Python's str can hold it, but UTF-8, and so a tokenizer or a file, cannot."""
+_EXACT = 2**53
+"""Floats above this number skip whole numbers, so their digits are not the digits of the source."""
+_INT64, _UINT64 = -(2**63), 2**64
+
+
+class NotTextError(Exception):
+    """A value is not text and not a number."""
+
+
+def text_of(value: object) -> str:
+    """Returns a text as it is, and a finite number as a person writes it: "72" for 72.0.
+
+    Raises NotTextError for all other values: None, NaN, infinity, booleans, dates, bytes, lists and mappings.
+    """
+    if isinstance(value, str):
+        return value
+    finite = (
+        value.is_finite() if isinstance(value, Decimal) else isinstance(value, int | float) and math.isfinite(value)
+    )
+    if isinstance(value, bool) or not finite:
+        raise NotTextError(f"{value!r:.60} ({type(value).__name__})")
+    if isinstance(value, Decimal):
+        return f"{value:f}" if value != value.to_integral_value() else f"{value.to_integral_value():f}"
+    return str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT else str(value)
+
+
+def half_characters(value: object, path: str = "") -> Iterator[str]:
+    """Yields the path of each text in `value` that holds half a character: "messages.0.content"."""
+    if isinstance(value, str):
+        if not value.isascii() and _HALF.search(value):
+            yield path
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            name = whole(str(key))
+            if name != str(key):
+                yield f"{path}.{name}".lstrip(".")
+            yield from half_characters(inner, f"{path}.{name}".lstrip("."))
+    elif isinstance(value, list | tuple):
+        for number, inner in enumerate(value):
+            yield from half_characters(inner, f"{path}.{number}".lstrip("."))
+
+
+def whole(text: str) -> str:
+    """Returns the text with U+FFFD in place of each half character, so that it can be stored and logged."""
+    return text if text.isascii() else _HALF.sub("\ufffd", text)
+
+
+def is_storable(value: Any) -> bool:
+    """Returns whether JSON and msgpack can hold the value unchanged: no date, bytes, NaN or integer beyond 64 bits."""
+    if value is None or isinstance(value, str | bool):
+        return True
+    if isinstance(value, int):
+        return _INT64 <= value < _UINT64
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and is_storable(inner) for key, inner in value.items())
+    return isinstance(value, list | tuple) and all(map(is_storable, value))
