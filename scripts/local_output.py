@@ -28,7 +28,7 @@ from gristmill.group import Tokenizer
 from gristmill.logs import escaped
 from gristmill.metrics import METRICS_FILE, read_jsonl
 from gristmill.view.facts import ApiReader, Facts, Service, read_files
-from gristmill.view.folders import REPORT_FILE
+from gristmill.view.folders import REPORT_FILE, RunFolder
 from gristmill.view.overview import current_rows, overview
 from gristmill.view.phases import ANSWERS, Meaning, meaning
 from gristmill.view.samples import Sample, load_tokenizer, read_samples
@@ -220,7 +220,7 @@ class LocalRun:
     def end(self, commands: list[Command]) -> list[Text]:
         """Returns the lines of the summary. Reads the API for the last time, so call it before the services stop."""
         try:
-            facts, samples = self.facts(), self.samples(_SAMPLES_AT_END)
+            facts, samples = self.facts().with_files(self._files()), self.samples(_SAMPLES_AT_END)
         except GristmillError:  # the run is finished, whether or not the API still answers
             facts, samples = read_files(self.run_id, [self._folder.parent]), []
         found = overview(facts)
@@ -235,6 +235,9 @@ class LocalRun:
                 places={label: str(path) for label, path in places.items() if path is not None},
             )
         )  # fmt: skip
+
+    def _files(self) -> RunFolder:
+        return RunFolder(self.run_id, [self._folder.parent])
 
     def _tokenizer_folder(self) -> Path | None:
         with suppress(GristmillError):  # the model server was not started here, or its manifest is elsewhere

@@ -350,7 +350,8 @@ class DemoSource:
         completions = [] if lost else [self._completion(found, index) for index in range(first, first + found.size)]
         return {
             "group_id": group_id, "row": number, "env_id": "env-1", "step": int(columns["step"][first]),
-            "prompt": f"Question: {question}\nAnswer:", "answer": answer, "outcome": outcome,
+            "prompt": f"Question: {question}\nAnswer:", "question": f"Question: {question}", "answer": answer,
+            "outcome": outcome,
             "reason": _reason(outcome), "staleness": int(columns["staleness"][first]),
             "messages": [{"role": "system", "content": "Answer as <answer>number</answer>."},
                          {"role": "user", "content": question}],

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -98,6 +98,21 @@ class Facts:
     """Free space on the disk of the run's files."""
     folders: Sequence[Path] = ()
     """The run's folder in each root that has one."""
+
+    @property
+    def accepted(self) -> int:
+        """Groups that the store accepted. Files count only the groups of finished steps."""
+        if self.status is not None:
+            return self.status.accepted
+        return sum(sum(row.get("staleness", {}).values()) for row in self.rows)
+
+    def with_files(self, run: RunFolder) -> Facts:
+        """Returns the facts with the contents that only the run's files have: receipts, warnings, and their places."""
+        if not run.folders:  # the files are on another machine, or in volumes
+            return self
+        warnings = [warning for log in read_logs(run).values() for warning in log.warnings]
+        free = free_bytes(run.folders[0])
+        return replace(self, receipts=_receipts(run), warnings=warnings, folders=run.folders, free_bytes=free)
 
 
 # --- A live API ------------------------------------------------------------------------------------------------

@@ -156,7 +156,7 @@ def overview(facts: Facts) -> Overview:
             ready=status.ready if status else 0,
             leased=status.leased if status else 0,
             dead=status.dead if status else 0,
-            trained=status.trained if status else sum(sum(row.get("staleness", {}).values()) for row in rows),
+            trained=status.trained if status else facts.accepted,
             dropped=sum(facts.dropped.values()),
         ),
         dropped=dict(facts.dropped),

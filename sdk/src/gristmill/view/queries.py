@@ -26,6 +26,7 @@ from gristmill.view.facts import Facts, read_files
 from gristmill.view.folders import RunFolder, RunMissingError, list_runs
 from gristmill.view.overview import flat, metric_names, overview, series, to_json
 from gristmill.view.run_source import flat_rows, line_of
+from gristmill.view.samples import question
 from gristmill.view.source import Download, RolloutQuery, ViewError
 
 _LOG = logging.getLogger(__name__)
@@ -35,8 +36,11 @@ _LINES: Final = 200
 _FRESH_S: Final = 10.0
 _MOST_TOKENS: Final = 20_000
 """Tokens of one completion that the page gets."""
+_READ: Final = 20_000
+"""Characters of a prompt of which the last message of the user is shown."""
+_SHOWN: Final = 2000
 _COLUMNS: Final = (
-    "run, step, group_id, sequence, env_id, row, version_first, staleness, left(prompt, 2000) AS prompt, "
+    f"run, step, group_id, sequence, env_id, row, version_first, staleness, right(prompt, {_READ}) AS prompt, "
     "left(completion, 2000) AS completion, completion_tokens, advantage, reward, reward_parts, finish_reason, outcome, "
     "outcome_reason, answer, extracted, seconds"
 )
@@ -109,7 +113,8 @@ def step_of(roots: Roots, run: str, step: int) -> dict[str, Any]:
         "SELECT group_id, any_value(env_id) AS env_id, any_value(row) AS row, "
         "list(reward ORDER BY sequence) AS rewards, "
         "mode(outcome) AS outcome, any_value(outcome_reason) AS reason, any_value(staleness) AS staleness, "
-        f"left(any_value(prompt), 400) AS prompt_start FROM rollouts WHERE step = {step:d} AND outcome <> 'evaluation' "
+        f"right(any_value(prompt), {_READ}) AS prompt_start FROM rollouts "
+        f"WHERE step = {step:d} AND outcome <> 'evaluation' "
         "GROUP BY group_id ORDER BY row, group_id LIMIT 4096",
     )
     if metrics is None and not groups:
@@ -119,6 +124,7 @@ def step_of(roots: Roots, run: str, step: int) -> dict[str, Any]:
     if not groups:
         found["recorded"] = _knows_steps(roots, run)
     for group in groups:
+        group["prompt_start"] = question(group["prompt_start"] or "")[:_SHOWN]
         group["rewards"] = [value for value in group["rewards"] if value is not None]
         known = group["rewards"]
         group["same"] = len(known) > 1 and max(known) - min(known) < 1e-9
@@ -151,6 +157,7 @@ def group_of(roots: Roots, run: str, group_id: str) -> dict[str, Any]:
         "env_id": first["env_id"],
         "step": None if first["outcome"] == "evaluation" else first["step"],
         "prompt": first["prompt"],
+        "question": None if first["prompt"] is None else question(first["prompt"]),
         "answer": first["answer"],
         "messages": messages,
         "outcome": first["outcome"],
@@ -284,6 +291,7 @@ def rollouts_of(roots: Roots, run: str, query: RolloutQuery) -> dict[str, Any]:
     for row in rows:
         row["reward_parts"] = dict(row["reward_parts"] or ())
         row["group_id"] = shown_id(row["group_id"])
+        row["prompt"] = row["prompt"] and question(row["prompt"])[:_SHOWN]
     page = {"total": sum(bar["number"] for bar in bars), "rows": rows, "histogram": histogram}
     if not rows and (query.step_from is not None or query.step_to is not None):
         page["recorded"] = _knows_steps(roots, run)

@@ -26,6 +26,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from gristmill.redaction import redact
+from gristmill.view.samples import question
 from gristmill.view.source import EvaluationPoint, Overview, Source, ViewError
 
 T = TypeVar("T")
@@ -123,7 +124,7 @@ _PANELS: Final = (
     ("Log-probability difference", ("rollout_logprob_diff_mean",)),
     ("Clipped tokens", ("clip_low_share", "clip_high_share")),
     ("Groups without signal", ("zero_advantage_share",)),
-    ("Tokens per second", ("tokens_per_second",)),
+    ("Tokens per second of training", ("tokens_per_second",)),
 )
 
 
@@ -224,6 +225,9 @@ def _facts(overview: Overview, rewards: Sequence[float]) -> list[tuple[str, str,
                 f"from {100 * points[0]['score']:.3g} %; {last['n']} prompts",
             )
         )
+    speed = overview["tokens_per_second"]
+    if speed is not None:
+        facts.append(("speed", figure(speed), "tokens per second, last ten steps"))
     facts.append(("groups", str(queue.get("trained", 0)), f"trained; {queue.get('dropped', 0)} dropped"))
     return facts
 
@@ -256,7 +260,8 @@ async def _samples(source: Source, run: str, steps: Sequence[int]) -> list[dict[
 
 
 def _cut(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns the row with bounded texts. `rest`: characters of the completion that are left out."""
+    """Returns the row with bounded texts and the question as its prompt. `rest`: the number of characters cut off."""
+    row = {**row, "prompt": row["prompt"] and question(row["prompt"])}
     texts = {name: row[name] and str(row[name])[:_LONG] for name in ("prompt", "completion", "answer", "extracted")}
     return {**row, **texts, "rest": max(0, len(row["completion"]) - _LONG)}
 

@@ -15,8 +15,17 @@ from gristmill.sync_client import SyncClient
 
 _LOG = logging.getLogger(__name__)
 _TOKENIZER_FILE = "tokenizer.json"
-_SPECIAL = re.compile(r"<\|[^|>\s]{1,40}\|>|</?s>")
-_LAST_USER = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", re.DOTALL)
+_SPECIAL = re.compile(r"<[|｜][^|｜>\s]{1,40}[|｜]>|</?s>|<(?:start|end)_of_turn>|<(?:bos|eos|pad)>|\[/?INST\]")
+_USER_TURNS = (
+    ("<|im_start|>user\n", ("<|im_end|>",)),
+    ("<|start_header_id|>user<|end_header_id|>", ("<|eot_id|>",)),
+    ("<start_of_turn>user\n", ("<end_of_turn>",)),
+    ("<|start|>user<|message|>", ("<|end|>",)),
+    ("<｜User｜>", ("<｜Assistant｜>",)),
+    ("<|user|>", ("<|end|>", "<|endoftext|>", "</s>", "<|assistant|>")),
+    ("[INST]", ("[/INST]",)),
+)
+"""The texts around a message of the user in templates of Qwen, Llama 3, Gemma, gpt-oss, DeepSeek, Phi and Mistral."""
 _READABLE = 4000
 """Characters of a prompt or a completion that a person can still read in a terminal."""
 
@@ -83,8 +92,12 @@ def samples_of(example: Example, tokenizer: Tokenizer | None) -> list[Sample]:
 
 def question(prompt: str) -> str:
     """Returns the last message of the user in a rendered prompt, or the prompt without special tokens."""
-    found = _LAST_USER.findall(prompt)
-    return (found[-1] if found else _SPECIAL.sub(" ", prompt)).strip()
+    for start, ends in _USER_TURNS:
+        _, begun, rest = prompt.rpartition(start)
+        places = [place for end in ends if begun and (place := rest.find(end)) >= 0]
+        if places:
+            return rest[: min(places)].strip()
+    return _SPECIAL.sub(" ", prompt).strip()
 
 
 def one_line(text: str, longest: int = _READABLE) -> str:

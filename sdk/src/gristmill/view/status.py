@@ -6,7 +6,7 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -19,7 +19,7 @@ from gristmill.model_servers import split_urls
 from gristmill.run import Example, RunState
 from gristmill.sync_client import SyncClient
 from gristmill.view import doctor
-from gristmill.view.facts import ApiReader, Facts, find_run, free_bytes, read_files, read_logs
+from gristmill.view.facts import ApiReader, Facts, find_run, read_files
 from gristmill.view.folders import RunFolder, list_runs
 from gristmill.view.overview import Overview, current_rows, overview, to_json
 from gristmill.view.samples import Sample, load_tokenizer, one_line, read_samples, samples_of
@@ -102,13 +102,7 @@ class RunView:
         """Raises GristmillError if the run cannot be read."""
         if self._reader is None:
             return read_files(self.run_id, self._place.roots)
-        facts = self._reader.read()
-        files = RunFolder(self.run_id, self._place.roots)
-        folders = files.folders
-        if not folders:  # the files are on another machine, or in volumes
-            return facts
-        warnings = [warning for log in read_logs(files).values() for warning in log.warnings]
-        return replace(facts, free_bytes=free_bytes(folders[0]), warnings=warnings, folders=folders)
+        return self._reader.read().with_files(RunFolder(self.run_id, self._place.roots))
 
     def screen(self) -> Screen:
         facts = self.facts()

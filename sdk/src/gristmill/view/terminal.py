@@ -278,10 +278,10 @@ def summary(
 ) -> Iterator[Text]:
     """Yields the lines of the summary.
 
-    `seconds`: from start to end, if the caller knows it. `places`: label to path.
+    `seconds`: from the start of the services to their end, if the caller knows it. `places`: label to path.
     """
-    took = found.seconds if seconds is None else seconds
-    time = f" in {duration(took)}" if took else ""
+    time = f" in {duration(found.seconds)}" if found.seconds else ""
+    time += f" ({duration(seconds)} with the start and the end of the services)" if seconds else ""
     yield Text.assemble(("run ", ""), (found.run, "bold"), f" is {found.state}: {found.step} steps{time}")
     rewards = [row.get("reward_mean") for row in rows]
     yield _change("reward", rewards, sparkline(rewards, plain=plain))

@@ -265,8 +265,7 @@ def _disk(facts: Facts, rows: Rows) -> Trouble | None:
 
 
 def _finished_groups(facts: Facts) -> int:
-    trained = facts.status.accepted if facts.status is not None else 0
-    return trained + sum(facts.dropped.values())
+    return facts.accepted + sum(facts.dropped.values())
 
 
 def _complete(facts: Facts) -> bool:

@@ -174,6 +174,15 @@ def test_normal_states_are_not_reported_as_trouble(changes: dict[str, Any]) -> N
     assert overview(live(**changes)).troubles == []
 
 
+def test_share_of_failed_rewards_is_the_same_from_the_api_and_from_files() -> None:
+    trained = sum(sum(row["staleness"].values()) for row in live().rows)
+    live_facts = live(dropped={"reward_error": 40}, status=status(accepted=trained))
+    for facts in (live_facts, replace(live_facts, status=None)):
+        assert facts.accepted == trained
+        texts = [trouble.text for trouble in overview(facts).troubles if trouble.code == "rewards_failing"]
+        assert f" 40 of {trained + 40} " in texts[0]
+
+
 def test_most_important_trouble_comes_first() -> None:
     found = overview(live(status=status(dead=3), dropped={"reward_error": 100}, rows=rows(zero_advantage_share=1.0)))
     assert [trouble.code for trouble in found.troubles] == ["rewards_failing", "scores_equal", "dead_letters"]

@@ -47,6 +47,16 @@ def test_group_of_atropos_has_no_finish_reasons() -> None:
         ("<s>2 + 2 =</s>", "2 + 2 ="),
         ("plain", "plain"),
         (CHAT.replace("97", "1") + CHAT, "What is 97 + 3?"),
+        (
+            "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n2 + 2?<|eot_id|><|start_header_id|>assistant",
+            "2 + 2?",
+        ),
+        ("<bos><start_of_turn>user\n2 + 2?<end_of_turn>\n<start_of_turn>model\n", "2 + 2?"),
+        ("<|start|>system<|message|>a<|end|><|start|>user<|message|>2 + 2?<|end|><|start|>assistant", "2 + 2?"),
+        ("<｜begin▁of▁sentence｜><｜User｜>2 + 2?<｜Assistant｜><think>", "2 + 2?"),
+        ("<|system|>\na</s>\n<|user|>\n2 + 2?</s>\n<|assistant|>\n", "2 + 2?"),
+        ("<s>[INST] 1 + 1? [/INST] 2</s>[INST] 2 + 2? [/INST]", "2 + 2?"),
+        ("<|im_start|>user\nnot ended", "user\nnot ended"),
     ],
 )
 def test_question_is_the_last_message_of_the_user(prompt: str, text: str) -> None:

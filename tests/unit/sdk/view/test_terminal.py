@@ -124,7 +124,9 @@ def test_summary_compares_first_and_last_and_names_the_next_commands() -> None:
         )
     ]
     text = "\n".join(lines)
-    assert lines[0] == "run quickstart is finished: 8 steps in 2 min 5 s"
+    steps = overview(facts).seconds
+    assert steps is not None
+    assert lines[0].startswith(f"run quickstart is finished: 8 steps in {duration(steps)} (2 min 5 s ")
     for part in (
         "0.225 → 0.520", "4.0 % → 93.0 %  (200 prompts, 95 % 89.5 % to 96.5 %)",
         "128 trained, 9 too_long, 3 same_scores dropped", "1.00  What is 97 + 3?  →  <answer>100</answer>",

@@ -14,7 +14,7 @@ const PANELS = [
   { name: "rollout_logprob_diff_mean", title: "Log-probability difference", log: true },
   { name: "kl_rollout", title: "KL to the sampler" },
   { name: "zero_advantage_share", title: "Groups without signal", format: percent, zero: true },
-  { name: "tokens_per_second", title: "Tokens per second", zero: true },
+  { name: "tokens_per_second", title: "Tokens per second of training", zero: true },
 ];
 
 export async function view({ main, signal, search, go, title }) {

@@ -98,7 +98,7 @@ async function neighbours(path, group, run, id, signal) {
 function prompt(group) {
   const raw = group.prompt ? h("details", {}, h("summary", {}, "as the model saw it"), text(group.prompt)) : null;
   if (group.messages?.length) return [group.messages.map(turn), raw];
-  return group.prompt ? text(group.prompt) : h("p", { class: "soft" }, "The prompt's text is not known: no tokenizer was found.");
+  return group.prompt ? [text(group.question), raw] : h("p", { class: "soft" }, "The prompt's text is not known: no tokenizer was found.");
 }
 
 function turn(message) {

@@ -22,7 +22,8 @@ const PANELS = [
   { key: "clip", title: "Clipped tokens", format: percent, zero: true, lines: [["clip_high_share", "high"], ["clip_low_share", "low"]] },
   { key: "norm", title: "Gradient norm", zero: true, lines: [["grad_norm", "before clipping"]] },
   { key: "staleness", title: "Staleness", zero: true, lines: [["staleness_mean", "steps"]], note: "Steps between the weights that sampled and the weights that were trained" },
-  { key: "speed", title: "Tokens per second", zero: true, lines: [["tokens_per_second", "train phase"]] },
+  { key: "speed", title: "Tokens per second of training", zero: true, lines: [["tokens_per_second", "tokens"]],
+    note: "Without the time in which the trainer waits, publishes and writes. The speed above the curves is of the whole step" },
   { key: "rate", title: "Learning rate", zero: true, lines: [["learning_rate", "rate"]] },
   { key: "memory", title: "Memory", zero: true, lines: [["memory_mb", "MB, peak"]], note: "Peak memory of the trainer so far: of the device on CUDA, else of the process" },
   { key: "phases", title: "Time per step", wide: true, stacked: true, format: duration, note: "Wall time by phase. A long `wait` means that the trainer starves" },
@@ -224,8 +225,7 @@ class Page {
     const first = this.evaluations[0];
     this.fact(2, newest ? percent(newest.score) : NONE, newest
       ? `${first !== newest ? `from ${percent(first.score)}; ` : ""}step ${newest.step}, ${plural(newest.n, "prompt")}` : "no evaluation yet");
-    const speeds = this.columns.tokens_per_second?.mean.filter((value) => value !== null) ?? [];
-    this.fact(3, speed ?? speeds.length ? `${figure(speed ?? speeds[speeds.length - 1])}` : NONE, "tokens per second");
+    this.fact(3, speed === null || speed === undefined ? NONE : figure(speed), "tokens per second, last ten steps");
     const lost = (queue?.dropped ?? 0) + (queue?.dead ?? 0);
     this.fact(4, count(queue?.trained ?? null), lost ? [h("a", { href: links.rollouts(this.run, { outcome: queue.dropped ? "dropped" : "dead" }) }, `${count(lost)} not trained`)] : "trained, none dropped");
   }
