@@ -237,7 +237,7 @@ class LocalRun:
         )  # fmt: skip
 
     def _files(self) -> RunFolder:
-        return RunFolder(self.run_id, [self._folder.parent])
+        return RunFolder(self.run_id, (self._folder.parent,))
 
     def _tokenizer_folder(self) -> Path | None:
         with suppress(GristmillError):  # the model server was not started here, or its manifest is elsewhere
