@@ -11,7 +11,8 @@
 The launcher first checks everything that can be checked without a service. A model server that already answers on its
 port is used as it is (--publisher none if its weights may not be updated). After `make secure` the API asks for tokens
 and Redis for a password; the launcher gives them to the services that it starts. It stops all of these services at the
-end or on Ctrl-C, and keeps their full output in runs/<run>/logs/. Exit code 0: the run is finished.
+end or on SIGINT (Ctrl-C), SIGTERM or SIGHUP, and keeps their full output in runs/<run>/logs/. After a signal the
+trainer finishes its step. A second signal changes nothing, and a third one kills. Exit code 0: the run is finished.
 
 A terminal shows a live view of the run. Without a terminal the launcher prints one line per step and the warnings, and
 with --verbose the output of all services. A summary with the next commands ends the run.
@@ -27,7 +28,6 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 from rich.text import Text
@@ -40,8 +40,8 @@ from gristmill_env.run_settings import RunSettings
 from gristmill_env.session import Task
 from gristmill_model.settings import named
 from gristmill_trainer.settings import TrainerSettings
-from local_output import LocalRun, MergedLogs, Output, choose, next_commands, show_context
-from local_processes import LocalStack, LocalStackError, Service, answers, free_port, listens
+from local_output import LocalRun, MergedLogs, Output, choose, next_commands, saved_step, show_context
+from local_processes import LocalStack, LocalStackError, Service, StoppedError, StopSignals, answers, free_port, listens
 from redis_binary import RedisMissingError, redis_command, redis_server
 from secure import ACL, PASSWORD, Secrets, SecretsError
 
@@ -89,6 +89,7 @@ class Launcher:
         }
         self.secrets = Secrets.find(ROOT)
         self.output: Output = MergedLogs()
+        self.trainer_grace = TrainerSettings().stop_grace_seconds
 
     # --- Checks that need no service ------------------------------------------------------------------------
     def check(self) -> tuple[str, int]:
@@ -100,6 +101,7 @@ class Launcher:
         """
         launch = RunSettings.read(self._env_flags(), {**os.environ, **self.environ}, "make local")
         settings = self._trainer_settings(launch)
+        self.trainer_grace = settings.stop_grace_seconds
         self._check_finished(launch.run_id, settings.training_steps)
         if launch.config.dataset.dataset_path is not None:
             Task.load(launch)  # The environment checks a data set on a hub, because its download may take long.
@@ -119,11 +121,14 @@ class Launcher:
 
     def _check_finished(self, run_id: str, training_steps: int) -> None:
         folder = self.runs_dir / run_id
-        metrics = folder / METRICS_FILE
-        steps = max((row["step"] for row in read_jsonl(metrics)), default=0) if metrics.exists() else 0
+        steps = self._steps_done(run_id)
         if self.options.fresh or steps < training_steps or not (folder / "model").is_dir():
             return
         raise self._finished(run_id, steps)
+
+    def _steps_done(self, run_id: str) -> int:
+        metrics = self.runs_dir / run_id / METRICS_FILE
+        return max((row["step"] for row in read_jsonl(metrics)), default=0) if metrics.exists() else 0
 
     def check_store(self, run_id: str, training_steps: int) -> None:
         """Refuses a run that is finished in the store but not in its files, for example after it was closed by hand."""
@@ -201,14 +206,20 @@ class Launcher:
         self.output = choose(run, folder / "logs", verbose=self.options.verbose)
         lines: list[Text] = []
         try:
-            with self.output, LocalStack(self.output.line, folder / "logs", self.output.say) as stack:
+            logs = folder / "logs"
+            with self.output, LocalStack(self.output.line, logs, self.output.say, StopSignals()) as stack:
                 run.attach(stack)
                 try:
                     self.run(stack, run, training_steps)
                     run.wait_for_report()
                     lines = run.end(self._next_commands(run_id, training_steps))
-                finally:
+                except StoppedError:
+                    self.output.stopping(self._being_finished(stack, run_id))
+                    raise
+                except BaseException:
                     self.output.stopping()
+                    raise
+                self.output.stopping()
         except LocalStackError as error:
             if not self.options.verbose:
                 show_context(error.values.get("log"))
@@ -217,11 +228,27 @@ class Launcher:
         for line in lines:
             console.print(line, soft_wrap=True)
 
+    def _being_finished(self, stack: LocalStack, run_id: str) -> str:
+        """Returns a sentence about the trainer's work after a stop signal."""
+        if all(service.name != "trainer" for service in stack.services):
+            return "stopping the services"
+        return (
+            f"stopping: the trainer finishes step {self._steps_done(run_id) + 1} if it has the groups of the step and "
+            f"needs at most {self.trainer_grace:.0f} s; a third signal kills it"
+        )
+
+    def stopped(self, run_id: str) -> str:
+        """Returns the last line after a stop signal, when every service has ended."""
+        step = saved_step(self.runs_dir / run_id)
+        if step is None:
+            return f"stopped everything; no step of run {run_id} is saved yet; the same command continues the run"
+        return f"stopped everything; step {step} of run {run_id} is saved; the same command continues from there"
+
     def run(self, stack: LocalStack, run: LocalRun, training_steps: int) -> None:
         """Starts the services in order and waits for the end of the run."""
         self.start_store(stack)
         if self.options.fresh:
-            self.discard(run.run_id)
+            self.discard(stack, run.run_id)
         else:
             self.check_store(run.run_id, training_steps)
         run.connect(self._admin(patience=0))
@@ -231,6 +258,7 @@ class Launcher:
             "trainer",
             [python, "-m", "gristmill_trainer", *self._trainer_flags()],
             {**self.environ, **token_file("trainer", self.secrets)},
+            grace=self.trainer_grace + TRAINER_LAST_SECONDS / 2,
         )
         env = stack.start(
             "env",
@@ -239,20 +267,21 @@ class Launcher:
         )
         watch(stack, env, trainer)
 
-    def close(self, stack: LocalStack, run_id: str) -> None:
+    def close(self, run_id: str) -> None:
         """Ends a run by hand at the API of this machine. Starts the API if it does not answer."""
-        if not answers(f"{self.api_url}/healthz"):
-            self.start_store(stack)
-        with self._admin() as api:
-            record = api.close_run(run_id)
+        with LocalStack(signals=StopSignals()) as stack:
+            if not answers(f"{self.api_url}/healthz"):
+                self.start_store(stack)
+            with self._admin() as api:
+                record = api.close_run(run_id)
         print(f"run {run_id} is closed at version {record.version or 'none'}; its folder is {self.runs_dir / run_id}")
 
-    def discard(self, run_id: str) -> None:
+    def discard(self, stack: LocalStack, run_id: str) -> None:
         """Deletes the run from the store, and moves its files to a folder with another name."""
         with self._admin() as api:
             try:
                 api.close_run(run_id)
-                _delete(api, run_id)
+                _delete(stack, api, run_id)
             except ApiError as error:
                 if error.code != "run_missing":
                     raise
@@ -341,9 +370,10 @@ def token_file(role: str, secrets: Secrets | None) -> dict[str, str]:
     return {"GRISTMILL_API_TOKEN_FILE": str(secrets.path(role))} if secrets else {}
 
 
-def _delete(api: SyncClient, run_id: str) -> None:
+def _delete(stack: LocalStack, api: SyncClient, run_id: str) -> None:
     deadline = time.monotonic() + ARCHIVE_SECONDS
     while True:
+        stack.raise_if_stopped()
         try:
             return api.delete_run(run_id)
         except ApiError as error:
@@ -359,9 +389,13 @@ def served_name(model: str) -> str:
 
 
 def watch(stack: LocalStack, env: Service, trainer: Service) -> None:
-    """Waits until environment and trainer end without error. The first failure of a service ends the run."""
+    """Waits until environment and trainer end without error. The first failure of a service ends the run.
+
+    Raises StoppedError after a stop signal.
+    """
     deadline = None
     while True:
+        stack.raise_if_stopped()
         for service in stack.services:
             if service.exit_code or (service.exit_code is not None and service not in (env, trainer)):
                 raise service.failure()
@@ -374,19 +408,21 @@ def watch(stack: LocalStack, env: Service, trainer: Service) -> None:
 
 
 def main() -> int:
+    # Without services, the default action ends the launcher: no service is left behind, and no traceback is printed.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     options = _options()
-    signal.signal(signal.SIGTERM, _interrupt)
     try:
         launcher = Launcher(options)
         if options.close:
-            with LocalStack() as stack:
-                launcher.close(stack, options.close)
+            launcher.close(options.close)
             return 0
         run_id, training_steps = launcher.check()
-        launcher.train(run_id, training_steps)
-    except KeyboardInterrupt:
-        print("stopped everything; start again to continue the run")
-        return 130
+        try:
+            launcher.train(run_id, training_steps)
+        except StoppedError as stop:
+            print(launcher.stopped(run_id))
+            return 128 + stop.number
     except (GristmillError, RedisMissingError, SecretsError) as error:
         print(f"error [{error.code}]: {error}", file=sys.stderr)
         return 1
@@ -426,10 +462,6 @@ def _options() -> argparse.Namespace:
     options.config = options.config or preset.config
     options.model = options.model or preset.model
     return options
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -19,11 +19,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Protocol
 
+import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from gristmill import ApiError, ErrorCode, GristmillError, Manifest, RunState, SyncClient
-from gristmill.archive.run_file import RUN_FILE
+from gristmill import ApiError, ErrorCode, GristmillError, Manifest, PolicyVersion, RunState, SyncClient
+from gristmill.archive.run_file import RUN_FILE, read_run_file
 from gristmill.group import Tokenizer
 from gristmill.logs import escaped
 from gristmill.metrics import METRICS_FILE, read_jsonl
@@ -57,8 +58,8 @@ class Output(Protocol):
     def say(self, text: str) -> None:
         """Shows a message of the launcher."""
 
-    def stopping(self) -> None:
-        """Shows that the services stop."""
+    def stopping(self, text: str = "") -> None:
+        """Shows that the services stop. `text`: what they still finish."""
 
     def __enter__(self) -> Output: ...
 
@@ -76,8 +77,9 @@ class MergedLogs:
     def say(self, text: str) -> None:
         print(text, flush=True)
 
-    def stopping(self) -> None:
-        pass
+    def stopping(self, text: str = "") -> None:
+        if text:
+            self.say(text)
 
     def __enter__(self) -> MergedLogs:
         return self
@@ -124,8 +126,9 @@ class StepLines:
     def say(self, text: str) -> None:
         print(escaped(text), flush=True)
 
-    def stopping(self) -> None:
-        pass
+    def stopping(self, text: str = "") -> None:
+        if text:
+            self.say(text)
 
     def __enter__(self) -> StepLines:
         return self
@@ -209,6 +212,8 @@ class LocalRun:
         self._waits_for_report = True
         deadline = time.monotonic() + seconds
         while self._report() is None and (self._folder / RUN_FILE).exists() and time.monotonic() < deadline:
+            if self._stack is not None:
+                self._stack.raise_if_stopped()
             time.sleep(0.1)
         self._waits_for_report = False
 
@@ -308,8 +313,10 @@ class LiveOutput:
     def say(self, text: str) -> None:
         self._console.print(Text(escaped(text)), soft_wrap=True)
 
-    def stopping(self) -> None:
+    def stopping(self, text: str = "") -> None:
         self._run.close()
+        if text:
+            self.say(text)
         self._view.redraw()
 
     def screen(self) -> Screen:
@@ -337,6 +344,25 @@ def choose(run: LocalRun, logs: Path, *, verbose: bool) -> Output:
     if not redraws(console):
         return StepLines()
     return LiveOutput(run, console, f"logs: {logs}   Ctrl-C stops; the same command continues")
+
+
+class _Progress(msgspec.Struct):
+    """The trainer's state in a checkpoint."""
+
+    version: PolicyVersion
+    creation: str | None = None
+
+
+def saved_step(folder: Path) -> int | None:
+    """Returns the step from which the run in `folder` continues: the one of its newest checkpoint."""
+    record = folder / RUN_FILE
+    creation = read_run_file(record).creation if record.exists() else None
+    states = [
+        msgspec.json.decode(path.read_bytes(), type=_Progress)
+        for path in folder.glob("checkpoints/step-*/trainer_state.json")
+    ]
+    newest = max((state.version for state in states if creation in (None, state.creation)), default=None)
+    return None if newest is None else newest.step
 
 
 def show_context(log: Path | None) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TextIO
 
 from gristmill import GristmillError
@@ -33,10 +34,62 @@ _HARMLESS = re.compile(
     r"|^nanobind: |^ - (?:leaked |\.\.\. skipped remainder)|^See https://nanobind\."
 )
 _SERVERS = frozenset({"redis", "api", "model"})
+GRACE = 20.0
+"""Seconds between SIGTERM and SIGKILL of a service."""
 
 
 class LocalStackError(GristmillError):
     """A service of the stack did not start, or ended too early."""
+
+
+class StoppedError(Exception):
+    """A stop signal has arrived. It is not a failure, so it is not a GristmillError."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.number = number
+
+
+class StopSignals:
+    """Counts SIGINT, SIGTERM and SIGHUP.
+
+    The handler never raises an exception, because an exception at an arbitrary place could leave a started process
+    behind. Waits call `raise_if_any` instead. A stop ignores the second signal, because a signal often arrives twice:
+    `timeout make local` sends it to make and to the launcher, and make forwards it. The third signal kills.
+    """
+
+    _KILL = 3
+
+    def __init__(self) -> None:
+        """Handles the signals from now on, except those that this process was started to ignore (nohup)."""
+        self._numbers: list[int] = []
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self._note)
+
+    @property
+    def kills(self) -> bool:
+        """Whether services are to be killed without a grace period."""
+        return len(self._numbers) >= self._KILL
+
+    def raise_if_any(self) -> None:
+        """Raises StoppedError if a signal has arrived."""
+        if self._numbers:
+            raise StoppedError(self._numbers[0])
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._numbers.append(number)
+        if number == signal.SIGHUP:
+            _leave_terminal()
+
+
+def _leave_terminal() -> None:
+    """Discards output to a terminal that was closed, because every write to it fails."""
+    for stream in (1, 2):
+        if stat.S_ISCHR(os.fstat(stream).st_mode):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream)
+            os.close(null)
 
 
 @dataclass
@@ -54,6 +107,8 @@ class Service:
     """Whether the stack shows the output. The log file receives the output in any case."""
     ready: bool = False
     """Whether `LocalStack.wait_until` saw the service ready."""
+    grace: float = GRACE
+    """Seconds between SIGTERM and SIGKILL."""
 
     @property
     def exit_code(self) -> int | None:
@@ -90,22 +145,25 @@ class Service:
         text = self.last_error or self.last_line or "it printed nothing"
         return text, f" (log: {self.log})" if self.log else ""
 
-    def stop(self, grace: float, complain: Callable[[str], None] | None = None) -> None:
+    def stop(self, grace: float, hurry: Callable[[], bool] | None = None) -> bool:
         """Sends SIGTERM to the process and waits up to `grace` seconds. Then sends SIGKILL to its whole group.
 
-        `complain`: receives a message if the process did not stop. The default prints the message to standard error.
+        `hurry`: ends the wait if it returns True. Returns whether the process ended without SIGKILL.
         """
+        deadline = time.monotonic() + grace
         if self.process.poll() is None:
             self.process.terminate()
-            try:
-                self.process.wait(grace)
-            except subprocess.TimeoutExpired:
-                (complain or _print_error)(f"{self.name} did not stop within {grace:.0f} s; killing it")
+        while (ended := self.process.poll() is not None) is False:
+            if time.monotonic() > deadline or (hurry is not None and hurry()):
+                break
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(0.1)
         # A server's workers are in its process group and may outlive the server.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self.reader.join(timeout=5)
+        return ended
 
 
 class LocalStack:
@@ -116,15 +174,18 @@ class LocalStack:
         say: Callable[[str, str], None] | None = None,
         logs: Path | None = None,
         complain: Callable[[str], None] | None = None,
+        signals: StopSignals | None = None,
     ) -> None:
         """`say(name, line)` receives every line of output. The default prints the line after the service's name.
 
         `logs`: a folder in which each service's output is appended to <name>.log. Known harmless lines are then only in
         the file. `complain` receives messages of the stack itself; the default prints them to standard error.
+        `signals`: a stop signal ends `wait_until`, and only the third one shortens `stop`.
         """
         self._say = say or print_line
         self._complain = complain or _print_error
         self._logs = logs
+        self._signals = signals
         self._services: list[Service] = []
         if logs is not None:
             logs.mkdir(parents=True, exist_ok=True)
@@ -134,8 +195,10 @@ class LocalStack:
         """The services that were started and not stopped, in the order of their starts."""
         return tuple(self._services)
 
-    def start(self, name: str, command: Sequence[str], environ: Mapping[str, str] | None = None) -> Service:
-        """Starts a process with `environ` added to this process' environment."""
+    def start(
+        self, name: str, command: Sequence[str], environ: Mapping[str, str] | None = None, grace: float = GRACE
+    ) -> Service:
+        """Starts a process with `environ` added to this process' environment. `grace`: see `Service.grace`."""
         process = subprocess.Popen(
             command,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **(environ or {})},
@@ -144,16 +207,20 @@ class LocalStack:
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Only the launcher receives Ctrl-C, and it stops the services in order.
         )
-        service = Service(name, process, None if self._logs is None else self._logs / f"{name}.log")
+        service = Service(name, process, None if self._logs is None else self._logs / f"{name}.log", grace=grace)
         service.reader = threading.Thread(target=self._read, args=(service,), daemon=True)
         self._services.append(service)
         service.reader.start()
         return service
 
     def wait_until(self, service: Service, ready: Callable[[], bool], timeout: float) -> None:
-        """Waits until `ready()`. Raises LocalStackError if the process ends first or after `timeout` seconds."""
+        """Waits until `ready()`. Raises LocalStackError if the process ends first or after `timeout` seconds.
+
+        Raises StoppedError after a stop signal.
+        """
         deadline = time.monotonic() + timeout
         while True:
+            self.raise_if_stopped()
             ended = service.exit_code  # read before ready(): a process may become ready by ending
             if ready():
                 service.ready = True
@@ -164,16 +231,28 @@ class LocalStack:
                 raise service.late(timeout)
             time.sleep(0.2)
 
-    def stop(self, grace: float = 20.0) -> None:
+    def raise_if_stopped(self) -> None:
+        """Raises StoppedError after a stop signal."""
+        if self._signals is not None:
+            self._signals.raise_if_any()
+
+    def stop(self) -> None:
         """Stops all services in the reverse order of their starts.
 
         If there are log files, only these receive the servers' output from then on. A shutdown prints many lines, which
         contain nothing about the run.
         """
+        late: list[str] = []
+        signals = self._signals
+        hurry = None if signals is None else lambda: signals.kills
         while self._services:
-            service = self._services.pop()
+            service = self._services[-1]
             service.echoed = service.log is None or service.name not in _SERVERS
-            service.stop(grace, self._complain)
+            if not service.stop(service.grace, hurry):
+                late.append(service.name)
+            self._services.pop()
+        if late:  # Reported when every process has ended, because the output may fail.
+            self._complain(f"killed, because they did not stop in time: {', '.join(late)}")
 
     def __enter__(self) -> LocalStack:
         return self
@@ -199,7 +278,12 @@ class LocalStack:
                     service.last_error = next(part for part in match.groups() if part is not None) or text
                 service.last_line = text.strip() or service.last_line
                 if service.echoed:
-                    self._say(service.name, text)
+                    try:
+                        self._say(service.name, text)
+                    except OSError as error:  # Nobody reads the output any more; the log file still receives it.
+                        service.echoed = False
+                        if log is not None:
+                            log.write(f"--- the launcher's output failed: {error}\n")
 
 
 def print_line(name: str, text: str) -> None:

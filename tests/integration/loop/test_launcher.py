@@ -144,7 +144,7 @@ def test_terminal_is_restored_by_ctrl_c(vllm: Vllm, tmp_path: Path) -> None:
     assert code == 130, shown
     assert not listens(port)
     assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]
-    assert shown.rstrip().splitlines()[-1].endswith("stopped everything; start again to continue the run")
+    assert shown.rstrip().splitlines()[-1] == f"{_STOPPED.format(_saved(tmp_path))}", shown
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
     assert "Traceback" not in shown
 
@@ -197,21 +197,35 @@ def test_launcher_quickstart_learns_without_docker(vllm: Vllm, tmp_path: Path) -
         assert exact_match(f"http://127.0.0.1:{port}") >= 0.80
 
 
-def test_ctrl_c_stops_every_process_of_the_launcher(vllm: Vllm, tmp_path: Path) -> None:
+def test_two_stop_signals_end_every_process_of_the_launcher_and_the_step_is_saved(vllm: Vllm, tmp_path: Path) -> None:
     process, port = launch(tmp_path, vllm, "--training_steps", "500")
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "runs/quickstart/metrics.jsonl").exists():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    started = _descendants(process.pid)
+    started, shown = set[int](), []
+    assert process.stdout is not None
+    with process:
+        for text in process.stdout:
+            shown.append(text)
+            if text.startswith("step 2/"):
+                started = _descendants(process.pid)
+                process.send_signal(signal.SIGTERM)
+            elif text.startswith("stopping"):
+                process.send_signal(signal.SIGHUP)
+    assert process.returncode == 128 + signal.SIGTERM, shown
     assert len(started) >= 4
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=90)
-    assert process.returncode == 130, output
     assert not listens(port)
     alive = [pid for pid in started if Path(f"/proc/{pid}").exists()]
     assert not alive, [Path(f"/proc/{pid}/cmdline").read_text() for pid in alive]
+    assert shown[-1].rstrip() == _STOPPED.format(_saved(tmp_path)), shown
+
+
+_STOPPED = "stopped everything; step {} of run quickstart is saved; the same command continues from there"
+
+
+def _saved(tmp_path: Path) -> int:
+    """Returns the step of the last checkpoint. After a stop signal, that is the last step in the metrics too."""
+    folder = tmp_path / "runs" / "quickstart"
+    step = max(int(path.name.removeprefix("step-")) for path in (folder / "checkpoints").glob("step-*"))
+    assert step == read_jsonl(folder / "metrics.jsonl")[-1]["step"]
+    return step
 
 
 class Launches:

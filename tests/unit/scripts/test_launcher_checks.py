@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -155,6 +156,75 @@ def test_server_that_ends_after_its_start_ends_the_run_with_its_error() -> None:
         env, trainer = (stack.start(name, ["sleep", "60"]) for name in ("env", "trainer"))
         with raises(LocalStackError, "service_ended", service="model", exit_code=1, last_error="no memory"):
             watch(stack, env, trainer)
+
+
+STACK = """
+import sys
+from local_processes import LocalStack, StoppedError, StopSignals
+
+CODE = '''
+import os, signal, sys, time
+
+def finish(number, frame):
+    print('finishing', flush=True)
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.01)
+    sys.exit()
+
+signal.signal(signal.SIGTERM, finish)
+print('ready', os.getpid(), flush=True)
+while True:
+    time.sleep(0.01)
+'''
+try:
+    with LocalStack(signals=StopSignals()) as stack:
+        for name in ("first", "second"):
+            service = stack.start(name, [sys.executable, "-Sc", CODE, sys.argv[1] + name], grace=60)
+            stack.wait_until(service, lambda: service.last_line.startswith("ready"), 60)
+        stack.wait_until(service, lambda: False, 60)
+except StoppedError as stop:
+    print("everything stopped", flush=True)
+    sys.exit(128 + stop.number)
+"""
+INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+
+
+@pytest.mark.parametrize(
+    "signals",
+    [
+        [("second | ready", INT)],
+        [("second | ready", TERM, TERM)],  # timeout signals make and the launcher, and make forwards the signal
+        [("second | ready", INT), ("second | finishing", INT)],
+        [("second | ready", HUP), ("second | finishing", TERM)],
+        [("second | ready", TERM), ("first | finishing", INT)],
+        [("first | ready", INT, HUP)],  # before the second service is ready
+        [("second | ready", INT, TERM), ("second | finishing", HUP)],
+        [("second | ready", HUP, INT, TERM)],
+    ],
+)
+def test_stop_signals_of_any_kind_and_spacing_end_every_service(
+    tmp_path: Path, signals: list[tuple[str, *tuple[signal.Signals, ...]]]
+) -> None:
+    release = f"{tmp_path}/"
+    process = subprocess.Popen(
+        [sys.executable, "-c", STACK, release], cwd=SCRIPT.parent, stdout=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    assert process.stdout is not None
+    waiting = {line: rest for line, *rest in signals}
+    kills, first = sum(len(rest) for rest in waiting.values()) == 3, signals[0][1:]
+    pids = list[int]()
+    with process:
+        for shown in process.stdout:
+            name, state, *pid = shown.replace("|", "").split()
+            pids += map(int, pid)
+            for number in waiting.pop(f"{name} | {state}", []):
+                process.send_signal(number)
+            if state == "finishing" and not kills:
+                Path(release + name).touch()
+    assert process.returncode in {128 + number for number in first}  # signals that are sent together have no order
+    assert (name, state) == ("everything", "stopped")
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
 def test_service_that_is_not_ready_in_time_is_named_with_its_last_line_and_log(tmp_path: Path) -> None:
