@@ -1,8 +1,10 @@
 """The trajectory API's permissions in Redis: the content of the users.acl that `make secure` writes.
 
-The file has three users. `default`, the user of clients that do not log in, is off. `api` may only run the commands
-below, on the keys gm:* and the channel gm:events. It cannot flush, configure, list keys, debug, or access other keys.
-`health` may ping, so the container's health check needs no password.
+The file has three users. `default`, the user of clients that do not log in, is off and has no password, so no client
+can become this user. `default` keeps the rights to write, because Redis replays its append-only file as this user and
+checks the rights at each EXEC of the file. Without the rights, a restart of Redis would lose every write of a script.
+`api` may only run the commands below, on the keys gm:* and the channel gm:events. It cannot flush, configure, list
+keys, debug, or access other keys. `health` may ping, so the container's health check needs no password.
 
 This module needs no packages, because it also runs on machines that have only Docker.
 """
@@ -40,6 +42,11 @@ BY_METRICS = "INFO"
 """Command for memory in use and delayed fsyncs in /metrics."""
 
 
+REPLAY = "~* -@all +@write +multi +exec +select"
+"""Rights that the replay of the append-only file needs. The file may hold writes from before `make secure`, when each
+client had all rights, and writes to keys of other programs. A transaction may begin with a SELECT of its database."""
+
+
 def commands() -> list[str]:
     """Returns each command once, in alphabetical order."""
     return sorted({*IN_SCRIPTS.split(), *BY_THE_STORE.split(), *BY_THE_ARCHIVER.split(), *BY_METRICS.split()})
@@ -50,7 +57,7 @@ def users_acl(password: str) -> str:
     digest = hashlib.sha256(password.encode()).hexdigest()
     allowed = " ".join(f"+{command.lower()}" for command in commands())
     return (
-        "user default off resetpass resetkeys resetchannels -@all\n"
+        f"user default off resetpass resetkeys resetchannels {REPLAY}\n"
         f"user {USER} on #{digest} resetkeys ~{KEYS} resetchannels &{CHANNEL} -@all {allowed}\n"
         "user health on nopass resetkeys resetchannels -@all +ping\n"
     )

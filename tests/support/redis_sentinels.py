@@ -13,11 +13,13 @@ from types import TracebackType
 import pytest
 import redis
 from tests.support.ports import free_port
-from tests.support.redis_server import RedisServer
+from tests.support.redis_server import ADMIN, RedisServer
 
 from redis_binary import redis_server
 
 SERVICE = "mymaster"
+SENTINEL_LOGIN = f"sentinel auth-user {SERVICE} {ADMIN}\nsentinel auth-pass {SERVICE} {ADMIN}\n"
+"""Lines of a Sentinel's file. The user `default` of its servers is off."""
 _DOWN_AFTER_MS = 500
 _DEBIANS = "/usr/bin/redis-check-rdb"
 """Debian's package redis-tools has the server under this name. Its package redis-server adds a link and a service."""
@@ -28,15 +30,17 @@ class Sentinels:
     replica."""
 
     def __init__(self) -> None:
-        self.one = RedisServer()
-        self.other = RedisServer("--replicaof", "127.0.0.1", str(self.one.port))
+        login = ("--masteruser", ADMIN, "--masterauth", ADMIN)
+        self.one = RedisServer(*login)
+        self.other = RedisServer(*login, "--replicaof", "127.0.0.1", str(self.one.port))
         self._ports = [free_port() for _ in range(3)]
         self._directory = tempfile.TemporaryDirectory(prefix="gristmill-sentinel-")
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def url(self, options: str = "") -> str:
         """Returns REDIS_URL for the API."""
-        return f"redis+sentinel://{','.join(f'127.0.0.1:{port}' for port in self._ports)}/{SERVICE}?{options}"
+        hosts = ",".join(f"127.0.0.1:{port}" for port in self._ports)
+        return f"redis+sentinel://{ADMIN}:{ADMIN}@{hosts}/{SERVICE}?{options}"
 
     def master(self) -> RedisServer:
         """Returns the server that the Sentinels name."""
@@ -64,7 +68,7 @@ class Sentinels:
             file = Path(self._directory.name) / f"{port}.conf"
             file.write_text(
                 f"port {port}\nbind 127.0.0.1\ndir {self._directory.name}\nlogfile {file.with_suffix('.log')}\n"
-                f"sentinel monitor {SERVICE} 127.0.0.1 {self.one.port} 2\n"
+                f"sentinel monitor {SERVICE} 127.0.0.1 {self.one.port} 2\n{SENTINEL_LOGIN}"
                 f"sentinel down-after-milliseconds {SERVICE} {_DOWN_AFTER_MS}\n"
                 f"sentinel failover-timeout {SERVICE} 5000\n"
             )

@@ -21,6 +21,12 @@ MEMORY = 4 << 30
 
 
 PASSWORD = "of-the-api"
+ADMIN = "tests"
+"""User with all rights, and its password. Tests read and change the store as this user."""
+
+
+def admin_url(port: int) -> str:
+    return f"redis://{ADMIN}:{ADMIN}@127.0.0.1:{port}/0"
 
 
 def _bounded() -> None:
@@ -30,19 +36,21 @@ def _bounded() -> None:
 
 
 class RedisServer:
-    """A server on a separate port and directory. `kill` is SIGKILL; `start` reads the data on disk again."""
+    """A server on a separate port and directory. `kill` is SIGKILL; `start` reads the data on disk again.
+
+    Its users are those of the file that `make secure` writes, and one more user for the tests.
+    """
 
     def __init__(self, *options: str) -> None:
         """`options` override the defaults: RedisServer("--appendfsync", "everysec")."""
         self.port = free_port()
-        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self.url = admin_url(self.port)
         self.api_url = f"redis://{USER}:{PASSWORD}@127.0.0.1:{self.port}/0"
         """The URL for the API, whose user has only the rights that the API needs (scripts/redis_acl.py). `url` has all
         rights."""
         self._directory = tempfile.TemporaryDirectory(prefix="gristmill-redis-")
-        self._users = Path(self._directory.name) / "users.acl"
-        _, *others = users_acl(PASSWORD).splitlines(keepends=True)
-        self._users.write_text("".join(["user default on nopass ~* &* +@all\n", *others]))
+        self.users = Path(self._directory.name) / "users.acl"
+        self.users.write_text(f"{users_acl(PASSWORD)}user {ADMIN} on >{ADMIN} ~* &* +@all\n")
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -68,7 +76,7 @@ class RedisServer:
         self._process = subprocess.Popen(
             [
                 *redis_command(self.port, self.folder),
-                *("--aclfile", str(self._users), "--logfile", str(log), *self._options),
+                *("--aclfile", str(self.users), "--logfile", str(log), *self._options),
             ],
             stdout=subprocess.DEVNULL,
             preexec_fn=_bounded,

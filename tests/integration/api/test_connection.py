@@ -15,7 +15,7 @@ from tests.support.api_server import ApiServer
 from tests.support.errors import raises
 from tests.support.fault_proxy import Fault, FaultProxy, Way
 from tests.support.ports import free_port
-from tests.support.redis_server import RedisServer
+from tests.support.redis_server import RedisServer, admin_url
 
 from gristmill import ConfigError
 from gristmill_api import notifications
@@ -182,7 +182,7 @@ async def test_listener_notices_a_connection_that_went_silent(
             await asyncio.sleep(0.05)
 
     with FaultProxy(shared_redis.port) as proxy:
-        async with connected(f"redis://127.0.0.1:{proxy.port}/0", "socket_timeout=0.5") as client:
+        async with connected(admin_url(proxy.port), "socket_timeout=0.5") as client:
             with waiting.listening("topic") as woken:
                 listener = asyncio.create_task(notifications.listen_to_redis(client, waiting, metrics))
                 await asyncio.wait_for(woken.wait(), 20)  # It is subscribed, and sends no other commands to Redis.

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.support.redis_server import RedisServer
+from tests.support.redis_server import ADMIN, RedisServer
 
 from gristmill.view.check import Check
 from gristmill_api.doctor import before_run, check_redis
@@ -49,7 +49,7 @@ def test_redis_whose_settings_are_hidden_or_that_is_away_is_a_warning() -> None:
 def test_redis_behind_a_unix_socket_is_checked(tmp_path: Path, fsync: str, state: str) -> None:
     socket = tmp_path / "redis.sock"
     with RedisServer("--unixsocket", str(socket), "--appendfsync", fsync):
-        assert checked(f"unix://{socket}?db=0").state == state
+        assert checked(f"unix://{ADMIN}:{ADMIN}@{socket}?db=0").state == state
 
 
 @contextlib.asynccontextmanager
@@ -83,7 +83,7 @@ async def tls_before(server: RedisServer, folder: Path) -> AsyncIterator[tuple[i
 async def test_redis_over_tls_is_checked(tmp_path: Path, fsync: str, state: str) -> None:
     with RedisServer("--appendfsync", fsync) as server:
         async with tls_before(server, tmp_path) as (port, certificate):
-            url = f"rediss://127.0.0.1:{port}/0"
+            url = f"rediss://{ADMIN}:{ADMIN}@127.0.0.1:{port}/0"
             found = await asyncio.to_thread(checked, f"{url}?ssl_ca_certs={certificate}")
             unknown = await asyncio.to_thread(checked, url)
     assert found.state == state

@@ -15,7 +15,7 @@ from redis.exceptions import ConnectionError  # noqa: A004
 from tests.support.api_server import ApiServer
 from tests.support.ledger import Ledger
 from tests.support.ports import free_port
-from tests.support.redis_sentinels import SERVICE, Sentinels, certificate, program_with_tls
+from tests.support.redis_sentinels import SENTINEL_LOGIN, SERVICE, Sentinels, certificate, program_with_tls
 from tests.support.redis_server import PASSWORD, RedisServer
 from tests.support.scripted_env import serve
 from tests.support.scripted_run import ENV, GROUP_SIZE
@@ -74,7 +74,7 @@ class Tls:
         file.write_text(
             f"port 0\nbind 127.0.0.1\ndir {self.folder}\ntls-port {port}\ntls-replication yes\ntls-auth-clients no\n"
             f"tls-cert-file {self.signed}\ntls-key-file {self.key}\ntls-ca-cert-file {self.signed}\n"
-            f"sentinel monitor {SERVICE} 127.0.0.1 {self.port} 1\n"
+            f"sentinel monitor {SERVICE} 127.0.0.1 {self.port} 1\n{SENTINEL_LOGIN}"
         )
         process = subprocess.Popen([str(redis_server()), str(file), "--sentinel"])
         try:

@@ -15,7 +15,7 @@ import redis
 from tests.support.api_server import ApiServer
 from tests.support.fault_proxy import Direction, Fault, FaultProxy, Way
 from tests.support.ledger import Ledger
-from tests.support.redis_server import RedisServer
+from tests.support.redis_server import RedisServer, admin_url
 from tests.support.scripted_env import serve
 from tests.support.scripted_run import ENV, GROUP_SIZE, expected_group, plan
 from tests.support.scripted_trainer import Checkpoint, train
@@ -60,7 +60,7 @@ class Chain:
 def one_chain() -> Iterator[tuple[RedisServer, Chain]]:
     with RedisServer() as server, FaultProxy(server.port) as before_redis:
         # The API abandons a silent Redis after 0.5 s here, and after 5 s by default.
-        url = f"redis://127.0.0.1:{before_redis.port}/0?socket_timeout=0.5"
+        url = f"{admin_url(before_redis.port)}?socket_timeout=0.5"
         with ApiServer(url, API_PERMIT_TTL_S="6") as api, FaultProxy(api.port) as before_api:
             yield server, Chain(before_api, before_redis, api)
 

@@ -6,7 +6,7 @@ import hashlib
 import re
 from importlib.resources import files
 
-from redis_acl import IN_SCRIPTS, commands, users_acl
+from redis_acl import IN_SCRIPTS, REPLAY, commands, users_acl
 
 LUA = {entry.name: entry.read_text(encoding="utf-8") for entry in (files("gristmill_api.store") / "lua").iterdir()}
 _CALL = re.compile(r"redis\.p?call\(\s*(.)([A-Za-z. ]*)")
@@ -45,7 +45,7 @@ def test_redis_acl_allows_no_dangerous_command() -> None:
 
 def test_redis_acl_file_has_three_users_and_no_plain_password() -> None:
     default, api, health = users_acl("s3cret").splitlines()
-    assert default == "user default off resetpass resetkeys resetchannels -@all"
+    assert default == f"user default off resetpass resetkeys resetchannels {REPLAY}"
     assert f" #{hashlib.sha256(b's3cret').hexdigest()} " in api
     assert " resetkeys ~gm:* resetchannels &gm:events -@all +" in api
     assert "nopass" not in api
