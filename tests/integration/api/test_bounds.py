@@ -13,6 +13,8 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from tests.integration.api.store_harness import PREFIX, RUN, StoreHarness, trainer
+from tests.integration.atropos_queue.store_harness import StoreHarness as AtroposHarness
+from tests.integration.atropos_queue.store_harness import scored
 from tests.support.api_server import ApiServer
 from tests.support.groups import make_group
 from tests.support.redis_server import RedisServer
@@ -288,3 +290,54 @@ async def test_only_trainer_and_admin_may_write_metrics_of_source_trainer(
             statuses = {role: await post(role, f"{AT}/metrics", measured) for role in ("env", "trainer", "admin")}
             assert statuses == {"env": 403, "trainer": 204, "admin": 204}
             assert await post("env", f"{AT}/metrics", {**measured, "source": "env-1"}) == 204
+
+
+WHOLE = {"wandb_group": "g", "wandb_project": "p", "batch_size": 4, "max_token_len": 64, "checkpoint_dir": "d",
+         "save_checkpoint_interval": 0, "starting_step": 0, "num_steps": 10}  # fmt: skip
+ENV = {"max_token_length": 64, "desired_name": "e", "weight": 1.0, "group_size": 4}
+TOO_LARGE = (2**16 + 1, 2**53 + 1, 2**63 - 1, 2**63, 2**64, 10**30)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "name", "values"),
+    [
+        ("/register", WHOLE, "batch_size", TOO_LARGE),
+        *(("/register", WHOLE, name, TOO_LARGE[1:]) for name in WHOLE if isinstance(WHOLE[name], int)),
+        ("/register-env", ENV, "group_size", (-1, 0, *TOO_LARGE)),
+        ("/register-env", ENV, "max_token_length", TOO_LARGE[1:]),
+        ("/disconnect-env", {"env_id": 0}, "env_id", TOO_LARGE[1:]),
+        *((f"{AT}/take", {"trainer": trainer()}, name, TOO_LARGE[1:]) for name in trainer()),
+        (f"{AT}/take", {"trainer": trainer()}, "batch_size", (2 * 2**16 + 2,)),
+    ],
+)
+async def test_numbers_that_scripts_count_with_are_refused_at_the_edge(
+    http: httpx.AsyncClient, path: str, body: dict[str, Any], name: str, values: tuple[int, ...]
+) -> None:
+    await http.post("/v1/runs", json={"run_id": RUN, "env": {}, "group_size": 2})
+    for value in values:
+        changed = {"trainer": {**body["trainer"], name: value}} if "trainer" in body else {**body, name: value}
+        assert (await http.post(path, json=changed)).status_code == 422, value
+    assert (await http.post(path, json=body)).status_code == 200
+
+
+async def test_the_costliest_sums_leave_redis_free_for_other_calls(redis: Redis) -> None:
+    """While one script takes more than five seconds, Redis refuses all other calls as BUSY."""
+
+    async def others() -> None:
+        while True:
+            await redis.ping()
+            await asyncio.sleep(0.05)
+
+    harness = AtroposHarness(redis)
+    async with asyncio.TaskGroup() as tasks:
+        watch = tasks.create_task(others())
+        await harness.start(batch_size=65_521)
+        large = await harness.env(group_size=65_536)
+        # One piece more never makes a sum: more and more sums would be tried, for each of the pieces.
+        held = await harness.submit(*(scored(1000, large, b"x") for _ in range(65)))
+        assert held[:3] == [1000, 2000, 3000]
+        assert max(size or 0 for size in held) <= 4000, "the oldest piece leaves a buffer with too many sums"
+        # No size divides the largest, so no pack is complete: only a search among all sums finds the batch.
+        await harness.submit(*(scored(size, None, b"x") for size in range(1003, 3003, 2)), scored(4099, None, b"x"))
+        await harness.lend("b1")
+        watch.cancel()

@@ -105,13 +105,16 @@ async def test_lease_by_sequences_combines_groups_of_any_sizes(harness: StoreHar
 
 
 async def test_lease_does_not_search_for_a_sum_above_the_search_limit(harness: StoreHarness) -> None:
-    """Sizes times sequences: up to 262,144. In order, the first group is in the way."""
+    """Sizes times sequences: up to 262,144. In order, the first group is in the way; above the limit, the largest."""
     incarnation = await harness.start(groups=16)
     await harness.redis.hset(PREFIX + "record", "group_size", 200_000)
     _, *large = [(await harness.send(("env-1", 10, 0), sequences=size))[0] for size in (3, 65_536, 65_536)]
     assert await lease(harness, incarnation, "b1", "sequences", 131_072) == large
     _, *large = [(await harness.send(("env-1", 10, 0), sequences=size))[0] for size in (3, 65_537, 65_537)]
-    assert await lease(harness, incarnation, "b2", "sequences", 131_074) == []
+    assert await lease(harness, incarnation, "b2", "sequences", 131_074) == large
+    for size in (80_000, 65_537, 65_537):
+        await harness.send(("env-1", 10, 0), sequences=size)
+    assert await lease(harness, incarnation, "b3", "sequences", 131_074) == []
 
 
 async def test_lease_with_look_off_leaves_the_queue_unchanged_until_enough_is_ready(harness: StoreHarness) -> None:

@@ -85,8 +85,8 @@ async def test_group_records_the_version_served_at_its_arrival(harness: StoreHar
     ("limits", "quoted"),
     [
         (Limits(max_stored_bytes=300), ["300 ", " 300", "API_MAX_STORED_BYTES"]),
-        (Limits(max_run_bytes=300), [repr(RUN), " 2 ", " 300 ", "API_MAX_RUN_BYTES"]),
-        (Limits(max_run_groups=2), [repr(RUN), " 2 ", "API_MAX_RUN_GROUPS"]),
+        (Limits(max_run_bytes=300), [repr(RUN), " 3 ", " 300 ", "API_MAX_RUN_BYTES"]),
+        (Limits(max_run_groups=3), [repr(RUN), " 3 ", "API_MAX_RUN_GROUPS"]),
     ],
 )
 async def test_store_accepts_groups_up_to_each_cap_and_refuses_more(

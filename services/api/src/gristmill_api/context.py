@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 from fastapi import Depends, Path, Request
 from pydantic import BaseModel, ConfigDict, StringConstraints, model_validator
@@ -41,10 +41,6 @@ Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
 """A run or group id."""
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 """A permit holder or a batch id, chosen by the client."""
-
-
-MAX_NUMBER: Final = 2**53
-"""Largest step or incarnation: what JSON, Lua and Prometheus hold exactly."""
 
 
 class RequestModel(BaseModel):

@@ -29,6 +29,8 @@ VIEW_DIRS, VIEW_SERVERS = "API_VIEW_DIRS", "API_VIEW_SERVERS"
 ID_PATTERN = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$"
 """Of run and group ids. Run ids name folders, so an id does not start with a dot: `..` is not an id."""
 
+MAX_NUMBER = 2**53
+"""Largest step or incarnation: what JSON, Lua and Prometheus hold exactly."""
 REDIS_USER = "api"
 """Redis' user when there is a password and the URL names none."""
 
@@ -52,8 +54,9 @@ class Limits(SettingsModel):
     """Payload bytes held for all runs. Submits beyond that receive 429. Keep it well below Redis' maxmemory."""
     max_run_bytes: Count = 1024 * MIB
     """Payload bytes held for one run. Submits to the run beyond that receive 429."""
-    max_run_groups: Count = 100_000
-    """Groups held for one run. Submits to the run beyond that receive 429."""
+    max_run_groups: Annotated[int, Field(gt=0, le=100_000)] = 100_000
+    """Groups held for one run. Submits to the run beyond that receive 429. At most 100,000, because Redis moves all
+    leased groups of a run in one call when a trainer takes the run."""
     env_ttl_s: Seconds = 60.0
     """Seconds. A registered environment that has sent no request for this long counts as dead: no share of the batches
     is kept for it."""

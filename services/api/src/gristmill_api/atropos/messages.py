@@ -22,6 +22,11 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 Word = Annotated[str, Field(max_length=4096)]
 
 
+MOST_SEQUENCES: Final = 65_536
+"""In a group, and in a batch. Scripts loop over them while all other calls wait."""
+Number = Annotated[int, Field(ge=-(2**53), le=2**53)]
+"""What JSON, Lua and Redis hold exactly, also after additions."""
+
 MOST_GROUPS: Final = 16_384
 """In one request: one call of a script stores them."""
 
@@ -31,26 +36,26 @@ class Registration(BaseModel):
 
     wandb_group: Word
     wandb_project: Word
-    batch_size: int
-    """Sequences a batch, exactly."""
-    max_token_len: int
+    batch_size: Annotated[Number, Field(le=MOST_SEQUENCES)]
+    """Sequences a batch, exactly. A trainer that registers less than 1 gets no batches."""
+    max_token_len: Number
     checkpoint_dir: Word
-    save_checkpoint_interval: int
-    starting_step: int
-    num_steps: int
+    save_checkpoint_interval: Number
+    starting_step: Number
+    num_steps: Number
 
 
 class RegisterEnv(BaseModel):
-    max_token_length: int
+    max_token_length: Number
     desired_name: Word
     weight: Finite
-    group_size: int
+    group_size: Annotated[int, Field(ge=1, le=MOST_SEQUENCES)]
     min_batch_allocation: Finite | None = None
     """Share of every batch that must come from this environment."""
 
 
 class EnvIdentifier(BaseModel):
-    env_id: int
+    env_id: Number
 
 
 class ScoredData(BaseModel):

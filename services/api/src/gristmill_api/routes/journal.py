@@ -13,10 +13,11 @@ from gristmill import Example, MetricsRow, RunEvent
 from gristmill_api import errors
 from gristmill_api.access.permissions import Need
 from gristmill_api.access.settings import Role
-from gristmill_api.context import MAX_NUMBER, NAME_PATTERN, Ctx, Name, RequestModel, RunId
+from gristmill_api.context import NAME_PATTERN, Ctx, Name, RequestModel, RunId
 from gristmill_api.examples import example
 from gristmill_api.http.body_limit import offload
 from gristmill_api.http.content_coding import plain_size
+from gristmill_api.settings import MAX_NUMBER
 from gristmill_api.store import keys
 
 router = APIRouter(prefix="/v1/runs/{run_id}", tags=["journal"])

@@ -17,12 +17,13 @@ from pydantic import ConfigDict, Field, model_validator
 from gristmill import BATCH_MEDIA_TYPE, GroupError, compression
 from gristmill.logs import line
 from gristmill_api import errors
-from gristmill_api.context import MAX_NUMBER, Context, Ctx, Name, RequestModel, RunId
+from gristmill_api.context import Context, Ctx, Name, RequestModel, RunId
 from gristmill_api.conversion import to_binary
 from gristmill_api.http import framing
 from gristmill_api.http.body_limit import offload
 from gristmill_api.http.fast_route import FastRoute, fast_path
 from gristmill_api.notifications import RECHECK_S
+from gristmill_api.settings import MAX_NUMBER
 from gristmill_api.store import LeasedGroup, LeaseSize, keys
 
 _LOG = logging.getLogger(__name__)

@@ -13,7 +13,8 @@ from gristmill import ConfigError, RunRecord, RunStatus
 from gristmill.hyperparameters import check_run_block
 from gristmill.logs import line
 from gristmill_api import errors
-from gristmill_api.context import MAX_NUMBER, Ctx, Id, Name, RequestModel, RunId
+from gristmill_api.context import Ctx, Id, Name, RequestModel, RunId
+from gristmill_api.settings import MAX_NUMBER
 from gristmill_api.store import keys
 from gristmill_api.store.runs import DEFAULT_STACK
 

@@ -194,23 +194,30 @@ class GroupQueue:
         partial: bool = False,
         look: bool = True,
     ) -> list[Any]:
-        reply = await self._scripts.call_as_trainer(
-            "lease",
-            run_id,
-            incarnation,
-            batch_id,
-            unit,
-            count,
-            "1" if partial else "",
-            "1" if look else "",
-            milliseconds(ttl_s),
-            self._limits.max_attempts,
-            milliseconds(self._limits.env_ttl_s),
-            "" if max_staleness is None else max_staleness,
-        )
-        if reply[0] == "ACKED":
-            raise errors.batch_acked(run_id, batch_id)
-        return reply
+        settled = [0, 0]
+        while True:
+            status, *reply = await self._scripts.call_as_trainer(
+                "lease",
+                run_id,
+                incarnation,
+                batch_id,
+                unit,
+                count,
+                "1" if partial else "",
+                "1" if look else "",
+                milliseconds(ttl_s),
+                self._limits.max_attempts,
+                milliseconds(self._limits.env_ttl_s),
+                "" if max_staleness is None else max_staleness,
+            )
+            if status == "ACKED":
+                raise errors.batch_acked(run_id, batch_id)
+            if status == "UNREGISTERED":
+                return [status]
+            settled = [settled[0] + reply[0], settled[1] + reply[1]]
+            # A call drops and gives up a bounded number of groups, because other calls wait meanwhile.
+            if status == "OK" or not (reply[0] or reply[1]):
+                return [status, *settled, *reply[2:]]
 
     async def payload(self, run_id: str, group_id: str) -> bytes | None:
         """Returns a stored group's bytes as received; None if the group was trained meanwhile."""

@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from gristmill import GroupAudit, Protocol, RunRecord, RunStatus
 from gristmill_api import errors
 from gristmill_api.errors import ApiProblem
-from gristmill_api.settings import Limits
+from gristmill_api.settings import MAX_NUMBER, Limits
 from gristmill_api.store import keys
 from gristmill_api.store.keys import milliseconds
 from gristmill_api.store.records import canonical, pairs, run_record, run_status, text
@@ -27,6 +27,8 @@ DELETED_AT_ONCE: Final = 512
 """Groups, batches and similar items that one call of a script deletes, while other calls wait."""
 MOST_RUNS: Final = 1000
 """Runs that the store holds, finished ones included."""
+MOST_GROUPS_PER_STEP: Final = 65_536
+"""Groups that one lease can ask for."""
 TOMBSTONES_S: Final = 86_400.0
 """The tombstones of a run stay this long after its end, for late retries of submits and for audits."""
 FENCE_S: Final = 7 * 86_400.0
@@ -314,8 +316,11 @@ class TrainerPlan:
                 f"batch_size {batch_size} x gradient_accumulation_steps {accumulation} = {sequences} sequences a step, "
                 f"which is not divisible by the run's group_size {group_size}."
             )
+        groups = sequences // group_size
+        if groups > MOST_GROUPS_PER_STEP:
+            raise errors.bad_config(f"a step has {groups} groups; one lease has at most {MOST_GROUPS_PER_STEP}.")
         return cls(
-            groups_per_step=sequences // group_size,
+            groups_per_step=groups,
             training_steps=_integer(trainer, "training_steps", 1),
             max_staleness=_integer(trainer, "max_staleness", 0),
         )
@@ -343,8 +348,8 @@ def _is_integer(value: object) -> TypeGuard[int]:
 
 def _integer(trainer: Mapping[str, Any], name: str, least: int) -> int:
     value = trainer.get(name)
-    if not _is_integer(value) or value < least:
-        raise errors.bad_config(f"the trainer's {name} must be a whole number of at least {least}, not {value!r}.")
+    if not _is_integer(value) or not least <= value <= MAX_NUMBER:
+        raise errors.bad_config(f"the trainer's {name} must be a whole number from {least} to 2^53, not {value!r}.")
     return value
 
 

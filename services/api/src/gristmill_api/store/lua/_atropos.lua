@@ -37,6 +37,7 @@ local function leave_buffer(id)
   local facts = redis.call('HMGET', held(id), 'sequences', 'tokens', 'bytes', 'step', 'version')
   redis.call('DEL', held(id))
   redis.call('HINCRBY', COUNTERS, 'bytes', -facts[3])
+  redis.call('HINCRBY', COUNTERS, 'buffered', -1)
   redis.call('DECRBY', BYTES, facts[3])
   return facts
 end

@@ -8,7 +8,7 @@
 --                         dropped since), trained, bytes (payload bytes held); <state>_sequences and <state>_bytes of
 --                         the states ready, leased and dead; expiries (leases that ran out), redeliveries;
 --                         submitted_ms, asked_ms (of the last submit, and request for permits to within a second);
---                         archive_lost (trained groups let go without being archived, as their disk failed or was full);
+--                         buffered (groups in Atropos' buffers); archive_lost (trained groups let go without being archived, as their disk failed or was full);
 --                         left_out:<field> (Atropos' groups stored without an optional field that did not fit)
 --
 --   A group, once submitted, is in exactly one of ready, leased, dead, trained, dropped:

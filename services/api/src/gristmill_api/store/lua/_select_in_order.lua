@@ -6,8 +6,9 @@
 -- still come (_shares.lua). If no more can come and the batch is not full, any groups of exactly its size make it.
 -- A group that was delivered too often becomes a dead letter, and one that is too old is dropped.
 
--- Bounds of a lease's cost, whatever the queue holds: groups passed over, and sums tried.
-local CHUNK, MAX_PASSED, MAX_SUMS = 64, 4096, 262144
+-- Bound of a lease's cost, whatever the queue holds: groups passed over, and groups dropped or given up. If a call
+-- reaches it without a batch, the API calls again (queue.py).
+local CHUNK, MAX_PASSED = 64, 4096
 
 -- The room that the batch keeps: environment -> units of this batch that only its groups may fill, the sum of these, and
 -- whether some of the units are for groups that are not ready.
@@ -62,7 +63,7 @@ local function select_in_order(unit, amount, partial, at, silence, max_attempts,
 
   local step = tonumber(redis.call('HGET', RECORD, 'version_step'))
   local seen, ended = {}, false
-  while not full and taken < amount and #seen - #chosen < MAX_PASSED do
+  while not full and taken < amount and #seen - #chosen + dead + stale < MAX_PASSED do
     local chunk = redis.call('ZRANGE', READY, #seen, #seen + CHUNK - 1)
     ended = #chunk == 0
     if ended then break end
@@ -92,7 +93,7 @@ local function select_in_order(unit, amount, partial, at, silence, max_attempts,
     for _, one in ipairs(seen) do place(one) end
     if taken < amount then
       local counts = by_size(seen)
-      local of = #counts * amount <= MAX_SUMS and counts_that_sum(counts, amount)
+      local of = counts_that_sum(counts, amount)
       chosen = of and pick(seen, of, {}) or nil
     end
   end

@@ -215,35 +215,39 @@ local function shares_of_alive(at)
 end
 
 -- Returns the groups of the next batch, {id, ...} in order, or nil if there is not a batch yet; and how many groups that no
--- batch can hold became dead letters: they are larger than a batch, or were delivered too often.
+-- batch can hold became dead letters: they are larger than a batch, or were delivered too often. If a call gave up
+-- MAX_PASSED groups, the API calls again (queue.py).
 local function select_packed(wanted, at, max_attempts)
   local dead, shares = 0, shares_of_alive(at)
   local function give_up(member, reason)
     make_dead(member, reason)
     dead = dead + 1
   end
+  -- Gives up every ready group for which there is a reason, up to MAX_PASSED. One walk: a walk per group would cost the
+  -- square of the queue.
+  local function sweep(reason)
+    local queue = reader(256)
+    while queue.more() do end
+    for _, one in ipairs(queue.groups) do
+      local why = reason(one)
+      if why and dead < MAX_PASSED then give_up(one.id, why) end
+    end
+  end
   local chosen
+  local clean
   repeat
-    local clean = true
+    clean = true
     chosen = nil -- groups chosen before may be dead letters now
     local kinds, largest = read_kinds()
     if wanted < 1 or tonumber(redis.call('HGET', COUNTERS, 'ready_sequences') or 0) < wanted then break end
     if largest > wanted then
-      local queue = reader(256)
-      while queue.more() do end
-      for _, one in ipairs(queue.groups) do
-        if one.size > wanted then give_up(one.id, 'larger_than_a_batch') end
-      end
+      sweep(function(one) return one.size > wanted and 'larger_than_a_batch' end)
       clean = false
     else
       chosen = next_batch(kinds, largest, wanted, shares)
-      for _, one in ipairs(chosen or {}) do
-        if one.attempts >= max_attempts then
-          give_up(one.id, 'undeliverable')
-          clean = false
-        end
-      end
+      for _, one in ipairs(chosen or {}) do clean = clean and one.attempts < max_attempts end
+      if not clean then sweep(function(one) return one.attempts >= max_attempts and 'undeliverable' end) end
     end
-  until clean
-  return chosen, dead
+  until clean or dead >= MAX_PASSED
+  return clean and chosen or nil, dead
 end

@@ -1,5 +1,8 @@
 -- Selects groups that sum to an exact number of sequences.
 
+-- Bound of the table that finds a sum: sizes times target. A larger table would block Redis.
+local MAX_SUMS = 262144
+
 -- {size, count} of the groups, or of {size, count}, in the order in which the sizes come first.
 local function by_size(list)
   local counts, place = {}, {}
@@ -14,8 +17,22 @@ local function by_size(list)
   return counts
 end
 
--- How many of each size sum to `target`: of the first sizes as many as can be. counts: {size, count} in order.
+-- How many of each size sum to `target`, the largest sizes first. nil: this order misses the target.
+local function largest_first(counts, target)
+  local sorted, of, left = {}, {}, target
+  for i, one in ipairs(counts) do sorted[i] = one end
+  table.sort(sorted, function(a, b) return a.size > b.size end)
+  for _, one in ipairs(sorted) do
+    of[one.size] = math.min(one.count, math.floor(left / one.size))
+    left = left - of[one.size] * one.size
+  end
+  return left == 0 and of or nil
+end
+
+-- How many of each size sum to `target`: of the first sizes as many as can be. counts: {size, count} in order. nil: no
+-- counts do, or none were found within MAX_SUMS.
 local function counts_that_sum(counts, target)
+  if #counts * target > MAX_SUMS then return largest_first(counts, target) end
   -- used[i][j]: the fewest of size i with which the first i sizes reach j
   local used = {[0] = {[0] = 0}}
   for i, one in ipairs(counts) do

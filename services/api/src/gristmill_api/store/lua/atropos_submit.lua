@@ -14,8 +14,10 @@ local id, ttl = ARGV[1], ARGV[2]
 local max_bytes, max_run_bytes, max_run_groups = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local bytes, env_ttl = tonumber(ARGV[6]), tonumber(ARGV[7])
 local FIRST, FACTS = 8, 5
--- A buffer whose pieces never sum must not grow for ever: its oldest goes to the queue as it is.
-local MAX_PIECES = 64
+-- A buffer whose pieces never sum must not grow for ever: its oldest goes to the queue as it is. So does the oldest of
+-- pieces whose sums are too many to try: pieces times group size. A call tries MAX_CALL_SUMS in all.
+local MAX_PIECES, MAX_SUMS, MAX_CALL_SUMS = 64, 262144, 4194304
+local sums_left = MAX_CALL_SUMS
 
 local function without_storing(answer)
   for i = FIRST, #ARGV, FACTS do redis.call('DEL', ARGV[i + 3]) end
@@ -34,7 +36,7 @@ local all = tonumber(redis.call('GET', BYTES) or 0)
 if all + bytes > max_bytes then return without_storing({'FULL', tostring(all)}) end
 local of_run = tonumber(redis.call('HGET', COUNTERS, 'bytes') or 0)
 local there = redis.call('ZCARD', READY) + redis.call('HLEN', LEASED) + redis.call('ZCARD', DEAD)
-  + redis.call('LLEN', ARCHIVE)
+  + redis.call('LLEN', ARCHIVE) + (redis.call('HGET', COUNTERS, 'buffered') or 0)
 if of_run + bytes > max_run_bytes or there + groups > max_run_groups then
   return without_storing({'RUN_FULL', tostring(of_run), there})
 end
@@ -53,7 +55,8 @@ local function release(name, number)
   enqueue(name, facts[1], facts[2], number, facts[3], facts[4], facts[5])
 end
 
--- Indices of pieces that sum to `target`: the first ones that fit, else any that do, the later the rather.
+-- Indices of pieces that sum to `target`: the first ones that fit, else any that do, the later the rather. nil: none do,
+-- or the sums are too many to try.
 local function summing(sizes, target)
   local sum, chosen = 0, {}
   for i, size in ipairs(sizes) do
@@ -63,6 +66,9 @@ local function summing(sizes, target)
       if sum == target then return chosen end
     end
   end
+  local sums = #sizes * target
+  if sums > MAX_SUMS or sums > sums_left then return nil end
+  sums_left = sums_left - sums
   -- reach[i][j]: some of the first i pieces sum to j
   local reach = {[0] = {[0] = true}}
   for i, size in ipairs(sizes) do
@@ -88,12 +94,13 @@ local function hold(name, number, target, sequences, tokens, length)
   redis.call('HSET', held(name), 'sequences', sequences, 'tokens', tokens, 'bytes', length, 'step', step, 'version',
     version)
   redis.call('HINCRBY', COUNTERS, 'bytes', length)
+  redis.call('HINCRBY', COUNTERS, 'buffered', 1)
   redis.call('INCRBY', BYTES, length)
   redis.call('RPUSH', buffer(number), sequences .. ' ' .. name)
   local pieces, sizes = redis.call('LRANGE', buffer(number), 0, -1), {}
   for i, piece in ipairs(pieces) do sizes[i] = tonumber(string.match(piece, '^%d+')) end
   local chosen = summing(sizes, target)
-  if not chosen and #pieces > MAX_PIECES then chosen = {true} end
+  if not chosen and (#pieces > MAX_PIECES or #pieces * target > MAX_SUMS) then chosen = {true} end
   local left = 0
   for i, piece in ipairs(pieces) do
     if chosen and chosen[i] then
