@@ -58,10 +58,12 @@ class RunFolderWriter:
     def metrics(self, rows: Sequence[dict[str, object]]) -> None:
         (self.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def evaluation(self, name: str, weights: str, prompts: int, *, finished: bool = True) -> None:
+    def evaluation(
+        self, name: str, weights: str, prompts: int, *, finished: bool = True, creation: str | None = None
+    ) -> None:
         folder = self.path / "evaluations" / name
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "evaluation.json").write_text(json.dumps({"weights": weights}))
+        (folder / "evaluation.json").write_text(json.dumps({"weights": weights, "creation": creation}))
         sample = {"text": "4", "tokens": 1, "finish_reason": "stop", "answer": "4", "right": True, "total": 1.0}
         sample |= {"parts": {"accuracy": 1.0, "format": None}, "versions": [weights]}
         lines = [

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from tests.integration.api.store_harness import trainer
 from tests.support.api_server import ApiServer
 from tests.support.errors import raises
@@ -97,6 +98,20 @@ def test_reader_forgets_metrics_of_the_trainer_that_was_replaced(api: SyncClient
     run.take()
     api.report_metrics(RUN, "trainer", 1, {"reward_mean": 0.75})
     assert overview(reader.read()).reward == 0.75
+
+
+def test_reader_forgets_all_rows_of_a_run_that_was_deleted(api: SyncClient, redis_url: str) -> None:
+    run = Run(api)
+    run.take()
+    api.report_metrics(RUN, "trainer", 1, {"reward_mean": 0.25})
+    api.report_metrics(RUN, "eval", 1, {"pass@1": 1.0, "prompts": 4})
+    reader = ApiReader(api, RUN, follow=False)
+    assert [len(rows) for rows in (reader.read().rows, reader.read().evaluations)] == [1, 1]
+    with redis.Redis.from_url(redis_url) as store:
+        store.flushall()
+    run = Run(api)
+    run.take()
+    assert [len(rows) for rows in (reader.read().rows, reader.read().evaluations)] == [0, 0]
 
 
 def test_reader_of_a_missing_run_raises_the_error_of_the_api(api: SyncClient) -> None:

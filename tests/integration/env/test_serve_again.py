@@ -12,13 +12,22 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from redis.asyncio import Redis
+from rich.console import Console
 from tests.integration.env.conftest import TRAINER
 from tests.support.api_server import ApiServer
+from tests.support.errors import raises
 from tests.unit.env.conftest import FailingServer, tokenizer  # noqa: F401
 from tests.unit.env.inference.conftest import GENERATE, choice
 from transformers import PreTrainedTokenizerFast
 
 from gristmill import Client, PolicyVersion, RunState
+from gristmill.archive.run_file import write_run_file
+from gristmill.view.facts import read_files
+from gristmill_env.commands import ProcessOptions
+from gristmill_env.commands.process import process
+from gristmill_env.errors import SavedError
+from gristmill_env.evaluation.samples import read_plan
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.serve import record_row_count, serve
 
@@ -75,6 +84,44 @@ async def test_serve_runs_a_last_evaluation_that_a_kill_prevented(
     assert asked == 2
     await serve(launch, {})
     assert (await evaluated(api), len(server.bodies)) == ([4], asked), "done once, it is not done again"
+
+
+async def test_files_of_a_deleted_training_are_not_those_of_its_successor(
+    api: Client, launch: RunSettings, server: FailingServer, redis_url: str
+) -> None:
+    """Redis lost its data and the run's folder remained: run id, versions and settings are the same again."""
+    folder = launch.run_folder
+    server.answers["/weight_info"] = lambda: (200, {"weight_version": "1.4"})
+    creations = []
+    for training in range(2):
+        async with Redis.from_url(redis_url) as redis:
+            await redis.flushall()
+        record = await api.create_run("sums", launch.config.recorded("tiny"), launch.config.group_size)
+        creations.append(record.creation)
+        await finish(api)
+        await serve(launch, {})
+        assert await evaluated(api) == [4]
+        assert len(server.bodies) == 2 * (training + 1), "each training is measured"
+    plans = [read_plan(path) for path in (folder / "evaluations").iterdir()]
+    assert {plan.creation for plan in plans} == set(creations)
+    write_run_file(folder, record)
+    assert len(read_files("sums", [folder.parent]).evaluations) == 1
+
+
+async def test_process_does_not_continue_groups_of_other_weights(
+    launch: RunSettings, server: FailingServer, tmp_path: Path
+) -> None:
+    label = "1.4"
+    server.answers["/weight_info"] = lambda: (200, {"weight_version": label})
+    spans = [{"version": "1.4", "start": 0, "end": 1}]
+    server.answers[GENERATE] = lambda: (200, {"choices": [choice(weight_versions=spans)] * 2})
+    options = ProcessOptions(groups=1, out=tmp_path / "groups.jsonl")
+    for _ in range(2):
+        await process(launch, options, Console(quiet=True))
+    assert len(server.bodies) == 1
+    label = "1.5"
+    with raises(SavedError, "config_differs"):
+        await process(launch, options, Console(quiet=True))
 
 
 async def test_close_command_ends_the_run(api: Client, session_api: ApiServer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +260,20 @@ def test_evaluation_has_rows_that_are_final_when_it_is_finished(tmp_path: Path) 
     names = ("group_id", "step", "outcome", "extracted", "answer", "reward", "reward_parts", "version_first")
     expected = ["step-000020/0", 20, "evaluation", "4", "4", 1.0, [("accuracy", 1.0)], "1.20"]
     assert [found[name] for name in names] == expected
+
+
+def test_evaluation_of_an_earlier_training_is_not_a_row_of_this_one(tmp_path: Path) -> None:
+    run = RunFolderWriter(tmp_path)
+    synchronous(run)
+    for name, creation in (("mine", "c2"), ("earlier", "c1"), ("unknown and new", None), ("unknown and old", None)):
+        run.evaluation(name, "1.20", prompts=1, creation=creation)
+    os.utime(run.path / "evaluations" / "unknown and old" / "evaluation.json", (1, 1))
+    write_run_file(run.path, record(run_id="test", created_at=CREATED / 1000, creation="c2"))
+    folder = "split_part(group_id, '/', 1) AS folder"
+    found = gristmill.sql(run.path, f"SELECT {folder} FROM rollouts WHERE outcome = 'evaluation' ORDER BY 1")
+    assert found["folder"].to_pylist() == ["mine", "unknown and new"]
+    every = gristmill.sql(run.path, "SELECT count(*) AS n FROM all_rollouts WHERE outcome = 'evaluation'")
+    assert every["n"].to_pylist() == [4]
 
 
 def test_repeated_and_garbled_completions_are_measured(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ The trajectory API writes the rollouts. The module `segment` defines the format.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,18 +42,22 @@ def read_rollouts(folder: str | Path) -> Iterator[TrajectoryGroup]:
         yield TrajectoryGroup.decode(archived.body)
 
 
-def read_archive(folder: str | Path) -> Iterator[ArchivedGroup]:
-    """Yields groups of every schema as the submitted bytes, in the order of `read_rollouts` and each id once."""
+def read_archive(folder: str | Path, *, newest_only: bool = False) -> Iterator[ArchivedGroup]:
+    """Yields groups of every schema as the submitted bytes, in the order of `read_rollouts` and each id once.
+
+    `newest_only`: leaves out the groups of earlier runs under the same id."""
     run: tuple[str, int] | None = None
     seen: set[str] = set()
-    for path in segments(folder):
+    paths = segments(folder)
+    newest = _newest_creation(paths) if newest_only else None
+    for path in paths:
         try:
             file = path.open("rb")
         except FileNotFoundError:
             continue  # The API deleted the segment after the listing, to keep the archive within its maximum size.
         with file:
             opening = segment.read_opening(file, str(path))
-            if opening is None:
+            if opening is None or newest not in (None, opening.created_ms):
                 continue
             if run != (opening.run_id, opening.created_ms):
                 run = (opening.run_id, opening.created_ms)
@@ -62,6 +67,16 @@ def read_archive(folder: str | Path) -> Iterator[ArchivedGroup]:
                 if group.group_id not in seen:
                     seen.add(group.group_id)
                     yield group
+
+
+def _newest_creation(paths: Iterable[Path]) -> int | None:
+    """Returns the newest creation among the segments; None without a segment that can be read."""
+    found: list[int] = []
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+            opening = segment.read_opening(file, str(path))
+            found += [] if opening is None else [opening.created_ms]
+    return max(found, default=None)
 
 
 def segments(folder: str | Path) -> list[Path]:

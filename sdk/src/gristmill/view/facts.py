@@ -132,6 +132,7 @@ class ApiReader:
         self._rows: dict[str, dict[int, dict[str, Any]]] = {"trainer": {}, "eval": {}}
         self._timed = (0, 0.0)
         """The last step whose time is added up, and the sum in seconds."""
+        self._creation = ""
         self._incarnation = -1
         self._heard: dict[str, float] = {}
         """Service to the Unix time of its last event."""
@@ -141,6 +142,9 @@ class ApiReader:
     def read(self) -> Facts:
         """Reads the run. One thread at a time may call it. Raises ApiError and ApiUnreachable as the client does."""
         record = self._client.get_run(self._run_id)
+        if record.creation != self._creation:  # deleted and created again: every row is of another training
+            self._creation, self._incarnation = record.creation, -1
+            self._rows["eval"].clear()
         if record.incarnation != self._incarnation:  # a resumed trainer replaces rows of earlier steps
             self._incarnation = record.incarnation
             self._rows["trainer"].clear()
@@ -342,7 +346,7 @@ def read_files(run_id: str, roots: Sequence[Path], clock: Callable[[], float] = 
         run=run_id,
         state=state,
         rows=rows,
-        evaluations=list(_evaluations(folders)),
+        evaluations=list(_evaluations(source, record)),
         record=record,
         version=version,
         steps=_steps(record, logs, len(rows) if state == RunState.FINISHED else None),
@@ -351,7 +355,7 @@ def read_files(run_id: str, roots: Sequence[Path], clock: Callable[[], float] = 
             (_logged_service(name, log, ages[name], state, starting=starting) for name, log in logs.items()),
             key=lambda service: _ORDER.index(service.name) if service.name in _ORDER else len(_ORDER),
         ),
-        dropped=_dropped(source, rows),
+        dropped=_dropped(source, rows, record),
         receipts=_receipts(source),
         warnings=[warning for log in logs.values() for warning in log.warnings][-20:],
         phase=next((log.phase for name in ("env", "trainer", "model") if (log := logs.get(name)) and log.phase), "")
@@ -374,10 +378,10 @@ def _logged_service(name: str, log: Log, age: float, run_state: str, *, starting
     return Service(name=name, state=state, heartbeat_s=max(age, 0.0), detail=detail)
 
 
-def _evaluations(folders: Sequence[Path]) -> Iterator[dict[str, Any]]:
-    """Yields what `serve` measured: the folders that begin with a policy version, in order of steps."""
+def _evaluations(run: RunFolder, record: RunRecord | None) -> Iterator[dict[str, Any]]:
+    """Yields what `serve` measured in this training, in order of steps. Their folders begin with a policy version."""
     found = []
-    for folder in folders:
+    for folder in run.folders:
         for path in folder.glob("evaluations/*/results.json"):
             version = re.match(r"(\d+)\.(\d+)-", path.parent.name)
             try:
@@ -386,7 +390,7 @@ def _evaluations(folders: Sequence[Path]) -> Iterator[dict[str, Any]]:
                 prompts = next(iter(results["n-samples"].values()))["effective"]
             except (OSError, ValueError, KeyError, TypeError, StopIteration):
                 continue  # not finished, or written by something else
-            if version is None:
+            if version is None or not run.made(path.parent, record):
                 continue
             row = {name.removesuffix(",none"): value for name, value in figures.items()}
             row |= {"step": int(version[2]), "prompts": prompts}
@@ -400,12 +404,13 @@ def _steps(record: RunRecord | None, logs: Mapping[str, Log], otherwise: int | N
     return next((log.steps for log in logs.values() if log.steps is not None), otherwise)
 
 
-def _dropped(run: RunFolder, rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+def _dropped(run: RunFolder, rows: Sequence[Mapping[str, Any]], record: RunRecord | None) -> dict[str, int]:
     """Returns the dropped groups by reason, from the API's drops.jsonl, else what the trainer rejected."""
+    creation = None if record is None else round(record.created_at * 1000)
     reasons: dict[str, str] = {}
     for path in run.drops():
         for drop in read_growing_jsonl(path):
-            if drop.get("what") == "dropped":
+            if drop.get("what") == "dropped" and creation in (None, drop.get("creation")):
                 reasons[drop["group_id"]] = drop.get("reason") or "unknown"
     if reasons:
         return dict(Counter(reasons.values()))

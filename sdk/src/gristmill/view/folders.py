@@ -30,6 +30,7 @@ from gristmill.view.growing import read_growing_jsonl
 
 _LOG = logging.getLogger(__name__)
 ROLLOUTS_FOLDER, EVALUATIONS_FOLDER, LOGS_FOLDER = "rollouts", "evaluations", "logs"
+EVALUATION_FILE = "evaluation.json"
 REPORT_FILE = "report.html"
 FORK_FILE = "fork.json"
 """The run and the step from which `gristmill fork` began this run."""
@@ -136,6 +137,21 @@ class RunFolder:
         """Returns the folders of evaluations, by name."""
         base = self.find(EVALUATIONS_FOLDER)
         return [] if base is None else sorted(path.parent for path in base.glob("*/samples.jsonl"))
+
+    def made(self, evaluation: Path, record: RunRecord | None) -> bool:
+        """Returns whether the training of `record` made the evaluation, not an earlier training of the same run id.
+
+        An evaluation without a recorded creation counts if it began after the run was created. Without a record, every
+        evaluation counts.
+        """
+        if record is None:
+            return True
+        path = evaluation / EVALUATION_FILE
+        try:
+            creation = json.loads(path.read_bytes()).get("creation")
+            return path.stat().st_mtime >= record.created_at if creation is None else creation == record.creation
+        except (OSError, ValueError, AttributeError):
+            return False
 
     def logs(self) -> dict[str, Path]:
         """Returns the log file of each service by the service's name."""

@@ -36,7 +36,7 @@ from gristmill.archive.drops import Drop, read_drops
 from gristmill.archive.trained import TrainedGroup
 from gristmill.errors import GristmillError
 from gristmill.view.folders import RunFolder
-from gristmill.view.rows import SCHEMA, SCHEMA_VERSION, Rows, Texts, evaluation_rows, read_submitted
+from gristmill.view.rows import OTHER_TRAINING, SCHEMA, SCHEMA_VERSION, Rows, Texts, evaluation_rows, read_submitted
 
 __all__ = ["SCHEMA", "SCHEMA_VERSION", "Completeness", "build", "dataset", "sql"]
 
@@ -349,10 +349,12 @@ class _Builder:
         return counts
 
     def _read_evaluations(self, *, finished: bool) -> None:
+        record = self._source.record()
         for folder in self._source.evaluations():
             if folder.name in self._state.evaluations or (folder / "results.json").exists() != finished:
                 continue
-            prompts = evaluation_rows(self._rows, folder, self._state.creation)
+            mine = self._source.made(folder, record)
+            prompts = evaluation_rows(self._rows, folder, self._state.creation if mine else OTHER_TRAINING)
             self._count("evaluations", prompts)
             if finished:
                 self._state.evaluations.append(folder.name)

@@ -28,6 +28,8 @@ from gristmill.run import RunRecord
 
 _LOG = logging.getLogger(__name__)
 SCHEMA_VERSION: Final = 2
+OTHER_TRAINING: Final = -1
+"""`creation` of an evaluation that an earlier training of the same run id made."""
 
 SCHEMA: Final = pa.schema(
     [

@@ -49,7 +49,7 @@ from gristmill_env.prometheus import EnvMetrics
 from gristmill_env.rollouts.generator import UnscoredGroup
 from gristmill_env.rollouts.groups import RolloutGroup, build_group, drop_reason, is_version, trainable, version_spans
 from gristmill_env.run_settings import RunSettings
-from gristmill_env.saved import GroupSaver, GroupWriter
+from gristmill_env.saved import GroupSaver, GroupWriter, set_other_groups_aside
 from gristmill_env.session import Session, Task, connect_api, open_session
 from gristmill_env.tracking import Observers, ScoredPrompt, WandbTracker, in_words
 
@@ -86,7 +86,9 @@ async def serve(run: RunSettings, environ: Mapping[str, str]) -> None:
         recorded = config.recorded(session.served.name)
         async with connect_api(run, config.startup_patience or _STARTUP_PATIENCE) as api:
             record = await api.create_run(run_id, recorded, config.group_size, run.deployment.stack)
-        open_observers = functools.partial(_observers, run, session, recorded, environ)
+        if measure is not None:
+            measure.creation = record.creation
+        open_observers = functools.partial(_observers, run, session, record.creation, recorded, environ)
         async with connect_api(run, config.patience) as api:
             if record.state == RunState.FINISHED:
                 logger.info("run %s is already finished at version %s; %s", run_id, record.version, _HOW_TO_BEGIN)
@@ -310,7 +312,7 @@ async def _evaluate_afterwards(
 
 
 def _observers(
-    run: RunSettings, session: Session, recorded: dict[str, Any], environ: Mapping[str, str],
+    run: RunSettings, session: Session, creation: str, recorded: dict[str, Any], environ: Mapping[str, str],
     groups: Path | None = None, metrics: Callable[[ObserverErrors], EnvMetrics] | None = None,
 ) -> Observers:  # fmt: skip
     """`groups`: the file for saved groups. `metrics`: opens the metrics for Prometheus."""
@@ -324,7 +326,9 @@ def _observers(
     if groups is not None:
 
         def saver() -> GroupSaver:
-            return GroupSaver(GroupWriter(groups), run=run.run_id, model=session.served.name, config=config)
+            set_other_groups_aside(groups, creation)
+            model = session.served.name
+            return GroupSaver(GroupWriter(groups), run=run.run_id, model=model, config=config, creation=creation)
 
     return Observers(tracker, saver, metrics)
 

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 from tests.support.errors import raises
+from tests.support.groups import make_group
+from tests.support.run_folder import CREATED, RunFolderWriter
 
 from gristmill import SamplingParams
 from gristmill_env.errors import SavedError
-from gristmill_env.saved import GroupWriter, read_groups
+from gristmill_env.saved import GroupWriter, read_groups, set_other_groups_aside
 from gristmill_env.saved.group import json_columns
 
 from .conftest import completion, group, save
@@ -65,6 +67,34 @@ def test_saved_groups_keep_a_whole_last_line_without_a_newline(
     save(path, [group(row=2)])
     assert [one.row for one in read_groups(path)] == [0, 1, 2]
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("lines", "kept"),
+    [
+        (b"", None),
+        (b'{"creation": "now"}\n', None),
+        (b'{"creation": "before-this"}\n', "groups-of-before-t-2.jsonl"),
+        (b'{"creation": null}\n', "groups-of-unknown.jsonl"),
+        (b'{"run": "sums"}\n', "groups-of-unknown.jsonl"),
+        (b"torn {", "groups-of-unknown.jsonl"),
+    ],
+)
+def test_saved_groups_of_another_training_are_set_aside(tmp_path: Path, lines: bytes, kept: str | None) -> None:
+    path, taken = tmp_path / "groups.jsonl", tmp_path / "groups-of-before-t.jsonl"
+    path.write_bytes(lines)
+    taken.touch()
+    set_other_groups_aside(path, "now")
+    assert path.exists() == (kept is None)
+    assert [(tmp_path / name).read_bytes() for name in ([kept] if kept else [])] == ([lines] if kept else [])
+    set_other_groups_aside(tmp_path / "none.jsonl", "now")
+
+
+def test_only_the_newest_training_of_a_runs_folder_is_read(tmp_path: Path) -> None:
+    for created_ms, rows in ((CREATED, (0, 1)), (CREATED + 5, (0,))):
+        run = RunFolderWriter(tmp_path, created_ms=created_ms)
+        run.archive(*(make_group(f"g{row:08d}") for row in rows))
+    assert [one.row for one in read_groups(run.path, lambda ids, special: "")] == [0]
 
 
 def test_saved_groups_name_a_last_line_that_is_not_a_group(tmp_path: Path) -> None:

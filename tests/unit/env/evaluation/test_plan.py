@@ -39,7 +39,7 @@ def launch(folder: Path, *flags: str) -> RunSettings:
 
 def planned(folder: Path, *flags: str, limit: int | None = None) -> Plan:
     read = launch(folder, *flags)
-    return make_plan(read, evaluation_task(read), model="tiny", weights="1.20", limit=limit)
+    return make_plan(read, evaluation_task(read), model="tiny", weights="1.20", creation="c1", limit=limit)
 
 
 def test_evaluation_reads_rows_in_file_order(folder: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from gristmill import ApiError, ApiUnreachable, PolicyVersion
+from gristmill import ApiError, ApiUnreachable, PolicyVersion, RunRecord
 from gristmill_env.commands import EvaluateOptions
 from gristmill_env.console import Steps
 from gristmill_env.durable import write_file
@@ -53,7 +53,9 @@ async def _evaluate(run: RunSettings, options: EvaluateOptions) -> Evaluated:
     config, folder = run.config, _folder(run, options)
     async with open_session(run, evaluation_task(run)) as session:
         dataset, correctness = session.task.dataset, session.task.scorer.correctness
-        plan = make_plan(run, session.task, model=session.served.name, weights=await weight_label(session.server))
+        label = await weight_label(session.server)
+        creation = None if (record := await _training(run, label)) is None else record.creation
+        plan = make_plan(run, session.task, model=session.served.name, weights=label, creation=creation)
         with SampleFile(folder, plan, resume=options.resume) as file:
             progress = Steps("prompts evaluated", plan.prompts, done=len(file.done))
             return await evaluate(
@@ -79,19 +81,33 @@ def _folder(run: RunSettings, options: EvaluateOptions) -> Path:
     return unfinished[-1]
 
 
-async def _tell(run: RunSettings, evaluated: Evaluated) -> None:
-    """Reports to the API if the weights are a version of this run there, because then a step exists to plot at."""
-    label = evaluated.plan.weights
+async def _training(run: RunSettings, label: str | None) -> RunRecord | None:
+    """Returns the record of this run if its training had the weights `label`; None if not, or if no API answers."""
     if label is None or not is_version(label):
-        return
-    version = PolicyVersion.parse(label)
+        return None
     try:
         async with connect_api(run, _API_PATIENCE) as api:
-            newest = (await api.get_run(run.run_id)).version
-            if newest is None or version > PolicyVersion.parse(newest):
-                logger.warning("run %s never had the weights %s; the API is not told", run.run_id, label)
+            record = await api.get_run(run.run_id)
+    except (ApiError, ApiUnreachable) as error:
+        logger.warning("the API is not told of this evaluation: %s", error)
+        return None
+    if record.version is None or PolicyVersion.parse(label) > PolicyVersion.parse(record.version):
+        logger.warning("run %s never had the weights %s; the API is not told", run.run_id, label)
+        return None
+    return record
+
+
+async def _tell(run: RunSettings, evaluated: Evaluated) -> None:
+    """Reports to the API if the weights are a version of this training, because then a step exists to plot at."""
+    label, creation = evaluated.plan.weights, evaluated.plan.creation
+    if label is None or creation is None:
+        return
+    try:
+        async with connect_api(run, _API_PATIENCE) as api:
+            if (await api.get_run(run.run_id)).creation != creation:
+                logger.warning("run %s was created again meanwhile; the API is not told", run.run_id)
                 return
-            await api.report_metrics(run.run_id, SOURCE_BY_HAND, version.step, row(evaluated))
+            await api.report_metrics(run.run_id, SOURCE_BY_HAND, PolicyVersion.parse(label).step, row(evaluated))
     except (ApiError, ApiUnreachable) as error:
         logger.warning("the API is not told of this evaluation: %s", error)
 

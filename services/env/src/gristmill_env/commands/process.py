@@ -13,6 +13,7 @@ from rich.console import Console
 from gristmill_env.commands import ProcessOptions
 from gristmill_env.console import Steps, say, show_summary
 from gristmill_env.errors import ROW_ERRORS, SavedError, reason_of
+from gristmill_env.evaluation.run import weight_label
 from gristmill_env.gather import gather
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved import GroupSaver, GroupWriter, read_groups
@@ -34,7 +35,7 @@ async def process(run: RunSettings, options: ProcessOptions, console: Console) -
     config = run.config
     async with open_session(run, Task.load(run)) as session:
         model = session.served.name
-        done = _rows_there(path, settings_of(config, model))
+        done = _rows_there(path, settings_of(config, model), await weight_label(session.server))
         rows = [row for row in range(options.groups) if row not in done]
         if done:
             say(console, f"{len(done)} groups are in {path} already")
@@ -70,17 +71,22 @@ async def _work(rows: Iterator[int], session: Session, saver: GroupSaver, steps:
         steps.add(tokens=sum(completion.tokens or 0 for completion in group.completions))
 
 
-def _rows_there(path: Path, settings: dict[str, Any]) -> set[int]:
-    """Returns the rows that the file holds. Raises SavedError when they were made with other settings."""
+def _rows_there(path: Path, settings: dict[str, Any], weights: str | None) -> set[int]:
+    """Returns the rows that the file holds. `weights`: the server's label, if it has one.
+
+    Raises SavedError when the rows were made with other settings or weights, or by a training.
+    """
     if not path.exists():
         return set()
     rows: set[int] = set()
     for group in read_groups(path):
-        if group.row is None or group.settings is None:
+        if group.row is None or group.settings is None or group.creation is not None:
             raise SavedError(
                 "groups_of_another_kind", f"{path} holds groups of another kind; choose another --out", path=path
             )
-        if differ := differences(group.settings, settings):
+        sampled_by = [weights] if group.versions and weights is not None else group.versions
+        now = {**settings, "weights": sampled_by}
+        if differ := differences({**group.settings, "weights": group.versions}, now):
             raise SavedError(
                 "config_differs",
                 f"{path} holds groups made with other settings ({'; '.join(differ)}); choose another --out, or "

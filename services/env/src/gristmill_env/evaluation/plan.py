@@ -24,6 +24,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     weights: str | None
     """The server's weight label at the start ("1.20"; "default" for the initial weights); None: the server has none."""
+    creation: str | None = None
+    """`RunRecord.creation` of the training whose weights are evaluated. None: no API knows these weights. A run that
+    is deleted and created again has the same versions of other weights."""
     dataset: str
     """The data set and split."""
     rows: int
@@ -87,8 +90,11 @@ def has_evaluation_set(config: DatasetConfig) -> bool:
     return bool(config.eval_dataset_name or config.eval_dataset_path or config.eval_split)
 
 
-def make_plan(run: RunSettings, task: Task, *, model: str, weights: str | None, limit: int | None = None) -> Plan:
-    """`model`: its served name. `weights`: the label. `limit`: most prompts if the configuration sets no limit."""
+def make_plan(
+    run: RunSettings, task: Task, *, model: str, weights: str | None, creation: str | None, limit: int | None = None
+) -> Plan:
+    """`model`: its served name. `weights`: the label. `creation`: of the training, if known. `limit`: most prompts if
+    the configuration sets no limit."""
     config, scorer, rows = run.config, task.scorer, len(task.dataset)
     settings = config.dataset
     correctness = scorer.correctness
@@ -99,6 +105,7 @@ def make_plan(run: RunSettings, task: Task, *, model: str, weights: str | None, 
         task=run.run_id,
         model=model,
         weights=weights,
+        creation=creation,
         dataset=task.dataset.label,
         rows=rows,
         prompts=min(settings.eval_limit or limit or rows, rows),

@@ -108,6 +108,9 @@ class RunMeasure:
     count among the failures of the training. Close it (`async with`) to end its threads and processes.
     """
 
+    creation: str | None = None
+    """`RunRecord.creation`, set when the run is open. An evaluation of another creation is never continued."""
+
     def __init__(self, run: RunSettings, model: str, generator: RolloutGenerator) -> None:
         """Loads the evaluation set. `model`: the model's served name. `generator`: the run's own.
 
@@ -140,7 +143,9 @@ class RunMeasure:
         self._task.scorer.begin_window()
         generate = functools.partial(self._generator.generate_and_score, evaluation=True)
         config, dataset = self._run_settings.config, self._task.dataset
-        plan = make_plan(self._run_settings, self._task, model=self._model, weights=version, limit=_LIMIT)
+        plan = make_plan(
+            self._run_settings, self._task, model=self._model, weights=version, creation=self.creation, limit=_LIMIT
+        )
         with SampleFile(self._folder / f"{version}-{plan.digest[:8]}", plan, resume=True) as file:
             progress = Steps("prompts evaluated", plan.prompts, done=len(file.done), say=logger.info)
             correctness, workers = self._task.scorer.correctness, config.max_eval_workers

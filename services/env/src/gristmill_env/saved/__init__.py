@@ -2,6 +2,14 @@
 
 from gristmill_env.saved.group import Message, SavedCompletion, SavedGroup
 from gristmill_env.saved.reader import read_groups
-from gristmill_env.saved.writer import GroupSaver, GroupWriter
+from gristmill_env.saved.writer import GroupSaver, GroupWriter, set_other_groups_aside
 
-__all__ = ["GroupSaver", "GroupWriter", "Message", "SavedCompletion", "SavedGroup", "read_groups"]
+__all__ = [
+    "GroupSaver",
+    "GroupWriter",
+    "Message",
+    "SavedCompletion",
+    "SavedGroup",
+    "read_groups",
+    "set_other_groups_aside",
+]

@@ -76,6 +76,8 @@ class SavedGroup(msgspec.Struct, frozen=True, kw_only=True):
     format: int = FORMAT
     run: str
     """Run id, or the configuration's name."""
+    creation: str | None = None
+    """`RunRecord.creation` of the training that the group belongs to; None: of no training."""
     model: str | None = None
     """The model's name at the server."""
     row: int | None = None
@@ -107,12 +109,15 @@ class SavedGroup(msgspec.Struct, frozen=True, kw_only=True):
     """When the group was made."""
 
     @classmethod
-    def of(cls, group: RolloutGroup, *, run: str, model: str, config: EnvConfig) -> SavedGroup:
+    def of(
+        cls, group: RolloutGroup, *, run: str, model: str, config: EnvConfig, creation: str | None = None
+    ) -> SavedGroup:
         """Creates the saved form of a group. `model`: the model's name at the server."""
         item, prompt = group.item, group.prompt
         columns, left_out = json_columns(item.columns)
         return cls(
             run=run,
+            creation=creation,
             model=model,
             row=item.row,
             index=item.index,

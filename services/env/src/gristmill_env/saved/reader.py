@@ -56,11 +56,12 @@ def no_tokenizer(token_ids: Sequence[int], special: bool) -> str:
 def read_groups(source: Path, decode: Decode = no_tokenizer) -> Iterator[SavedGroup]:
     """Yields the groups of a file or of a run's folder (`runs/quickstart`, or its rollouts/), one in memory at a time.
 
+    Of a run that was deleted and created again under its id, yields the groups of the newest training.
     `decode`: converts token ids to text; called only for groups without text. A torn last line after a kill is
     skipped with a warning. Raises SavedError naming the line, and ArchiveError.
     """
     if source.is_dir():
-        for archived in read_archive(source):
+        for archived in read_archive(source, newest_only=True):
             if archived.schema == "group":
                 yield from_trajectory(TrajectoryGroup.decode(archived.body), decode)
             else:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
+import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +19,8 @@ from gristmill_env.errors import SavedError
 from gristmill_env.rollouts.groups import RolloutGroup
 from gristmill_env.saved.group import SavedGroup
 from gristmill_env.settings import EnvConfig
+
+logger = logging.getLogger(__name__)
 
 
 class GroupWriter:
@@ -51,20 +57,57 @@ class GroupWriter:
 class GroupSaver:
     """Saves the groups of `process`, and of a run with `data_path_to_save_groups`, as they finish."""
 
-    def __init__(self, writer: GroupWriter, *, run: str, model: str, config: EnvConfig) -> None:
-        """`run`: its id; `model`: the model's name at the server."""
+    def __init__(
+        self, writer: GroupWriter, *, run: str, model: str, config: EnvConfig, creation: str | None = None
+    ) -> None:
+        """`run`: its id; `model`: the model's name at the server; `creation`: `RunRecord.creation` of a training."""
         self._writer = writer
-        self._run, self._model, self._config = run, model, config
+        self._run, self._model, self._config, self._creation = run, model, config, creation
 
     async def save(self, scored: RolloutGroup) -> SavedGroup:
         """Saves a scored group. It is on disk when this returns. Does not block the event loop. Raises SavedError."""
-        group = SavedGroup.of(scored, run=self._run, model=self._model, config=self._config)
+        group = SavedGroup.of(scored, run=self._run, model=self._model, config=self._config, creation=self._creation)
         await asyncio.to_thread(self._writer.append, group)
         return group
 
     def close(self) -> None:
         """Closes the file."""
         self._writer.close()
+
+
+class _Creation(msgspec.Struct):
+    """The field of a saved group that says to which training it belongs."""
+
+    creation: str | None = None
+
+
+def set_other_groups_aside(path: Path, creation: str) -> None:
+    """Renames the file at `path` if its groups are not of the training `creation`, so that a new file can begin.
+
+    Another process may do the same at the same time. Raises SavedError.
+    """
+    with _write_errors(path), contextlib.ExitStack() as opened:
+        try:
+            file = opened.enter_context(path.open("rb"))
+        except FileNotFoundError:
+            return
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if not path.exists() or not os.path.sameopenfile(file.fileno(), opened.enter_context(path.open("rb")).fileno()):
+            return  # another process has renamed it meanwhile
+        first = file.readline()
+        try:
+            found = msgspec.json.decode(first, type=_Creation).creation
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            found = None
+        if not first or found == creation:
+            return
+        kept = path.with_name(f"{path.stem}-of-{(found or 'unknown')[:8]}{path.suffix}")
+        number = 1
+        while kept.exists():
+            number += 1
+            kept = path.with_name(f"{path.stem}-of-{(found or 'unknown')[:8]}-{number}{path.suffix}")
+        path.rename(kept)
+        logger.warning("%s held groups of another training; they are now in %s", path, kept)
 
 
 @contextmanager
