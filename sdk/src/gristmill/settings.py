@@ -104,7 +104,9 @@ def load_yaml(path: Path, environ: Mapping[str, str] | None = None) -> dict[str,
     try:
         raw = path.read_bytes()
     except OSError as error:
-        raise ConfigError("config_unreadable", f"cannot read config {path}: {error.strerror}", path=path) from error
+        hint = readable_by_all(path) if isinstance(error, PermissionError) else ""
+        text = f"cannot read config {path}: {error.strerror}{hint}"
+        raise ConfigError("config_unreadable", text, path=path) from error
     try:
         text = raw.decode("utf-8-sig")
         loaded = yaml.load(text, _OneOfEachKey)
@@ -126,13 +128,14 @@ def find_config(name: str, config_dir: Path) -> Path:
 
     Raises ConfigError with a list of the existing names.
     """
-    path = Path(name)
-    if path.is_file():
-        return path
-    for suffix in ("", ".yaml", ".yml"):
-        candidate = config_dir / f"{name}{suffix}"
-        if candidate.is_file():
-            return candidate
+    candidates = [Path(name), *(config_dir / f"{name}{suffix}" for suffix in ("", ".yaml", ".yml"))]
+    for candidate in candidates:
+        try:
+            if candidate.is_file():
+                return candidate
+        except PermissionError as error:  # of a folder above the file
+            text = f"cannot read config {candidate}: {error.strerror}{readable_by_all(candidate)}"
+            raise ConfigError("config_unreadable", text, path=candidate) from error
     names = sorted(path.stem for path in config_dir.glob("*.y*ml")) if config_dir.is_dir() else []
     there = ", ".join(names) if names else "none"
     hint = did_you_mean(name, names)
@@ -141,6 +144,21 @@ def find_config(name: str, config_dir: Path) -> Path:
         f"no config '{name}': it is neither a file nor a name in {config_dir}/ (there: {there}).{hint}",
         name=name,
     )
+
+
+def readable_by_all(path: Path) -> str:
+    """Returns the remedy for a file that may not be read: "chmod -R a+rX" with the closed folder above it, or the file.
+
+    The services of the stack run as a user of the container (10001), who does not own mounted files.
+    """
+    path = path.absolute()
+    closed = path
+    for above in reversed([path, *path.parents]):
+        wanted = os.R_OK | os.X_OK if above.is_dir() else os.R_OK
+        if not os.access(above, wanted, effective_ids=True):
+            closed = above
+            break
+    return f"; make it readable, also for the container's user 10001: chmod -R a+rX {closed}"
 
 
 def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
+import tempfile
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -12,13 +15,16 @@ from typing import Any
 
 import datasets
 import huggingface_hub
+import pyarrow.parquet
 import pytest
 from pydantic import ValidationError
 from tests.support.errors import raises
 from tests.support.hub_cache import make_gsm8k_cache
 
+from gristmill import ConfigError
+from gristmill.settings import find_config, load_yaml
 from gristmill_env.data import dataset as dataset_module
-from gristmill_env.data import sources
+from gristmill_env.data import files
 from gristmill_env.data.dataset import PromptDataset
 from gristmill_env.errors import DatasetError
 from gristmill_env.settings import DatasetConfig
@@ -166,6 +172,162 @@ def test_broken_line_of_a_dataset_file_is_named(tmp_path: Path) -> None:
         load(dataset_path=str(path))
 
 
+LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "encoding"),
+    [
+        ("rows.json", LINES, "utf-8"),
+        ("rows.json", "\n\n".join(json.dumps(row, indent=2) for row in ROWS), "utf-8"),
+        ("rows.json", json.dumps({"version": 1, "data": ROWS}), "utf-8"),
+        ("rows.json", json.dumps(ROWS), "utf-8-sig"),
+        ("rows.json", json.dumps(ROWS), "utf-16"),
+        ("rows.jsonl", LINES, "utf-8-sig"),
+        ("rows.jsonl", LINES.replace("\n", "\r\n"), "utf-16"),
+        ("rows.csv", "question,answer\n" + "".join(f"{r['question']},{r['answer']}\n" for r in ROWS), "utf-8-sig"),
+        ("rows.csv", "question,answer\r\n" + "".join(f"{r['question']},{r['answer']}\r\n" for r in ROWS), "utf-16"),
+        ("ROWS.JSONL", LINES, "utf-8"),
+        ("rows.Json", json.dumps(ROWS), "utf-8"),
+    ],
+)
+def test_file_is_read_with_a_byte_order_mark_one_object_per_line_and_capital_letters(
+    tmp_path: Path, name: str, text: str, encoding: str
+) -> None:
+    (tmp_path / name).write_bytes(text.encode(encoding))
+    for setting in ("dataset_path", "dataset_name"):
+        dataset = load(None, **{setting: str(tmp_path / name)})
+        assert [dataset.item(n).columns for n in range(len(dataset))] == ROWS
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
+def test_file_with_a_single_object_is_a_single_row(tmp_path: Path, name: str) -> None:
+    row = ROWS[0] | {"chat": [{"role": "user", "content": "?"}], "tags": ["a"]}
+    (tmp_path / name).write_text(json.dumps({key: row[key] for key in ("question", "answer", "tags")}))
+    assert len(load(dataset_path=str(tmp_path / name))) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "code", "line"),
+    [
+        ("rows.csv", b"question,answer,answer\na,1,2\n", "duplicate_key", 1),
+        ("rows.jsonl", b'{"question": "a"}\n\n{"answer": 1, "question": "a", "answer": 2}\n', "duplicate_key", 3),
+        ("rows.jsonl", b'{"question": {"answer": 1, "answer": 2}}\n', "duplicate_key", 1),
+        ("rows.json", b'[\n{"question": "a"},\n{"answer": 1,\n"answer": 2}]', "duplicate_key", 3),
+        ("rows.json", b'{"question": "a"}\n{"answer": 1, "answer": 2}\n', "duplicate_key", 2),
+        ("rows.json", b'{"question": "a"}\n[1]\n', "dataset_unreadable", 2),
+        ("rows.jsonl", b'{"question": "a"}\n{"question": "a"} {"question": "b"}\n', "dataset_unreadable", 2),
+        ("rows.jsonl", b'{"question": "a"}\n\n{"question": "caf\xe9"}\n', "dataset_unreadable", 3),
+        ("rows.csv", b"question,answer\ncaf\xe9,2\n", "dataset_unreadable", 2),
+        ("rows.json", b'[{"question": "a"},\n{"question": }]', "dataset_unreadable", 2),
+    ],
+)
+def test_damage_and_doubled_keys_of_a_file_are_named_with_their_line(
+    tmp_path: Path, name: str, raw: bytes, code: str, line: int
+) -> None:
+    (tmp_path / name).write_bytes(raw)
+    values = {"key": "answer"} if code == "duplicate_key" else {}
+    with raises(DatasetError, code, path=tmp_path / name, line=line, **values):
+        load(dataset_path=str(tmp_path / name))
+
+
+def test_doubled_column_of_a_parquet_file_is_named(tmp_path: Path) -> None:
+    columns = [pyarrow.array(["a"])] * 3
+    table = pyarrow.Table.from_arrays(columns, names=["question", "answer", "answer"])
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    with raises(DatasetError, "duplicate_key", key="answer"):
+        load(dataset_path=str(tmp_path / "rows.parquet"))
+
+
+def test_columns_are_those_of_all_rows_and_a_missing_value_is_none(tmp_path: Path) -> None:
+    rows = [{"question": "a", "answer": "1"}, {"answer": "2", "hint": "b", "question": "c"}, {"question": "d"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    dataset = load(dataset_path=str(tmp_path / "rows.jsonl"))
+    assert dataset.columns == ["question", "answer", "hint"]
+    assert dataset.item(0).columns == rows[0] | {"hint": None}
+    assert dataset.item(1).columns == rows[1]
+    with raises(DatasetError, "not_text", row=2, field="answer"):
+        dataset.item(2)
+    template = "{{ question }}{% if hint %} ({{ hint }}){% endif %}"
+    dataset = load(dataset_path=str(tmp_path / "rows.jsonl"), prompt_template=template, answer_field=None)
+    assert [dataset.item(n).prompt for n in range(3)] == ["a", "c (b)", "d"]
+
+
+def test_field_that_a_later_row_has_first_is_known(tmp_path: Path) -> None:
+    rows = [{"meta": None}, {"meta": {}}, {"meta": {"question": "a"}}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    dataset = load(dataset_path=str(tmp_path / "rows.jsonl"), prompt_field="meta.question", answer_field=None)
+    assert dataset.item(2).prompt == "a"
+    with raises(DatasetError, "field_missing", row=1, field="meta.question"):
+        dataset.item(1)
+
+
+@pytest.mark.parametrize(
+    ("files", "settings"),
+    [
+        (["data/train-00000-of-00001.parquet"], {}),
+        (["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet"], {}),
+        (["train-00000-of-00001-0123456789abcdef.parquet"], {}),
+        (["main/train-00000-of-00001.parquet", "other/train-00000-of-00001.parquet"], {"dataset_config": "main"}),
+        (["data/train.parquet"], {}),
+        (["Train.PARQUET"], {"split": "Train"}),
+    ],
+)
+def test_folder_that_was_copied_from_the_hub_is_read(
+    tmp_path: Path, files: list[str], settings: dict[str, Any]
+) -> None:
+    for number, name in enumerate(files):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shard = ROWS if len(files) == 1 or "main" in name else ROWS[5 * number : 5 * number + 5]
+        datasets.Dataset.from_list(shard).to_parquet(str(tmp_path / name))
+    (tmp_path / "README.md").write_text("---\n")
+    dataset = load(dataset_path=str(tmp_path), **settings)
+    assert [dataset.item(n).columns for n in range(len(dataset))] == ROWS
+
+
+def test_folder_without_the_split_names_configurations_and_missing_shards(tmp_path: Path) -> None:
+    (tmp_path / "main").mkdir()
+    datasets.Dataset.from_list(ROWS).to_parquet(str(tmp_path / "main" / "train-00000-of-00001.parquet"))
+    with raises(DatasetError, "split_missing", split="train", configurations=["main"]):
+        load(dataset_path=str(tmp_path))
+    datasets.Dataset.from_list(ROWS).to_parquet(str(tmp_path / "train-00000-of-00002.parquet"))
+    with raises(DatasetError, "shards_missing", count=1, of=2):
+        load(dataset_path=str(tmp_path))
+
+
+@pytest.fixture
+def other_user() -> Iterator[Path]:
+    """A folder of another user; the test runs without root's rights, because root may read everything."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        for number, name in enumerate(["file", "folder"]):
+            (Path(folder) / name).mkdir(mode=0o755)
+            write(Path(folder) / name, ".jsonl").chmod(0o644 if number else 0o600)
+        (Path(folder) / "folder").chmod(0o700)
+        if os.geteuid() != 0:
+            pytest.skip("needs root, to become a user who may not read the files")
+        os.seteuid(65534)
+        try:
+            yield Path(folder)
+        finally:
+            os.seteuid(0)
+
+
+@pytest.mark.parametrize(
+    ("path", "closed"), [("file/rows.jsonl", "file/rows.jsonl"), ("folder/rows.jsonl", "folder"), ("folder", "folder")]
+)
+def test_file_or_folder_that_may_not_be_read_is_named_with_the_remedy(other_user: Path, path: str, closed: str) -> None:
+    for setting in ("dataset_path", "dataset_name"):
+        with raises(DatasetError, "dataset_unreadable") as raised:
+            load(None, **{setting: str(other_user / path)})
+        assert str(raised.value).endswith(f"chmod -R a+rX {other_user / closed}")
+    with raises(ConfigError, "config_unreadable") as refused:
+        load_yaml(find_config(str(other_user / path), other_user)) if path != "folder" else find_config(
+            "rows", other_user / "folder"
+        )
+    assert str(refused.value).endswith(f"chmod -R a+rX {other_user / closed}")
+
+
 def test_csv_cell_of_any_length_is_read(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text(f"question,answer\n{'x' * 200_000},2\n")
     assert len(load(dataset_path=str(tmp_path / "rows.csv")).item(0).prompt) == 200_000
@@ -181,7 +343,7 @@ def test_csv_row_with_more_cells_than_the_header_is_named(tmp_path: Path, rows: 
 
 
 def test_csv_cell_above_the_limit_is_an_error_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "_LONGEST_CELL", 10)  # the real one is gigabytes
+    monkeypatch.setattr(files, "_LONGEST_CELL", 10)  # the real one is gigabytes
     (tmp_path / "rows.csv").write_text(f"question,answer\na,1\n{'b' * 11},2\n")
     limit = csv.field_size_limit()
     try:

@@ -98,7 +98,7 @@ async def test_rows_without_text_or_answer_are_counted_and_fail(folder: Path, co
         await checked(folder, console)
     told = wrong(console, "rows_unusable")
     assert "2 of 23" in told
-    assert "[field_missing] row 20 of data set 'rows.jsonl'" in told
+    assert "[not_text] field 'answer' of row 20 of data set 'rows.jsonl'" in told
 
 
 async def test_check_fails_if_many_answers_are_unreadable_to_a_reward(folder: Path, console: Console) -> None:

@@ -6,6 +6,7 @@ the prompt, by a field or a template, and the answer.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -44,6 +45,10 @@ def assistant(content: str) -> Message:
     return {"role": "assistant", "content": content}
 
 
+_SEARCHED = 100
+"""Rows that are searched for a field."""
+
+
 @dataclass(frozen=True)
 class Item:
     """One row, with the fields that prompts and rewards use."""
@@ -80,8 +85,7 @@ class PromptDataset:
         if len(self._rows) == 0:
             raise DatasetError("no_rows", f"{self.label} has no rows; choose another split", label=self.label)
         self._order = RowOrder(len(self._rows), seed=config.seed, shuffle=config.shuffle_dataset)
-        first = self._rows[0]
-        self.columns = list(first)
+        self.columns = list(self._rows[0])
         """Names of the rows' columns."""
         self._template = None
         if config.prompt_template is not None:
@@ -89,7 +93,7 @@ class PromptDataset:
         for key in ("prompt_field", "answer_field", "ground_truth_field"):
             path = getattr(config, key)
             if path is not None and not (key == "prompt_field" and self._template is not None):
-                self._check(first, key, path)
+                self._check_field(key, path)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -118,10 +122,15 @@ class PromptDataset:
         answer = None if gold is None else self._text(self._value(columns, index, gold), index, gold)
         return Item(row, index, prompt, answer, columns, conversation)
 
-    def _check(self, first: Mapping[str, Any], key: str, path: str) -> None:
+    def _check_field(self, key: str, path: str) -> None:
+        """Raises DatasetError if none of the first rows has the field. (A single row without it is a bad row.)"""
         try:
-            lookup(first, path)
+            lookup(self._rows[0], path)
         except NoFieldError as error:
+            for index in range(1, min(_SEARCHED, len(self._rows))):
+                with contextlib.suppress(NoFieldError):
+                    lookup(self._rows[index], path)
+                    return
             at = "" if error.name == path else f" ('{error.name}' of it is missing)"
             raise DatasetError(
                 "field_missing",

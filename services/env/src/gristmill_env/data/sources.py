@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import httpx
 
+from gristmill.settings import readable_by_all
+from gristmill_env.data.files import SUFFIXES, Table, read_file, with_all_columns
 from gristmill_env.errors import DatasetError
 from gristmill_env.settings import DatasetConfig
 
@@ -23,12 +24,8 @@ class Rows(Protocol):
     def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
 
 
-Table = list[dict[str, Any]]
-
-_LONGEST_CELL = 2**31 - 1
-"""Characters per cell; the highest limit that csv accepts on every platform. Its default is only 128 KiB."""
-_REST: Any = None
-"""The key under which csv returns cells that have no column."""
+_SHARD = re.compile(r"-(?P<number>\d{5})-of-(?P<count>\d{5})(?:-[0-9a-f]+)?")
+"""The end of a shard's name in a data set of the hub: train-00000-of-00002.parquet."""
 
 
 def load_rows(config: DatasetConfig, config_dir: Path | None) -> tuple[str, Rows]:
@@ -49,7 +46,7 @@ def load_rows(config: DatasetConfig, config_dir: Path | None) -> tuple[str, Rows
     if config.verifiers_id is not None:
         return f"verifiers environment '{config.verifiers_id}' (split {config.split})", _from_verifiers(config)
     if path is None and name is not None:
-        if Path(name).suffix not in _READERS and not _exists(name, config_dir):
+        if Path(name).suffix.lower() not in SUFFIXES and not _exists(name, config_dir):
             return _from_hub(name, config)
         path = name
     assert path is not None
@@ -58,11 +55,12 @@ def load_rows(config: DatasetConfig, config_dir: Path | None) -> tuple[str, Rows
             "revision_not_of_hub",
             f"dataset_revision pins a data set on the hub, and '{path}' is a local path; leave it out",
         )
-    found = _find(path, config_dir)
     label = f"data set '{path}' (split {config.split})"
-    if found.is_file():
-        return label, _slice(_read(found), config.split, label)
-    return label, _from_folder(found, config.split, label)
+    with _permission_errors(path):
+        found = _find(path, config_dir)
+        if found.is_file():
+            return label, _slice(with_all_columns(read_file(found)), config.split, label)
+        return label, _from_folder(found, config, label)
 
 
 def _candidates(path: str, config_dir: Path | None) -> list[Path]:
@@ -71,7 +69,8 @@ def _candidates(path: str, config_dir: Path | None) -> list[Path]:
 
 
 def _exists(path: str, config_dir: Path | None) -> bool:
-    return any(candidate.exists() for candidate in _candidates(path, config_dir))
+    with _permission_errors(path):
+        return any(candidate.exists() for candidate in _candidates(path, config_dir))
 
 
 def _find(path: str, config_dir: Path | None) -> Path:
@@ -79,116 +78,50 @@ def _find(path: str, config_dir: Path | None) -> Path:
     for candidate in candidates:
         if candidate.exists():
             return candidate
+    hint = ". A pattern is not a path; name the folder of the files" if "*" in path else ""
     raise DatasetError(
         "dataset_missing",
-        f"data set '{path}' is not there; looked at {', '.join(map(str, candidates))}",
+        f"data set '{path}' is not there; looked at {', '.join(map(str, candidates))}{hint}",
         path=path,
         candidates=candidates,
     )
 
 
-def _read(path: Path) -> Table:
-    reader = _READERS.get(path.suffix)
-    if reader is None:
-        raise DatasetError(
-            "dataset_suffix",
-            f"data set {path}: cannot read '{path.suffix}' files; can read {', '.join(_READERS)}",
-            path=path,
-            known=list(_READERS),
-        )
+@contextmanager
+def _permission_errors(path: str) -> Iterator[None]:
     try:
-        return reader(path)
-    except (OSError, ValueError) as error:
-        raise DatasetError("dataset_unreadable", f"data set {path} cannot be read: {error}", path=path) from error
+        yield
+    except PermissionError as error:
+        there = Path(error.filename or path)
+        raise DatasetError(
+            "dataset_unreadable", f"data set {there} cannot be read: {error.strerror}{readable_by_all(there)}",
+            path=there,
+        ) from error  # fmt: skip
 
 
-def _read_jsonl(path: Path) -> Table:
-    rows: Table = []
-    with path.open(encoding="utf-8") as file:
-        for number, text in enumerate(file, 1):
-            if not text.strip():
-                continue
-            try:
-                rows.append(_row(json.loads(text)))
-            except ValueError as error:
-                raise _broken_line(path, number, error) from error
-    return rows
+def _from_folder(folder: Path, config: DatasetConfig, label: str) -> Rows:
+    """Loads a folder made by save_to_disk, one file per split (train.jsonl), or a copy of a hub's data set.
 
-
-def _read_json(path: Path) -> Table:
-    loaded = json.loads(path.read_text(encoding="utf-8"))
-    if isinstance(loaded, dict):  # {"data": [...]}: some tools wrap their rows in one key
-        lists = [value for value in loaded.values() if isinstance(value, list)]
-        loaded = lists[0] if len(lists) == 1 else loaded
-    if not isinstance(loaded, list):
-        raise ValueError("it must hold a list of objects")
-    return [_row(item) for item in loaded]
-
-
-def _read_csv(path: Path) -> Table:
-    csv.field_size_limit(_LONGEST_CELL)
-    rows: Table = []
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file)
-        try:
-            for row in reader:
-                if (more := row.pop(_REST, None)) is not None:
-                    names = len(reader.fieldnames or ())
-                    raise DatasetError(
-                        "too_many_cells",
-                        f"data set {path} cannot be read: line {reader.line_num}: {len(more)} cells more than the "
-                        f"header's {names}; quote a text that holds a comma",
-                        path=path,
-                        line=reader.line_num,
-                        surplus=len(more),
-                        columns=names,
-                    )
-                rows.append(row)
-        except csv.Error as error:
-            raise _broken_line(path, reader.line_num + 1, error) from error
-    return rows
-
-
-def _read_parquet(path: Path) -> Table:
-    import pyarrow.parquet  # here: slow to import, and few runs need it
-
-    return list(pyarrow.parquet.read_table(path).to_pylist())
-
-
-def _broken_line(path: Path, line: int, error: Exception) -> DatasetError:
-    return DatasetError(
-        "dataset_unreadable", f"data set {path} cannot be read: line {line}: {error}", path=path, line=line
-    )
-
-
-def _row(value: object) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"a row is an object with named fields, not {value!r:.40}")
-    return value
-
-
-_READERS: Mapping[str, Callable[[Path], Table]] = {
-    ".jsonl": _read_jsonl,
-    ".json": _read_json,
-    ".csv": _read_csv,
-    ".parquet": _read_parquet,
-}
-
-
-def _from_folder(folder: Path, split: str, label: str) -> Rows:
-    """Loads a folder made by save_to_disk, or a folder with one file per split (train.jsonl, test.parquet)."""
-    base = _base(split)
+    A copy holds shards (train-00000-of-00001.parquet) in itself, in data/, or in the folder of a `dataset_config`.
+    """
+    split, base = config.split, _base(config.split)
     if not ((folder / "state.json").exists() or (folder / "dataset_dict.json").exists()):
-        for suffix in _READERS:
-            if (folder / f"{base}{suffix}").is_file():
-                return _slice(_read(folder / f"{base}{suffix}"), split, label)
+        parts = [config.dataset_config] if config.dataset_config else []
+        for place in (*(folder / part for part in parts), folder, folder / "data"):
+            if place.is_dir() and (files := _files_of(place, base, label)):
+                table = [row for file in files for row in read_file(file)]
+                return _slice(with_all_columns(table), split, label)
         there = sorted(entry.name for entry in folder.iterdir())
+        below = [name for name in there if (folder / name).is_dir() and _files_of(folder / name, base, label)]
+        hint = f"; set dataset_config to {' or '.join(below)}" if below else ""
         raise DatasetError(
             "split_missing",
             f"{label}: {folder} is neither a folder of save_to_disk nor does it hold {base}.jsonl, .json, .csv or "
-            f".parquet; it holds {', '.join(there) or 'nothing'}",
+            f".parquet, nor shards such as {base}-00000-of-00001.parquet; it holds {', '.join(there) or 'nothing'}"
+            f"{hint}",
             split=base,
             known=there,
+            configurations=below,
         )
     import datasets
 
@@ -208,6 +141,29 @@ def _from_folder(folder: Path, split: str, label: str) -> Rows:
     first, end = _bounds(split, len(loaded), label)
     rows: Rows = loaded.select(range(first, end))
     return rows
+
+
+def _files_of(folder: Path, base: str, label: str) -> Sequence[Path]:
+    """Returns the file of a split in a folder, or its shards in order. Raises DatasetError if shards are missing."""
+    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES and file.is_file())
+    for suffix in SUFFIXES:
+        for file in files:
+            if (file.stem, file.suffix.lower()) == (base, suffix):
+                return [file]
+    shards = [file for file in files if file.name.startswith(base) and _SHARD.fullmatch(file.stem.removeprefix(base))]
+    if not shards:
+        return []
+    counts = [_SHARD.fullmatch(file.stem.removeprefix(base)) for file in shards]
+    of = {int(match["count"]) for match in counts if match is not None}
+    if of != {len(shards)}:
+        raise DatasetError(
+            "shards_missing",
+            f"{label}: {folder} holds {len(shards)} shards of '{base}' out of {max(of)}; copy all of them",
+            path=folder,
+            count=len(shards),
+            of=max(of),
+        )
+    return shards
 
 
 def _from_verifiers(config: DatasetConfig) -> Rows:

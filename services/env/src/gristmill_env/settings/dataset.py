@@ -58,14 +58,14 @@ class DatasetConfig(Settings):
     not recorded."""
 
     dataset_config: str | None = None
-    """Configuration of a hub data set, e.g. main."""
+    """Configuration of a hub data set, e.g. main; for a local copy of one, the folder of its files."""
 
     dataset_revision: str | None = None
     """Commit, tag or branch of a hub data set. A commit pins the rows; without it they may change between runs."""
 
     dataset_path: str | None = None
-    """Local data instead: a .jsonl, .json, .csv or .parquet file, or a folder made by save_to_disk. Relative to the
-    configuration file, then to the working directory."""
+    """Local data instead: a .jsonl, .json, .csv or .parquet file, a folder made by save_to_disk, or a copy of a hub
+    data set. Relative to the configuration file, then to the working directory."""
 
     split: str = "train"
     """Split, with slices: train, train[:100], test[10%:20%]. For a single local file every name means the file."""
