@@ -6,11 +6,16 @@ import re
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from gristmill_env.answers.grids import Grid, has_system, read_grid
 from gristmill_env.answers.latex import MAX_CHARS, mathematics, normalize_latex, plain_words, words_of
 from gristmill_env.answers.numbers import Number, Radical, equal, normalized_number, radical_of, read_radical
+from gristmill_env.answers.numerals import Numeral, read_numeral
 
 _NAMED = re.compile(r"([A-Za-z]) ?= ?([^=<>]+)")
 _RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|in|leq|geq|neq|lt|gt|subset|equiv|approx|sim)(?![A-Za-z])")
+_PRIME = re.compile(r"'|\\prime(?![A-Za-z])")
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_LETTER = re.compile(r"[A-Za-z]")
 _LOOSE_BLANK = re.compile(r"(?<![0-9A-Za-z]) | (?![0-9A-Za-z])")
 
 
@@ -22,6 +27,10 @@ class Answer:
     """The answer's text after normalization by `normalize_latex`."""
     number: Number | None
     """Set if the answer is one number and nothing else."""
+    numeral: Numeral | None
+    """Set if the answer is a number whose base is written. A numeral in base ten is a number."""
+    grid: Grid | None
+    """Set if the answer is a matrix, a determinant or a system of rows."""
     words: str | None
     """The words, if the whole answer is `\\text{...}`. They are compared as words."""
     latex: str | None
@@ -30,7 +39,7 @@ class Answer:
     @property
     def readable(self) -> bool:
         """Whether the answer can be compared with other answers."""
-        return self.number is not None or self.words is not None or self.latex is not None
+        return any(part is not None for part in (self.number, self.numeral, self.grid, self.words, self.latex))
 
     @property
     def is_relation(self) -> bool:
@@ -67,7 +76,7 @@ class Answer:
 def read_answer(text: str) -> Answer:
     """Parses an extracted answer. Results are cached, because a group has few different answers."""
     if len(text) > 2 * MAX_CHARS:
-        return Answer(bare="", number=None, words=None, latex=None)
+        return Answer(bare="", number=None, numeral=None, grid=None, words=None, latex=None)
     return _read(text)
 
 
@@ -75,7 +84,13 @@ def read_answer(text: str) -> Answer:
 def _read(text: str) -> Answer:
     bare = normalize_latex(text)
     number = normalized_number(bare)
-    return Answer(bare, number, words_of(bare), mathematics(bare) if number is None else number.latex)
+    numeral, grid = (read_numeral(bare), read_grid(bare)) if number is None and len(bare) <= MAX_CHARS else (None, None)
+    if numeral is not None and numeral.base == 10:
+        number, numeral = Number(numeral.value, percent=False, decimal=True), None
+    latex = mathematics(bare) if number is None else number.latex
+    if numeral is not None or has_system(bare) or (grid is not None and grid.kind == "system"):
+        latex = None  # Math-Verify omits the base, and most rows of a system
+    return Answer(bare, number, numeral, grid, words_of(bare), latex)
 
 
 @dataclass(frozen=True)
@@ -94,15 +109,20 @@ def compare(gold: Answer, extracted: Answer, tolerance: float = 0.0) -> Decision
     """Decides whether `extracted` equals the answer `gold`, which must be readable.
 
     Numbers (see `number.equal`) and products of roots and π are compared exactly. `\\text{}` is compared as words,
-    tuples and intervals element by element. Answers with the same text are equal. Algebra decides all other cases.
+    tuples, intervals and matrices element by element, numerals by base and digits. Answers with the same text are
+    equal. Algebra decides all other cases.
     """
     if gold.number is not None and extracted.number is not None:
         return equal(gold.number, extracted.number, tolerance)
     if gold.words is not None:
         return plain_words(extracted.bare) == gold.words
-    if gold.tight == extracted.tight:
+    if gold.number is None and gold.tight == extracted.tight:  # a number is not the list "1, 234"
         return True
-    if gold.latex is None or extracted.latex is None:
+    if gold.numeral is not None or extracted.numeral is not None:
+        return gold.numeral == extracted.numeral
+    if gold.grid is not None and extracted.grid is not None:
+        return _compare_grids(gold.grid, extracted.grid, tolerance)
+    if gold.latex is None or extracted.latex is None or not may_agree(gold, extracted):
         return False
     if gold.radical is not None and extracted.radical is not None and not tolerance:
         return gold.radical == extracted.radical
@@ -125,6 +145,56 @@ def _values(gold: Answer, extracted: Answer) -> tuple[Answer, Answer] | None:
     return None
 
 
+def may_agree(gold: Answer, extracted: Answer) -> bool:
+    """Whether the answers have the same form as far as Math-Verify's parser drops the form.
+
+    The parser drops bases, primes, and the rows of systems, reads `X` as `x`, and takes a tuple for the set of its
+    elements.
+    """
+    if gold.numeral != extracted.numeral:
+        return False
+    if any(side.grid is not None and side.grid.kind == "system" for side in (gold, extracted)):
+        return False
+    if _PRIME.findall(gold.bare) != _PRIME.findall(extracted.bare):
+        return False
+    if gold.number is not None and extracted.elements is not None:
+        return False
+    if gold.elements is not None and extracted.elements is not None:
+        return not gold.elements.ordered or extracted.elements.ordered
+    return not _same_but_for_case(gold.bare, extracted.bare)
+
+
+def _same_but_for_case(one: str, other: str) -> bool:
+    """Whether a letter is a capital in one of the answers only. The case of an answer that is one letter is free."""
+    letters, others = (set(_LETTER.findall(_COMMAND.sub(" ", text))) for text in (one, other))
+    if len(letters | others) <= 2 and max(len(one), len(other)) == 1:
+        return False
+    return any(letter.swapcase() in others for letter in letters - others)
+
+
+def _compare_grids(gold: Grid, extracted: Grid, tolerance: float) -> Decision:
+    if gold.kind != extracted.kind or gold.shape != extracted.shape:
+        return False
+    if gold.name and extracted.name and gold.name != extracted.name:
+        return False
+    golds, found = ([read_answer(cell) for row in side.rows for cell in row] for side in (gold, extracted))
+    return _compare_in_order(golds, found, tolerance)
+
+
+def _compare_in_order(golds: list[Answer], found: list[Answer], tolerance: float) -> Decision:
+    asked: list[Pair] = []
+    for one, other in zip(golds, found, strict=True):
+        if one.is_relation == other.is_relation and (one.tight == other.tight or one.readable):
+            decision = one.tight == other.tight or compare(one, other, tolerance)
+        else:
+            decision = False
+        if decision is False:
+            return False
+        if decision is not True:
+            asked.extend(decision)
+    return tuple(asked) or True
+
+
 def _compare_elements(gold: Elements, extracted: Elements, whole: tuple[Pair, ...], tolerance: float) -> Decision:
     if gold.brackets != extracted.brackets:
         return whole
@@ -135,14 +205,7 @@ def _compare_elements(gold: Elements, extracted: Elements, whole: tuple[Pair, ..
         return _same_set(golds, found, whole, tolerance)
     if len(golds) != len(found):
         return False
-    asked: list[Pair] = []
-    for one, other in zip(golds, found, strict=True):
-        decision = compare(one, other, tolerance)
-        if decision is False:
-            return False
-        if decision is not True:
-            asked.extend(decision)
-    return tuple(asked) or True
+    return _compare_in_order(golds, found, tolerance)
 
 
 def _same_set(golds: list[Answer], found: list[Answer], whole: tuple[Pair, ...], tolerance: float) -> Decision:

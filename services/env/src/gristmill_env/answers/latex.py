@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import unicodedata
+from functools import lru_cache
 from itertools import pairwise
 
 TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
@@ -10,12 +12,19 @@ TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}
 
 _EMPHASIS = re.compile(r"(?<![\w)*])\*\*(?=\S)([^*]+)(?<=\S)\*\*(?![\w(*])")
 _DELIMITERS = re.compile(r"(?<!\\)\\[()\[\]]|\\?\$")
-_THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|,?\\!|,?\\[,;: ]|[~\u00a0\u2009\u202f])(?=[0-9]{3}(?![0-9]))")
-_BLANKS = re.compile(r"\\[,;:! ]|~|\\q?quad\b|\s+")
-_SIZES = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?=\s*[()\[\]|.\\])|\\displaystyle(?![A-Za-z])")
-_FRACTION = re.compile(r"\\[dtc]frac(?![A-Za-z])")
-_SHORT_FRACTION = re.compile(r"\\frac\s*(?P<over>[0-9]|\{[^{}]*\})\s*(?P<under>[0-9]|\{[^{}]*\})")
+_THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|,?\\!|\\[,;: ]|[~\u00a0\u2009\u202f])(?=[0-9]{3}(?![0-9]))")
+_NEW_ROW = re.compile(
+    r"\\\\\*?(?:\s*\[\s*-?[0-9.]+\s*(?:pt|em|ex|mm|cm|in|mu|\\[a-z]+)\s*\])?|\\(?:cr|tabularnewline|newline)(?![A-Za-z])"
+)
+_BLANKS = re.compile(r"(\\\\)|\\[,;:! ]|~|\\q?quad(?![A-Za-z])|\s+")
+_SIZES = re.compile(
+    r"\\(?:left|right) ?\.|\\(?:left|right|[bB]igg?[lr]?)(?=\s*[()\[\]|.\\])|\\displaystyle(?![A-Za-z])"
+)
+_FRACTION = re.compile(r"\\[dtc](frac|binom)(?![A-Za-z])")
+_SHORT_FRACTION = re.compile(r"\\(?P<command>frac|binom)\s*(?P<over>[0-9]|\{[^{}]*\})\s*(?P<under>[0-9]|\{[^{}]*\})")
 _SHORT_ROOT = re.compile(r"\\sqrt ?([0-9])")
+_SHORT_LOGARITHM = re.compile(r"\\log ?_ ?([0-9])")
+_EMPTY = re.compile(r"\\varnothing(?![A-Za-z])|\\\{ ?\\\}")
 _MEANT = str.maketrans({
     "\u2212": "-", "\ufe63": "-", "\uff0d": "-", "×": r"\times ", "·": r"\cdot ", "÷": r"\div ", "π": r"\pi ",
     "∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm ",
@@ -25,21 +34,42 @@ _MEANT = str.maketrans({
 })  # fmt: skip
 
 
+_VARIANTS = ("<wide>", "<narrow>", "<font>")
+_QUOTES = str.maketrans({"\u2018": "'", "\u2019": "'", "\u02bc": "'", "\u201c": '"', "\u201d": '"', "\u2032": "'"})
+
+
+def plain_characters(text: str) -> str:
+    """Returns `text` composed (NFC), with full-width and styled characters as plain ones and straight quotation marks.
+
+    Does not change superscripts, fractions or ligatures, as NFKC does: 7² is not 72.
+    """
+    if text.isascii():
+        return text
+    composed = unicodedata.normalize("NFC", text).translate(_QUOTES)
+    return "".join(char if char.isascii() else _plain_character(char) for char in composed)
+
+
+@lru_cache(maxsize=4096)
+def _plain_character(char: str) -> str:
+    return unicodedata.normalize("NFKC", char) if unicodedata.decomposition(char).startswith(_VARIANTS) else char
+
+
 def normalize_latex(text: str) -> str:
     """Removes mathematics delimiters, `$`, emphasis, sizes, and a trailing full stop, comma or colon from `text`.
 
     Thousands separators of any kind become commas. Unicode signs become the equivalent LaTeX, and runs of blanks become
     one blank. An exclamation mark remains, because it may be a factorial.
     """
-    bare = _EMPHASIS.sub(r"\1", text.strip()).strip("*`_ \t\n")
-    bare = _DELIMITERS.sub("", bare)
+    bare = _EMPHASIS.sub(r"\1", plain_characters(text.strip())).strip("*`_ \t\n")
+    bare = _DELIMITERS.sub("", _NEW_ROW.sub(r"\\\\ ", bare))
     bare = _THOUSANDS.sub(",", bare).replace("{,}", ",")
-    bare = _BLANKS.sub(" ", bare).strip().translate(_MEANT)
+    bare = _BLANKS.sub(lambda blank: blank[1] or " ", bare).strip().translate(_MEANT)
     if bare.startswith("\u2013"):  # an en dash before an answer is a minus sign; between two numbers it means a range
         bare = "-" + bare[1:]
-    bare = _FRACTION.sub(r"\\frac", _SIZES.sub("", bare))
+    bare = _FRACTION.sub(r"\\\1", _SIZES.sub("", bare))
     bare = _SHORT_ROOT.sub(r"\\sqrt{\1}", _SHORT_FRACTION.sub(_with_braces, bare))
-    return bare.strip().rstrip(".;,:").strip("*`_ ")
+    bare = _EMPTY.sub(r"\\emptyset", _SHORT_LOGARITHM.sub(r"\\log_{\1}", bare))
+    return bare.strip().rstrip(".;,:。、").strip("*`_ ")
 
 
 def words_of(text: str) -> str | None:
@@ -59,7 +89,7 @@ def plain_words(text: str) -> str:
 
 def _with_braces(match: re.Match[str]) -> str:
     over, under = (part if part.startswith("{") else "{" + part + "}" for part in match.group("over", "under"))
-    return rf"\frac{over}{under}"
+    return rf"\{match['command']}{over}{under}"
 
 
 MAX_CHARS = 1000
@@ -70,6 +100,11 @@ _COMMAND = re.compile(r"\\(?:begin|end|operatorname) ?\{[A-Za-z*]+\}|\\[A-Za-z]+
 _OPENING, _CLOSING = frozenset("({["), frozenset(")}]")
 _TWO_NUMBERS = re.compile(r"(?<!frac )(?<!binom )(?<![0-9A-Za-z.])[0-9.]+ [0-9]")
 _EXPONENT = re.compile(r"(?<![A-Za-z])[0-9.]+[eE][+-]?[0-9]")
+_MULTIPLIERS = re.compile(
+    r"\b(?:(?:hundred|thousand|million|billion|trillion)(?:th)?s?|(?:dozen|score|pair|couple)s?|half|not)\b",
+    re.IGNORECASE,
+)
+_BASED = re.compile(r"[0-9)] ?_|(?<![0-9.])0[xXbBoO][0-9A-Fa-f]")
 _WORD = re.compile(r"(?<![A-Za-z])[A-Za-z]+(?![A-Za-z])")
 _SMALL_WORDS = re.compile(
     r"(?<![A-Za-z])(?:all|an|any|are|as|at|be|but|by|can|for|has|if|is|it|no|not|of|so|the|to|yes)(?![A-Za-z])",
@@ -93,6 +128,7 @@ def mathematics(bare: str) -> str | None:
 
     - prose ("Paris", "not 72"), which Math-Verify would read as a product of letters that equals its anagrams;
     - adjacent numbers ("1 000") and "1e999", which Math-Verify would multiply;
+    - numbers with a base ("101_2 + 11_2"), of which Math-Verify omits the base;
     - braces that do not match;
     - a box, whose inside is the answer;
     - text that is too long or too deeply nested to be an answer.
@@ -102,7 +138,7 @@ def mathematics(bare: str) -> str | None:
     bare = _ROOT.sub(lambda match: rf"\sqrt{{{match[1] or match[2] or match[3]}}}", bare)
     if not bare.isascii() or not any(char.isalnum() for char in bare):
         return None
-    if _TWO_NUMBERS.search(bare) or _EXPONENT.search(bare) or _BOX.search(bare) or _is_prose(bare):
+    if any(pattern.search(bare) for pattern in (_TWO_NUMBERS, _EXPONENT, _BASED, _BOX)) or _is_prose(bare):
         return None
     latex = _LONG_EXPONENT.sub(r"^{\1}", _POWER.sub("^", bare))
     return _FUNCTION.sub(r"\\\1 ", latex).replace("infinity", r"\infty ")
@@ -120,6 +156,8 @@ def _nests_well(text: str) -> bool:
 
 
 def _is_prose(bare: str) -> bool:
+    if any(_MULTIPLIERS.search(text) for text in TEXT.findall(bare)):
+        return True
     plain = _COMMAND.sub(" ", TEXT.sub(" ", bare.replace("_", " ")))
     if _SMALL_WORDS.search(plain):
         return True

@@ -12,12 +12,17 @@ from gristmill_env.answers.latex import TEXT, normalize_latex
 
 _MAX_CHARS = 150  # longer "numbers" are noise, and exact arithmetic on them is slow
 _PLACES = 6  # as in Math-Verify, for a decimal compared with a fraction that does not terminate
+_APART = 1000  # six places of 0.0000004 and of 1/3000000 are 0.000000
 
 _PLAIN = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)"
 _SIGN = re.compile(r"([+-]?) ?[€£¥₹]? ?([+-]?)")
 _LATEX_FRACTION = re.compile(rf"([0-9]*) ?\\frac ?\{{ ?(-?{_PLAIN}) ?\}} ?\{{ ?(-?{_PLAIN}) ?\}}")
 _SLASHED = re.compile(rf"(?:([0-9]+) )?({_PLAIN}) ?/ ?({_PLAIN})")
-_DECIMAL = re.compile(rf"({_PLAIN})(?:[eE]([+-]?[0-9]{{1,2}}))?(?![0-9A-Za-z,.])")
+_POWER_OF_TEN = r"10 ?\^ ?(?:\{ ?([+-]?[0-9]{1,3}) ?\}|([0-9]))"
+_DECIMAL = re.compile(rf"({_PLAIN})(?:[eE]([+-]?[0-9]{{1,3}}))?(?![0-9A-Za-z,.])")
+_SCIENTIFIC = re.compile(rf"(?:({_PLAIN}) ?(?:\\times|\\cdot|\*)(?![A-Za-z]) ?)?{_POWER_OF_TEN}(?![0-9A-Za-z,.!^])")
+_REPEATING = re.compile(r"([0-9]*)\.([0-9]*) ?\\(?:overline|bar|dot) ?(?:\{ ?([0-9]+) ?\}|([0-9]))(?![0-9A-Za-z,.!^])")
+_MAX_EXPONENT = 308
 
 
 @dataclass(frozen=True)
@@ -69,26 +74,44 @@ def normalized_number(bare: str) -> Number | None:
         whole, over, under = Fraction(match[1] or 0), _plain(match[2]), _plain(match[3])
         if not under or (match[1] and not 0 <= over / under < 1):
             return None
-        value, decimal = whole + over / under, False
+        value: Fraction | None = whole + over / under
+        decimal = False
+    elif match := _REPEATING.match(body):
+        value, decimal = _repeating(match[1] or "0", match[2], match[3] or match[4]), False
+    elif match := _SCIENTIFIC.match(body):
+        value, decimal = _shifted(match[1] or "1", match[2] or match[3]), True
     elif match := _DECIMAL.match(body):
-        value, decimal = _plain(match[1]) * Fraction(10) ** int(match[2] or 0), True
+        value, decimal = _shifted(match[1], match[2] or "0"), True
     else:
         return None
     suffix = read_suffix(body[match.end() :])
-    return None if suffix is None else Number(sign * value, percent=suffix == "percent", decimal=decimal)
+    if value is None or suffix is None:
+        return None
+    return Number(sign * value, percent=suffix == "percent", decimal=decimal)
 
 
 def equal(gold: Number, extracted: Number, tolerance: float = 0.0) -> bool:
     """Whether both are the same number, or |extracted − gold| ≤ tolerance · |gold|.
 
     25% equals 0.25, and also 25, because reference answers often omit the sign when the question asks for a percentage.
-    A decimal equals a fraction that does not terminate if both round to the same six places.
+    A decimal equals a fraction that does not terminate if both round to the same six places and differ by less than a
+    thousandth.
     """
     return any(_close(gold, g, extracted, s, tolerance) for g, s in _readings(gold, extracted))
 
 
 def _plain(text: str) -> Fraction:
     return Fraction(text.replace(",", ""))
+
+
+def _shifted(digits: str, exponent: str) -> Fraction | None:
+    return _plain(digits) * Fraction(10) ** int(exponent) if abs(int(exponent)) <= _MAX_EXPONENT else None
+
+
+def _repeating(whole: str, before: str, period: str) -> Fraction:
+    """Returns the value of a decimal whose last digits repeat: 0.1666... for `0.1\\overline{6}`."""
+    once = int(whole + before + period) - int(whole + before)
+    return Fraction(once, (10 ** len(period) - 1) * 10 ** len(before))
 
 
 def _readings(gold: Number, extracted: Number) -> list[tuple[Fraction, Fraction]]:
@@ -108,7 +131,7 @@ def _close(gold: Number, g: Fraction, extracted: Number, s: Fraction, tolerance:
         return True
     if gold.decimal == extracted.decimal or _terminates(s if gold.decimal else g):
         return False
-    return bool(g) == bool(s) and round(g, _PLACES) == round(s, _PLACES)
+    return round(g, _PLACES) == round(s, _PLACES) and abs(g - s) * _APART < abs(g)
 
 
 def _terminates(value: Fraction) -> bool:
