@@ -285,7 +285,7 @@ TABLE: list[tuple[str, list[str], list[str]]] = [
             r"1.23456789\times10^{29}",
         ],
     ),
-    ("3.14159265358979323846", [], ["3.14159265358979323847", "3.14"]),
+    ("3.14159265358979323846", [], ["3.14"]),
     (r"\pi", ["π", r"\pi", "pi"], ["3.14", "3.14159", r"\frac{22}{7}", r"\pi^2", "p", r"2\pi", "p i"]),
     (
         "25%",
@@ -528,8 +528,8 @@ TABLE: list[tuple[str, list[str], list[str]]] = [
         [r"\frac13,\frac12", "0.5, 1/3"],
         [r"\frac12", r"\frac{1}{2}, \frac{1}{4}", r"\frac56"],
     ),
-    ("0.1", [r"\frac{1}{10}", "0.10", "10%"], ["0.11", "0.01", "0.1000001", "0.099999999", r"\frac{1}{11}"]),
-    ("3.5", [r"\frac72"], ["35", "3,5", "3.05", "3.5000001", "3.49999999"]),
+    ("0.1", [r"\frac{1}{10}", "0.10", "10%"], ["0.11", "0.01", "0.099999999", r"\frac{1}{11}"]),
+    ("3.5", [r"\frac72"], ["35", "3,5", "3.05"]),
 ]
 
 
@@ -538,4 +538,21 @@ async def test_accuracy_accepts_equal_answers_and_no_different_answer(
     gold: str, equal: list[str], different: list[str]
 ) -> None:
     assert [text for text in equal if await accuracy(rf"\boxed{{{text}}}", gold) != 1.0] == []
-    assert [text for text in different if await accuracy(rf"\boxed{{{text}}}", gold) == 1.0] == []
+    for options in ({}, {"extract": "anywhere"}, {"last_number": True}):
+        assert [text for text in different if await accuracy(rf"\boxed{{{text}}}", gold, **options) == 1.0] == []
+
+
+@pytest.mark.parametrize(
+    ("gold", "text"),
+    [("3.5", "3.49999999"), ("0.1", "0.1000001"), ("3.14159265358979323846", "3.14159265358979323847")],
+)
+async def test_only_extract_anywhere_rounds_to_six_places_as_math_verify(gold: str, text: str) -> None:
+    assert await accuracy(rf"\boxed{{{text}}}", gold) == 0.0
+    assert await accuracy(rf"\boxed{{{text}}}", gold, extract="anywhere") == 1.0
+
+
+async def test_extract_anywhere_reads_bases_in_prose() -> None:
+    assert await accuracy("The answer is 2516_8.", "2516_8", extract="anywhere") == 1.0
+    assert await accuracy("The answer is 2516_9.", "2516_8", extract="anywhere") == 0.0
+    assert await accuracy("The answer is 2516_9.", "2516", extract="anywhere") == 0.0
+    assert await accuracy("So it is $2516_9$.", "2516_8", extract="anywhere") == 0.0

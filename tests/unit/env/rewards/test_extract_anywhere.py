@@ -39,6 +39,10 @@ UNMARKED = [
 ]
 
 
+REFUSED = [("0", r"\boxed{1 000}"), ("2", r"\boxed{3 1/2}")]
+"""Wrong answers that Math-Verify accepts, because it multiplies and adds numbers with a blank between them."""
+
+
 def differences() -> list[tuple[str, str, float, float]]:
     """Rows of the table in docs/rewards.md: answer, completion, and the scores of both forms."""
     table = re.findall(r"<!-- differences: .*?-->(.*?)<!-- differences: end", GUIDE.read_text(), re.DOTALL)[0]
@@ -60,7 +64,8 @@ async def test_extract_anywhere_accepts_unmarked_answers(gold: str, completion: 
 
 @pytest.mark.parametrize(("gold", "completion"), [*EXACTLY_RIGHT, *EXACTLY_WRONG, *RIGHT_BY_ALGEBRA, *WRONG_BY_ALGEBRA])
 async def test_extract_anywhere_matches_math_verify(gold: str, completion: str) -> None:
-    assert await accuracy(completion, gold, extract="anywhere") == accepts(gold, after_thinking(completion))
+    expected = accepts(gold, after_thinking(completion)) and (gold, completion) not in REFUSED
+    assert await accuracy(completion, gold, extract="anywhere") == expected
 
 
 pieces = st.lists(

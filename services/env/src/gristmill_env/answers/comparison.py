@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from gristmill_env.answers.grids import Grid, has_system, read_grid
-from gristmill_env.answers.latex import MAX_CHARS, mathematics, normalize_latex, plain_words, words_of
+from gristmill_env.answers.latex import (
+    BASED,
+    MAX_CHARS,
+    mathematics,
+    multiplies,
+    normalize_latex,
+    plain_words,
+    words_of,
+)
 from gristmill_env.answers.numbers import Number, Radical, equal, normalized_number, radical_of, read_radical
 from gristmill_env.answers.numerals import Numeral, read_numeral
 
@@ -45,6 +53,12 @@ class Answer:
     def is_relation(self) -> bool:
         """Whether the answer is an equation, an inequality, or a membership."""
         return _RELATION.search(self.bare) is not None
+
+    @property
+    def read_in_part(self) -> bool:
+        """Whether Math-Verify's parser omits a part: a base, a prime, the rows of a system, or the word "million"."""
+        system = has_system(self.bare) or (self.grid is not None and self.grid.kind == "system")
+        return system or any(pattern.search(self.bare) for pattern in (BASED, _PRIME)) or multiplies(self.bare)
 
     @cached_property
     def radical(self) -> Radical | None:

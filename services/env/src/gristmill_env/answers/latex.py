@@ -98,13 +98,15 @@ _MAX_DEPTH = 40
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 _COMMAND = re.compile(r"\\(?:begin|end|operatorname) ?\{[A-Za-z*]+\}|\\[A-Za-z]+")
 _OPENING, _CLOSING = frozenset("({["), frozenset(")}]")
-_TWO_NUMBERS = re.compile(r"(?<!frac )(?<!binom )(?<![0-9A-Za-z.])[0-9.]+ [0-9]")
+TWO_NUMBERS = re.compile(r"(?<!frac )(?<!binom )(?<![0-9A-Za-z.])[0-9.]+ [0-9]")
+"""Two numbers with a blank between them, which Math-Verify adds or multiplies."""
 _EXPONENT = re.compile(r"(?<![A-Za-z])[0-9.]+[eE][+-]?[0-9]")
 _MULTIPLIERS = re.compile(
     r"\b(?:(?:hundred|thousand|million|billion|trillion)(?:th)?s?|(?:dozen|score|pair|couple)s?|half|not)\b",
     re.IGNORECASE,
 )
-_BASED = re.compile(r"[0-9)] ?_|(?<![0-9.])0[xXbBoO][0-9A-Fa-f]")
+BASED = re.compile(r"[0-9)] ?_|(?<![0-9.])0[xXbBoO][0-9A-Fa-f]")
+"""A number with a base, which Math-Verify omits."""
 _WORD = re.compile(r"(?<![A-Za-z])[A-Za-z]+(?![A-Za-z])")
 _SMALL_WORDS = re.compile(
     r"(?<![A-Za-z])(?:all|an|any|are|as|at|be|but|by|can|for|has|if|is|it|no|not|of|so|the|to|yes)(?![A-Za-z])",
@@ -138,7 +140,7 @@ def mathematics(bare: str) -> str | None:
     bare = _ROOT.sub(lambda match: rf"\sqrt{{{match[1] or match[2] or match[3]}}}", bare)
     if not bare.isascii() or not any(char.isalnum() for char in bare):
         return None
-    if any(pattern.search(bare) for pattern in (_TWO_NUMBERS, _EXPONENT, _BASED, _BOX)) or _is_prose(bare):
+    if any(pattern.search(bare) for pattern in (TWO_NUMBERS, _EXPONENT, BASED, _BOX)) or _is_prose(bare):
         return None
     latex = _LONG_EXPONENT.sub(r"^{\1}", _POWER.sub("^", bare))
     return _FUNCTION.sub(r"\\\1 ", latex).replace("infinity", r"\infty ")
@@ -155,8 +157,13 @@ def _nests_well(text: str) -> bool:
     return curly == 0
 
 
+def multiplies(bare: str) -> bool:
+    """Whether words in `\\text{}` change the number before them, as in `5\\text{ million}`. Math-Verify omits them."""
+    return any(_MULTIPLIERS.search(text) for text in TEXT.findall(bare))
+
+
 def _is_prose(bare: str) -> bool:
-    if any(_MULTIPLIERS.search(text) for text in TEXT.findall(bare)):
+    if multiplies(bare):
         return True
     plain = _COMMAND.sub(" ", TEXT.sub(" ", bare.replace("_", " ")))
     if _SMALL_WORDS.search(plain):

@@ -15,6 +15,8 @@ import msgspec
 import sympy
 from math_verify import LatexExtractionConfig, parse, verify
 
+from gristmill_env.answers.comparison import may_agree, read_answer
+from gristmill_env.answers.latex import TWO_NUMBERS
 from gristmill_env.answers.symbolic_pool import Check, Outcome
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)
@@ -24,6 +26,7 @@ _DIGITS = 30
 _SMALL_OPERATIONS = 60
 _SMALL_POWER = 12
 _APART = sympy.Float("1e-12", _DIGITS)
+_ROUNDED = sympy.Float("1e-3", _DIGITS)
 
 
 def checker(settings: bytes) -> Callable[[bytes], bytes]:
@@ -50,7 +53,7 @@ def _decide(gold: str, extracted: str, tolerance: float) -> Outcome:
         return Outcome.DIFFERENT
     if _close(golds[0], found[0], tolerance):
         return Outcome.SAME
-    if _surely_different(golds[0], found[0]):
+    if _surely_different(golds[0], found[0]) or _far_apart(golds, found):
         return Outcome.DIFFERENT
     if _surely_same(golds[0], found[0]):
         return Outcome.SAME
@@ -59,13 +62,21 @@ def _decide(gold: str, extracted: str, tolerance: float) -> Outcome:
 
 def _extract(gold: str, text: str, tolerance: float) -> Outcome:
     """Accepts the answers that Math-Verify's `parse` and `verify` accept with default settings, and answers within
-    `tolerance`."""
+    `tolerance`. Refuses answers that only look equal to Math-Verify."""
     golds, found = (parse(side, parsing_timeout=None) for side in (gold, text))
     if verify(golds, found, timeout_seconds=None):
-        return Outcome.SAME
+        same = may_agree(*(read_answer(str(side[-1])) for side in (golds, found)))
+        same = same and not (_is_joined(golds) or _is_joined(found) or _far_apart(golds, found))
+        return Outcome.SAME if same else Outcome.DIFFERENT
     if not golds or isinstance(golds[0], str):
         return Outcome.UNREADABLE_GOLD
     return Outcome.SAME if found and _close(golds[0], found[0], tolerance) else Outcome.DIFFERENT
+
+
+def _is_joined(read: list[Any]) -> bool:
+    """Whether Math-Verify added or multiplied two numbers with a blank between them: `1 234` becomes 235."""
+    text = str(read[-1])
+    return TWO_NUMBERS.search(text) is not None and str(read[0]) != text.replace(" ", "")
 
 
 @lru_cache(maxsize=2048)
@@ -93,6 +104,19 @@ def _surely_different(gold: Any, extracted: Any) -> bool:
     except (ArithmeticError, AttributeError, NotImplementedError, RecursionError, TypeError, ValueError):
         return False  # sympy cannot decide; Math-Verify may
     return _is_real(here) and _is_real(there) and bool(abs(here - there) > _APART * (1 + abs(here)))
+
+
+def _far_apart(golds: list[Any], found: list[Any]) -> bool:
+    """Whether two real numbers differ by a thousandth or more. Math-Verify rounds to six places, and so accepts
+    0.0000001 as 0.0000002. Percents have two readings and are left to Math-Verify."""
+    sides = (golds[0], found[0])
+    if not all(isinstance(side, sympy.Expr) and side.is_number for side in sides) or "%" in f"{golds[-1]}{found[-1]}":
+        return False
+    try:
+        here, there = (side.evalf(_DIGITS) for side in sides)
+    except (ArithmeticError, AttributeError, NotImplementedError, RecursionError, TypeError, ValueError):
+        return False
+    return _is_real(here) and _is_real(there) and bool(abs(here - there) >= _ROUNDED * max(abs(here), abs(there)) > 0)
 
 
 def _surely_same(gold: Any, extracted: Any) -> bool:

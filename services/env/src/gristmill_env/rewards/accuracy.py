@@ -58,10 +58,10 @@ async def accuracy(
     can be judged. Raises JobError if algebra does not finish.
 
     Options: `extract: anywhere` gives 1 to the completions that Math-Verify's own `parse` and `verify`
-    accept, whether they mark an answer or not; `last_number` takes the last number of a completion that
-    marks no answer, and has no effect with `anywhere`; `tolerance`, relative, for numbers;
-    `split_on_think_tag` false looks for answers in the reasoning too; `max_boxed_threshold` gives 0
-    to a completion with more boxes than that.
+    accept, whether they mark an answer or not, unless Math-Verify omits a part of an answer;
+    `last_number` takes the last number of a completion that marks no answer, and has no effect with
+    `anywhere`; `tolerance`, relative, for numbers; `split_on_think_tag` false looks for answers in the
+    reasoning too; `max_boxed_threshold` gives 0 to a completion with more boxes than that.
     """
     reference = gold_answer(answer)
     gold = read_answer(reference)
@@ -70,12 +70,17 @@ async def accuracy(
     said = after_thinking(completion) if split_on_think_tag else completion
     if max_boxed_threshold is not None and count_boxes(said) > max_boxed_threshold:
         return 0.0
-    if extract == "anywhere":
-        same = surely_same(reference, said)
-        if same is not None and not tolerance:
-            return float(same)
-        return _score(await symbolic_pool().check([(as_latex(reference), said)], tolerance, extract=True))
     extracted = final_answer(completion, last_number=last_number, split_on_think_tag=split_on_think_tag)
+    if extract == "anywhere":
+        if extracted is None:
+            extracted = last_mathematics(said)
+        if not gold.read_in_part and not (extracted is not None and read_answer(extracted).read_in_part):
+            same = surely_same(reference, said)
+            if same is not None and not tolerance:
+                return float(same)
+            return _score(await symbolic_pool().check([(as_latex(reference), said)], tolerance, extract=True))
+        if not gold.readable:
+            return None
     if extracted is None:
         return 0.0
     decision = compare(gold, read_answer(extracted), tolerance)
