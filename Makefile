@@ -1,8 +1,10 @@
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
 PYTHON ?= python3.11
-# cpu, or cuda for NVIDIA GPUs.
-DEVICE ?= cpu
+# cpu, or cuda for NVIDIA GPUs: from the command line, the environment or .env.
+ifeq ($(origin DEVICE),undefined)
+DEVICE := $(or $(if $(wildcard .env),$(shell python3 sdk/src/gristmill/dotenv.py .env DEVICE)),cpu)
+endif
 VENV := .venv/bin
 ARGS ?=
 

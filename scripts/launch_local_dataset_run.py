@@ -8,6 +8,9 @@
     python scripts/launch_local_dataset_run.py --fresh               train the run again from its first step
     python scripts/launch_local_dataset_run.py --close quickstart    end a run that is not to be continued
 
+Variables such as MODEL, CONFIG, RUN_ID, API_PORT and MODEL_PORT may be in .env, as for Compose. The environment
+overrides that file, and the command line overrides both.
+
 The launcher first checks everything that can be checked without a service. A model server that already answers on its
 port is used as it is (--publisher none if its weights may not be updated). After `make secure` the API asks for tokens
 and Redis for a password; the launcher gives them to the services that it starts. It stops all of these services at the
@@ -26,6 +29,7 @@ import shlex
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +37,10 @@ from rich.console import Console
 from rich.text import Text
 
 from gristmill import ApiError, Deployment, GristmillError, PolicyVersion, RunState, SyncClient
+from gristmill.deployment import env_file
+from gristmill.dotenv import read_env_file
 from gristmill.metrics import METRICS_FILE, read_jsonl
+from gristmill.redaction import redact
 from gristmill.settings import load_yaml, merge, parse
 from gristmill.view.terminal import Command
 from gristmill_env.run_settings import RunSettings
@@ -86,6 +93,7 @@ class Launcher:
             "GRISTMILL_RUNS_DIR": str(self.runs_dir),
             "API_VIEW_SERVERS": self.model_url,
             "GRISTMILL_RUN_ID": options.run_id or "",
+            **_as_in_compose(os.environ),
         }
         self.secrets = Secrets.find(ROOT)
         self.output: Output = MergedLogs()
@@ -257,13 +265,13 @@ class Launcher:
         trainer = stack.start(
             "trainer",
             [python, "-m", "gristmill_trainer", *self._trainer_flags()],
-            {**self.environ, **token_file("trainer", self.secrets)},
+            {**self.environ, **_hub_token("HF_WRITE_TOKEN_FILE"), **token_file("trainer", self.secrets)},
             grace=self.trainer_grace + TRAINER_LAST_SECONDS / 2,
         )
         env = stack.start(
             "env",
             [python, "-m", "gristmill_env", "serve", *self._env_flags()],
-            {**self.environ, **token_file("env", self.secrets)},
+            {**self.environ, **_hub_token("HF_TOKEN_FILE"), **token_file("env", self.secrets)},
         )
         watch(stack, env, trainer)
 
@@ -310,7 +318,12 @@ class Launcher:
         service = stack.start(
             "model",
             [str(MODEL_PYTHON), "-m", "gristmill_model"],
-            {**self.environ, "MODEL": self.options.model, "MODEL_PORT": str(self.options.model_port)},
+            {
+                **self.environ,
+                **_hub_token("HF_TOKEN_FILE"),
+                "MODEL": self.options.model,
+                "MODEL_PORT": str(self.options.model_port),
+            },
         )
         stack.wait_until(service, lambda: answers(url), MODEL_TIMEOUT)
 
@@ -407,12 +420,41 @@ def watch(stack: LocalStack, env: Service, trainer: Service) -> None:
         time.sleep(0.2)
 
 
+def read_dotenv() -> None:
+    """Sets the variables of .env that the environment does not set, and prints those that differ from .env.example."""
+    found = {name: value for name, value in env_file(Path.cwd(), os.environ).items() if value}
+    os.environ.update(found)
+    usual = read_env_file(ROOT / ".env.example", {})
+    shown = [f"{name}={redact({name: value})[name]}" for name, value in found.items() if value != usual.get(name)]
+    if shown:
+        print(f"from .env: {', '.join(shown)}", flush=True)
+
+
+def _as_in_compose(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables of services that have another name in .env, or a path that starts at .env's folder."""
+    found = {}
+    if stack := environ.get("STACK"):
+        found["GRISTMILL_STACK"] = stack
+    if gigabytes := environ.get("MODEL_KV_CACHE_GB"):
+        found["VLLM_CPU_KVCACHE_SPACE"] = gigabytes
+    if key := environ.get("WANDB_API_KEY_FILE"):
+        found["WANDB_API_KEY_FILE"] = str(Path.cwd() / key)
+    return found
+
+
+def _hub_token(variable: str) -> dict[str, str]:
+    """Returns the hub library's variable for the token file that `variable` names. An empty file has no token."""
+    file = Path.cwd() / os.environ.get(variable, "")
+    return {"HF_TOKEN_PATH": str(file)} if file.is_file() and file.stat().st_size else {}
+
+
 def main() -> int:
     # Without services, the default action ends the launcher: no service is left behind, and no traceback is printed.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    options = _options()
     try:
+        read_dotenv()
+        options = _options()
         launcher = Launcher(options)
         if options.close:
             launcher.close(options.close)
@@ -433,8 +475,9 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", choices=sorted(PRESETS), default="quickstart", help="config and model together")
-    parser.add_argument("--config", help="a name in configs/ or a path (default: the preset's)")
+    environ = os.environ
+    parser.add_argument("--preset", choices=sorted(PRESETS), help="config and model together (default: quickstart)")
+    parser.add_argument("--config", help="a name in configs/ or a path (default: the preset's, or CONFIG)")
     parser.add_argument("--model", help="the model that the server loads: tiny, smollm2, a path, a hub id")
     parser.add_argument("--model_name", help="weights to train if the model server was not started here")
     parser.add_argument("--run_id", help="name of the run (default: the config's)")
@@ -444,21 +487,24 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--fresh", action="store_true", help="start the run again; its files so far are set apart")
     parser.add_argument("--verbose", action="store_true", help="print the output of all services")
     parser.add_argument("--close", metavar="RUN", help="end a run and exit: no training")
-    parser.add_argument("--api_port", type=int, default=8000)
-    parser.add_argument("--model_port", type=int, default=9001)
+    parser.add_argument("--api_port", type=int, default=environ.get("API_PORT") or "8000", metavar="PORT")
+    parser.add_argument("--model_port", type=int, default=environ.get("MODEL_PORT") or "9001", metavar="PORT")
     parser.add_argument("--state_dir", default=str(ROOT / ".gristmill"), help="Redis data, models, published weights")
     parser.add_argument("--runs_dir", default=str(ROOT / "runs"), help="metrics, checkpoints, final models, logs")
     options = parser.parse_args()
-    options.run_id = options.run_id or os.environ.get("RUN_ID")
-    options.model = options.model or os.environ.get("MODEL")
+    options.run_id = options.run_id or environ.get("RUN_ID")
+    if options.preset is None:
+        options.config = options.config or environ.get("CONFIG")
+        options.model = options.model or environ.get("MODEL")
     # The options that select the run and its services. Messages that print a command repeat these options.
     options.given = {
         name: value
         for name, value in vars(options).items()
         if name not in ("training_steps", "resume", "fresh", "close", "verbose")
-        and value not in (None, parser.get_default(name))
+        and value is not None
+        and str(value) != parser.get_default(name)
     }
-    preset = PRESETS[options.preset]
+    preset = PRESETS[options.preset or "quickstart"]
     options.config = options.config or preset.config
     options.model = options.model or preset.model
     return options

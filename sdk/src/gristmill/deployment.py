@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from gristmill.dotenv import DotenvError, read_env_file
 from gristmill.errors import ConfigError, ManifestError
 from gristmill.redaction import remember
 
@@ -153,6 +154,15 @@ def read_secret(environ: Mapping[str, str], variable: str) -> str | None:
         )
     remember(word)
     return word or None
+
+
+def env_file(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables of `folder`/.env that `environ` does not set, as Compose reads them. Raises ConfigError."""
+    path = folder / ".env"
+    try:
+        return read_env_file(path, environ)
+    except (DotenvError, OSError) as error:
+        raise ConfigError("env_file_invalid", f"{error}; correct the file, or remove it", path=path) from error
 
 
 def _check_hub_token(environ: Mapping[str, str]) -> None:

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -42,17 +42,19 @@ def refusal(tmp_path: Path) -> Launch:
     """Returns the last line on standard error of a launcher that is refused, with `changes` to a config that works."""
     (tmp_path / "rows.jsonl").write_text(json.dumps({"question": "1 + 1?", "answer": "2"}) + "\n")
 
-    def run(*arguments: str, **changes: object) -> str:
+    def run(*arguments: str, env_file: str | None = None, environ: Mapping[str, str] = {}, **changes: object) -> str:
         (tmp_path / "mine.yaml").write_text(json.dumps(CONFIG | changes))
+        (tmp_path / ".env").write_text(env_file or "")
         with socket.socket() as api, socket.socket() as model:
             api.bind(("127.0.0.1", 0))  # Bound and not listened on: free for the launcher's checks.
             model.bind(("127.0.0.1", 0))
             ports = [f"--api_port={api.getsockname()[1]}", f"--model_port={model.getsockname()[1]}"]
             folders = [f"--state_dir={tmp_path / 'state'}", f"--runs_dir={tmp_path / 'runs'}"]
-            config = ["--config", str(tmp_path / "mine.yaml")]
+            config = [] if "CONFIG=" in (env_file or "") else ["--config", str(tmp_path / "mine.yaml")]
             done = subprocess.run(
                 [sys.executable, str(SCRIPT), *config, *ports, *folders, *arguments],
-                capture_output=True, text=True, cwd=ROOT, env={**os.environ, "RUN_ID": ""}, timeout=60, check=False,
+                capture_output=True, text=True, cwd=ROOT if env_file is None else tmp_path, timeout=60, check=False,
+                env={**os.environ, "RUN_ID": "", "COMPOSE_DISABLE_ENV_FILE": str(int(env_file is None)), **environ},
             )  # fmt: skip
         assert done.returncode == 1, done.stderr
         assert "Traceback" not in done.stderr
@@ -89,6 +91,41 @@ def test_launcher_refuses_a_model_that_does_not_exist(refusal: Launch, model: st
     error = refusal(f"--model={model}").replace("'", "")
     assert f"error [{'model_config_missing' if model == str(ROOT) else 'model_missing'}]: " in error
     assert f"MODEL={model}" in error
+
+
+@pytest.mark.parametrize(
+    ("line", "arguments", "environ", "code", "named"),
+    [
+        ("MODEL=tinny", [], {}, "model_missing", "MODEL=tinny"),
+        ('MODEL="tinny" # mine', [], {}, "model_missing", "MODEL=tinny"),
+        ("NAME=tinny\nMODEL=${NAME}", [], {}, "model_missing", "MODEL=tinny"),
+        ("MODEL=tinny", ["--model=./gone"], {}, "model_missing", "MODEL=./gone"),
+        ("MODEL=tinny", [], {"MODEL": "./gone"}, "model_missing", "MODEL=./gone"),
+        ("CONFIG=gone", [], {}, "config_missing", "gone"),
+        ("MODEL='tinny", [], {}, "env_file_invalid", "line 1"),
+    ],
+)
+def test_launcher_reads_the_env_file_of_compose(
+    refusal: Launch, line: str, arguments: list[str], environ: dict[str, str], code: str, named: str
+) -> None:
+    error = refusal(*arguments, env_file=line, environ=environ)
+    assert f"error [{code}]: " in error
+    assert named in error.replace("'", "")
+
+
+@pytest.mark.parametrize("name", ["API_PORT", "MODEL_PORT"])
+def test_launcher_reads_its_ports_from_the_env_file(tmp_path: Path, name: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        (tmp_path / ".env").write_text(f"{name}={number}\nRUN_ID=other\n")
+        done = subprocess.run(
+            [sys.executable, str(SCRIPT), "--state_dir", str(tmp_path / "state"), "--runs_dir", str(tmp_path)],
+            capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False,
+            env={key: value for key, value in os.environ.items() if key not in ("RUN_ID", "COMPOSE_DISABLE_ENV_FILE")},
+        )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, f"from .env: {name}={number}, RUN_ID=other\n")
+    assert "error [port_taken]: " in done.stderr
+    assert str(number) in done.stderr
 
 
 def test_served_name_leaves_out_the_revision() -> None:

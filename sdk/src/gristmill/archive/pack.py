@@ -27,6 +27,7 @@ import msgspec
 
 from gristmill.archive import segment
 from gristmill.archive.trained import TOKENIZER_FOLDER, TRAINED_FOLDER
+from gristmill.deployment import env_file
 from gristmill.errors import GristmillError
 from gristmill.redaction import is_secret, redact, redact_text, remember
 
@@ -94,7 +95,7 @@ def secrets_of(environ: Mapping[str, str], folder: Path) -> list[str]:
     project's folder, with `.env` and `.secrets/`. Values of fewer than 8 characters are left out, because such values
     also occur in ordinary words.
     """
-    variables = dict(_env_file(folder / ".env")) | dict(environ)
+    variables = env_file(folder, environ) | dict(environ)
     home = Path(variables.get("HOME") or Path.home())
     hub = Path(variables.get("HF_HOME") or home / ".cache" / "huggingface") / "token"
     own = folder / ".secrets"
@@ -108,14 +109,6 @@ def secrets_of(environ: Mapping[str, str], folder: Path) -> list[str]:
     for words in (path.read_text(errors="replace").split() for path in files if path.is_file()):
         found += words if len(words) == 1 else []  # The user list of Redis has many words; its password has a file.
     return sorted({value for value in found if len(value) >= _SHORTEST_SECRET}, key=lambda value: (-len(value), value))
-
-
-def _env_file(path: Path) -> Iterator[tuple[str, str]]:
-    """Yields the variables of a `.env` file, if it exists."""
-    for line in path.read_text(errors="replace").splitlines() if path.is_file() else []:
-        name, equals, value = line.partition("=")
-        if equals and not name.lstrip().startswith("#"):
-            yield name.strip(), value.strip().strip("'\"")
 
 
 # --- Writing ---------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ from rich.text import Text
 
 from gristmill.archive.pack import SUFFIX, secrets_of, write_pack
 from gristmill.archive.pack import unpack as unpack_run
-from gristmill.deployment import API_URL, MODEL_URL, Deployment
+from gristmill.deployment import API_URL, MODEL_URL, Deployment, env_file
 from gristmill.errors import ApiUnreachable, GristmillError
 from gristmill.slurm import Job, Nodes, submit
 from gristmill.view import doctor
@@ -287,12 +287,13 @@ def _megabytes(size: int) -> str:
 
 def examine(options: argparse.Namespace, place: Place, console: Console) -> int:
     """Checks this machine; with --config also what a run needs before it starts; with RUN the files of a run."""
+    environ = {**os.environ, **env_file(Path.cwd(), os.environ)}
     if options.run is not None:
-        found = doctor.after_run(_run_folder(options.run, place), options.config, os.environ)
+        found = doctor.after_run(_run_folder(options.run, place), options.config, environ)
     else:
-        found = iter(doctor.checks(doctor.examine(os.environ, place.roots[0])))
+        found = iter(doctor.checks(doctor.examine(environ, place.roots[0])))
         if options.config is not None:
-            found = itertools.chain(found, doctor.before_run(options.config, os.environ))
+            found = itertools.chain(found, doctor.before_run(options.config, environ))
     checks = []
     for check in found:  # One at a time, because some checks take seconds.
         checks.append(check)
