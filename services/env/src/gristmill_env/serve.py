@@ -82,7 +82,8 @@ async def serve(run: RunSettings, environ: Mapping[str, str]) -> None:
         evaluates = config.steps_per_eval > 0 and has_evaluation_set(config.dataset)
         measure = None
         if evaluates:
-            measure = await evaluating.enter_async_context(RunMeasure(run, session.served.name, session.generator))
+            evaluation = RunMeasure(run, session.served.name, session.generator, task.dataset)
+            measure = await evaluating.enter_async_context(evaluation)
         recorded = config.recorded(session.served.name)
         async with connect_api(run, config.startup_patience or _STARTUP_PATIENCE) as api:
             record = await api.create_run(run_id, recorded, config.group_size, run.deployment.stack)

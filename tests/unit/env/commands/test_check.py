@@ -75,6 +75,15 @@ async def test_check_warns_about_settings_that_are_probably_mistakes(folder: Pat
     assert warned == ["top_p", "max_tokens"]
 
 
+async def test_check_counts_the_rows_of_the_evaluation_that_are_training_rows(folder: Path, console: Console) -> None:
+    flags = ("--max_token_length", "200", "--split", "train[:15]", "--eval_split")
+    lines = await checked(folder, console, *flags, "test")
+    (warned,) = [line for line in lines if line.startswith("warning: ")]
+    assert warned.startswith("warning: 15 of 20 rows")
+    console.file.truncate(0)
+    assert not any(line.startswith("warning: ") for line in await checked(folder, console, *flags, "train[15:]"))
+
+
 async def test_check_without_a_tokenizer_shows_the_messages_and_the_reason(folder: Path, console: Console) -> None:
     text = "\n".join(await checked(folder, console, tokenizer=False))
     assert "system: Add [b]." in text

@@ -84,6 +84,17 @@ async def test_evaluate_counts_a_refused_prompt_and_does_not_ask_it_again(
     assert server.asked.count(LONG) == 3
 
 
+async def test_report_of_an_evaluation_on_training_rows_states_their_number(
+    tmp_path: Path, failing_server: FailingServer, console: Console
+) -> None:
+    run = launch(tmp_path, Server(failing_server, set()).url, ["1 + 1?", "2 + 2?", "3 + 3?"])
+    dataset = run.config.dataset.model_copy(update={"split": "train[:2]", "eval_split": "test"})
+    run = dataclasses.replace(run, config=run.config.model_copy(update={"dataset": dataset}))
+    await run_evaluate(run, EvaluateOptions(out=tmp_path / "out"), console)
+    assert "2 of 3 rows of the evaluation are training rows" in shown(console)
+    assert "of 3 prompts" in (tmp_path / "out" / "report.html").read_text()
+
+
 async def test_process_skips_a_row_whose_request_times_out(
     tmp_path: Path, failing_server: FailingServer, console: Console
 ) -> None:

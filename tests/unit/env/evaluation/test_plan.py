@@ -10,7 +10,16 @@ from tests.support.errors import raises
 
 from gristmill import ConfigError
 from gristmill_env.commands import EvaluateOptions
-from gristmill_env.evaluation.plan import Plan, evaluation_task, evaluations_folder, has_evaluation_set, make_plan
+from gristmill_env.evaluation.plan import (
+    Plan,
+    count_training_rows,
+    evaluation_task,
+    evaluations_folder,
+    has_evaluation_set,
+    make_plan,
+    number_of_prompts,
+    training_dataset,
+)
 from gristmill_env.run_settings import RunSettings
 
 CONFIG = """
@@ -61,6 +70,31 @@ def test_evaluation_set_follows_the_flags(folder: Path, flags: tuple[str, ...], 
     dataset = evaluation_task(launch(folder, *flags)).dataset
     assert (dataset.item(0).prompt, len(dataset)) == (first, count)
     assert has_evaluation_set(launch(folder, *flags).config.dataset) == bool([f for f in flags if "--eval" in f])
+
+
+@pytest.mark.parametrize(
+    ("flags", "seen", "prompts"),
+    [
+        (("--eval_dataset_path", "test.jsonl"), 0, 5),
+        (("--split", "train[:3]", "--eval_split", "train[3:]"), 0, 6),
+        (("--split", "train[:7]", "--eval_split", "test"), 7, 9),  # one file: the name of a split means nothing
+        (("--split", "train[:7]", "--eval_split", "train[4:]"), 3, 5),
+        (("--eval_dataset_path", "copy.json"), 9, 9),
+        (("--eval_dataset_path", "./train.jsonl", "--eval_limit", "4"), 4, 4),
+        (("--split", "train[:7]", "--eval_dataset_path", "copy.json", "--eval_split", "train"), 7, 9),
+    ],
+)
+def test_rows_of_an_evaluation_that_are_training_rows_are_counted(
+    folder: Path, flags: tuple[str, ...], seen: int, prompts: int
+) -> None:
+    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+    rows = [{"id": n, "answer": row["answer"], "question": f"{row['question']} \n"} for n, row in enumerate(rows)]
+    (folder / "copy.json").write_text(json.dumps(rows))
+    run = launch(folder, *flags)
+    training, evaluated = training_dataset(run), evaluation_task(run).dataset
+    assert training is not None
+    assert number_of_prompts(run.config.dataset, len(evaluated)) == prompts
+    assert count_training_rows(evaluated, prompts, training) == seen
 
 
 def test_plan_samples_one_completion_greedily_and_several_as_in_training(folder: Path) -> None:

@@ -17,6 +17,13 @@ from gristmill_env.console import Steps, plain, say
 from gristmill_env.data import assistant
 from gristmill_env.data.dataset import Item, PromptDataset
 from gristmill_env.errors import CheckError, DatasetError, EpisodeError, PromptError
+from gristmill_env.evaluation.plan import (
+    count_training_rows,
+    evaluation_dataset,
+    has_evaluation_set,
+    number_of_prompts,
+    seen_in_training,
+)
 from gristmill_env.rewards import Sample, Scorer, WeightedReward
 from gristmill_env.rewards.scorer import FULL
 from gristmill_env.rollouts.prompts import Prompt, load_tokenizer
@@ -79,6 +86,7 @@ async def _check(run: RunSettings, task: Task, console: Console) -> None:
     if found.items:
         say(console, f"columns: {', '.join(found.items[0].columns)}")
     say(console, f"rewards: {rewards}")
+    _check_evaluation(run, dataset, console)
     await _show_prompts(run, task, console, found)
     if found.bad_rows:
         count = found.bad_rows.total()
@@ -104,6 +112,19 @@ def _check_trainer(run: RunSettings, found: _Findings) -> None:
         run.check_trainer(load_yaml(file) if file.is_file() else {})
     except ConfigError as error:
         found.problems.append(error)
+
+
+def _check_evaluation(run: RunSettings, training: PromptDataset, console: Console) -> None:
+    """Loads the evaluation set, if the run has one, and warns if its rows are training rows. Raises DatasetError."""
+    settings = run.config.dataset
+    if not has_evaluation_set(settings):
+        return
+    folder = run.config_path.parent if run.config_path is not None else None
+    evaluated = PromptDataset(evaluation_dataset(settings), folder)
+    prompts = number_of_prompts(settings, len(evaluated))
+    say(console, f"evaluation: {evaluated.label}: {prompts} of {len(evaluated)} rows")
+    if seen := count_training_rows(evaluated, prompts, training):
+        say(console, f"warning: {seen_in_training(seen, prompts)}")
 
 
 def _rows_read(dataset: PromptDataset) -> int:

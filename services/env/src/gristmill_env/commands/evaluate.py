@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 import time
@@ -16,7 +17,15 @@ from gristmill_env.console import Steps
 from gristmill_env.durable import write_file
 from gristmill_env.errors import EvaluationError
 from gristmill_env.evaluation.compare import Comparison, compare
-from gristmill_env.evaluation.plan import evaluation_task, evaluations_folder, make_plan
+from gristmill_env.evaluation.plan import (
+    count_training_rows,
+    evaluation_task,
+    evaluations_folder,
+    has_evaluation_set,
+    make_plan,
+    number_of_prompts,
+    training_dataset,
+)
 from gristmill_env.evaluation.report import show, show_comparison
 from gristmill_env.evaluation.results import RESULTS_FILE, SOURCE_BY_HAND, Evaluated, row
 from gristmill_env.evaluation.run import evaluate, weight_label
@@ -55,7 +64,12 @@ async def _evaluate(run: RunSettings, options: EvaluateOptions) -> Evaluated:
         dataset, correctness = session.task.dataset, session.task.scorer.correctness
         label = await weight_label(session.server)
         creation = None if (record := await _training(run, label)) is None else record.creation
-        plan = make_plan(run, session.task, model=session.served.name, weights=label, creation=creation)
+        training = training_dataset(run) if has_evaluation_set(config.dataset) else dataset
+        prompts = number_of_prompts(config.dataset, len(dataset))
+        seen = None if training is None else await asyncio.to_thread(count_training_rows, dataset, prompts, training)
+        plan = make_plan(
+            run, session.task, model=session.served.name, weights=label, creation=creation, training_rows=seen
+        )
         with SampleFile(folder, plan, resume=options.resume) as file:
             progress = Steps("prompts evaluated", plan.prompts, done=len(file.done))
             return await evaluate(

@@ -62,6 +62,8 @@ def _facts(evaluated: Evaluated, estimates: dict[str, Estimate]) -> Iterator[tup
         interval = "" if estimate.low is None else f"95 %: {_percent(estimate.low)} to {_percent(estimate.high)}"
         yield name, _percent(estimate.value), interval
     yield "prompts", str(summary.asked), f"{summary.completions} completions"
+    if evaluated.plan.training_rows:
+        yield "training rows", str(evaluated.plan.training_rows), f"of {evaluated.plan.prompts} prompts"
     if summary.unextracted is not None:
         yield "no answer found", _percent(summary.unextracted), "of the completions"
     if summary.truncated is not None:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from gristmill import SamplingParams
+from gristmill_env.data import Item, PromptDataset
+from gristmill_env.errors import DatasetError
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.session import Task
 from gristmill_env.settings import DatasetConfig, differences
+
+logger = logging.getLogger(__name__)
+
+_SEARCHED = 50_000
+"""Training rows, from the first, that an evaluation's rows are compared with."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +53,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The reward that decides whether a completion is right: a value of 1 or more. (Chosen by `correctness_reward`.)"""
     compares: bool
     """Whether that reward compares the completion with the row's answer, so that a final answer exists to extract."""
+    training_rows: int | None = None
+    """Evaluated rows that are rows of the training too; None if the training's rows cannot be read."""
     settings: dict[str, Any]
     """The other settings of `dataset:`, and the rewards."""
 
@@ -90,11 +102,57 @@ def has_evaluation_set(config: DatasetConfig) -> bool:
     return bool(config.eval_dataset_name or config.eval_dataset_path or config.eval_split)
 
 
+def number_of_prompts(config: DatasetConfig, rows: int, limit: int | None = None) -> int:
+    """Returns the number of rows to evaluate. `limit`: most prompts if the configuration sets no limit."""
+    return min(config.eval_limit or limit or rows, rows)
+
+
+def count_training_rows(evaluated: PromptDataset, prompts: int, training: PromptDataset) -> int:
+    """Returns how many of the first `prompts` rows have the prompt and the answer of a training row."""
+    known = {_key(item) for item in _items(training, min(len(training), _SEARCHED))}
+    return sum(_key(item) in known for item in _items(evaluated, prompts))
+
+
+def training_dataset(run: RunSettings) -> PromptDataset | None:
+    """Loads the rows of the training; None if they cannot be loaded here."""
+    try:
+        return PromptDataset(run.config.dataset, run.config_path.parent if run.config_path is not None else None)
+    except DatasetError as error:
+        logger.warning("the evaluation is not compared with the training's rows: %s", error)
+        return None
+
+
+def seen_in_training(count: int, prompts: int) -> str:
+    """Returns the sentence about an evaluation on training rows."""
+    return (
+        f"{count} of {prompts} rows of the evaluation are training rows, so its score does not measure unseen rows; "
+        "set eval_split or eval_dataset_path to other rows"
+    )
+
+
+def _items(dataset: PromptDataset, count: int) -> Iterator[Item]:
+    for index in range(count):
+        with contextlib.suppress(DatasetError):  # a bad row is neither trained on nor evaluated
+            yield dataset.item_at(index)
+
+
+def _key(item: Item) -> int:
+    texts = [str(message.get("content")) for message in item.messages if message["role"] != "system"]
+    return hash((tuple(" ".join(text.split()) for text in texts), item.answer))
+
+
 def make_plan(
-    run: RunSettings, task: Task, *, model: str, weights: str | None, creation: str | None, limit: int | None = None
+    run: RunSettings,
+    task: Task,
+    *,
+    model: str,
+    weights: str | None,
+    creation: str | None,
+    limit: int | None = None,
+    training_rows: int | None = None,
 ) -> Plan:
     """`model`: its served name. `weights`: the label. `creation`: of the training, if known. `limit`: most prompts if
-    the configuration sets no limit."""
+    the configuration sets no limit. `training_rows`: of them, if known."""
     config, scorer, rows = run.config, task.scorer, len(task.dataset)
     settings = config.dataset
     correctness = scorer.correctness
@@ -108,7 +166,8 @@ def make_plan(
         creation=creation,
         dataset=task.dataset.label,
         rows=rows,
-        prompts=min(settings.eval_limit or limit or rows, rows),
+        prompts=number_of_prompts(settings, rows, limit),
+        training_rows=training_rows,
         samples=settings.eval_samples,
         sampling=SamplingParams(
             temperature=temperature, top_p=settings.top_p if temperature else 1.0, max_tokens=settings.max_tokens

@@ -8,7 +8,7 @@ from rich.table import Column, Table
 from gristmill_env.console import say
 from gristmill_env.evaluation.compare import Comparison
 from gristmill_env.evaluation.estimators import Estimate
-from gristmill_env.evaluation.plan import Plan
+from gristmill_env.evaluation.plan import Plan, seen_in_training
 from gristmill_env.evaluation.results import Evaluated, RewardFigures
 
 _WIDE = 160
@@ -64,7 +64,7 @@ def show_comparison(console: Console, comparison: Comparison) -> None:
 
 def _facts(evaluated: Evaluated) -> list[str]:
     plan, summary = evaluated.plan, evaluated.summary
-    facts = []
+    facts = [seen_in_training(plan.training_rows, plan.prompts)] if plan.training_rows else []
     if plan.samples > 1 and summary.all_right is not None and summary.all_wrong is not None:
         facts.append(f"prompts all right {summary.all_right:.1%}, all wrong {summary.all_wrong:.1%}")
     if summary.unextracted is not None:

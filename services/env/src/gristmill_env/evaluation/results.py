@@ -156,6 +156,7 @@ def row(evaluated: Evaluated) -> dict[str, Any]:
         "errors": {name: figures.errors for name, figures in summary.rewards.items()},
         "prompts": summary.asked,
         "prompts_skipped": sum(summary.skipped.values()),
+        "training_rows": plan.training_rows or 0,
         "samples": plan.samples,
         "temperature": plan.sampling.temperature,
         "seconds": evaluated.ended - evaluated.started,

@@ -25,7 +25,14 @@ from gristmill_env.console import Steps
 from gristmill_env.data import Item, PromptDataset
 from gristmill_env.errors import ROW_ERRORS, BusyEvaluationError, InferenceError, reason_of
 from gristmill_env.evaluation.page import write_evaluation_page
-from gristmill_env.evaluation.plan import evaluation_task, evaluations_folder, make_plan
+from gristmill_env.evaluation.plan import (
+    count_training_rows,
+    evaluation_task,
+    evaluations_folder,
+    make_plan,
+    number_of_prompts,
+    seen_in_training,
+)
 from gristmill_env.evaluation.results import SOURCE, Evaluated, row, summarise, write_results
 from gristmill_env.evaluation.samples import SampleFile, answered, skipped
 from gristmill_env.gather import gather
@@ -111,8 +118,12 @@ class RunMeasure:
     creation: str | None = None
     """`RunRecord.creation`, set when the run is open. An evaluation of another creation is never continued."""
 
-    def __init__(self, run: RunSettings, model: str, generator: RolloutGenerator) -> None:
-        """Loads the evaluation set. `model`: the model's served name. `generator`: the run's own.
+    def __init__(
+        self, run: RunSettings, model: str, generator: RolloutGenerator, training: PromptDataset | None = None
+    ) -> None:
+        """Loads the evaluation set, and warns if its rows are rows of `training`, the run's own rows.
+
+        `model`: the model's served name. `generator`: the run's own.
 
         Raises DatasetError, RewardError.
         """
@@ -121,6 +132,10 @@ class RunMeasure:
         self._task = evaluation_task(run)
         self._generator = generator.for_task(self._task.scorer, self._task.environments)
         self._folder = _writable(evaluations_folder(run))
+        prompts = number_of_prompts(run.config.dataset, len(self._task.dataset), _LIMIT)
+        self._seen = None if training is None else count_training_rows(self._task.dataset, prompts, training)
+        if self._seen:
+            logger.warning("%s", seen_in_training(self._seen, prompts))
 
     @property
     def label(self) -> str:
@@ -144,8 +159,9 @@ class RunMeasure:
         generate = functools.partial(self._generator.generate_and_score, evaluation=True)
         config, dataset = self._run_settings.config, self._task.dataset
         plan = make_plan(
-            self._run_settings, self._task, model=self._model, weights=version, creation=self.creation, limit=_LIMIT
-        )
+            self._run_settings, self._task, model=self._model, weights=version, creation=self.creation, limit=_LIMIT,
+            training_rows=self._seen,
+        )  # fmt: skip
         with SampleFile(self._folder / f"{version}-{plan.digest[:8]}", plan, resume=True) as file:
             progress = Steps("prompts evaluated", plan.prompts, done=len(file.done), say=logger.info)
             correctness, workers = self._task.scorer.correctness, config.max_eval_workers
