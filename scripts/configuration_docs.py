@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import enum
+import itertools
 import re
 import sys
 import types
@@ -30,11 +31,12 @@ from gristmill.settings import flag_names, inner_model
 from gristmill_api.settings import Limits
 from gristmill_env.atropos.keys import KEYS, OPTIONS, REWARDS, Key, Part, Verdict
 from gristmill_env.settings import EnvConfig
+from gristmill_trainer.memory import Memory, gigabytes
 from gristmill_trainer.settings import TrainerSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-FILES = ("configuration.md", "errors.md", "from-atropos.md", "operations.md")
+FILES = ("configuration.md", "errors.md", "from-atropos.md", "gpu.md", "operations.md")
 
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 _TABLE = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end of (?P=name) -->)", re.DOTALL)
@@ -210,6 +212,88 @@ def _variables() -> str:
     return "\n".join(f"**{title}**\n\n" + _table(["variable", "default", "meaning"], rows) for title, rows in sections)
 
 
+_SHAPE = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+)
+# Qwen2.5: parameters, and the shape in the model's config.json.
+_MODELS: Mapping[str, tuple[float, dict[str, int]]] = {
+    name: (parameters, dict(zip(_SHAPE, shape, strict=True)))
+    for name, parameters, *shape in (
+        ("0.5B", 0.494e9, 896, 4864, 24, 14, 2, 151936),
+        ("1.5B", 1.544e9, 1536, 8960, 28, 12, 2, 151936),
+        ("3B", 3.086e9, 2048, 11008, 36, 16, 2, 151936),
+        ("7B", 7.616e9, 3584, 18944, 28, 28, 4, 152064),
+        ("14B", 14.77e9, 5120, 13824, 48, 40, 8, 152064),
+    )
+}
+_CARDS = (24, 48, 80)
+_USABLE, _LEAST_TOKENS, _MOST_TOKENS, _KV_BYTES = 0.92, 8192, 65536, 2e9
+
+
+def _memory() -> str:
+    head = [
+        "model",
+        "all weights",
+        "per token",
+        "per token, recomputed",
+        "LoRA, rank 16",
+        "per token",
+        "per token, recomputed",
+        "vLLM's weights",
+    ]
+    rows = []
+    for name, (parameters, config) in _MODELS.items():
+        row = [f"Qwen2.5-{name}"]
+        for lora in (0, 16):
+            plain, recomputed = (_need(config, parameters, lora, recompute) for recompute in (False, True))
+            row += [gigabytes(plain.fixed), f"{plain.per_token / 1e6:.2f} MB", f"{recomputed.per_token / 1e6:.2f} MB"]
+        rows.append([*row, gigabytes(2 * parameters)])
+    return _table(head, rows)
+
+
+def _cards() -> str:
+    head = ["model", *(f"one {card} GB card" for card in _CARDS), "two 80 GB cards"]
+    return _table(
+        head,
+        [
+            [
+                name,
+                *(_fitting(config, parameters, card, (0.45, 0.3)) for card in _CARDS),
+                _fitting(config, parameters, 80, (0.0,)),
+            ]
+            for name, (parameters, config) in _MODELS.items()
+        ],
+    )
+
+
+def _fitting(config: Mapping[str, int], parameters: float, card: int, shares: tuple[float, ...]) -> str:
+    """Returns the settings with the most trained weights that fit. `shares`: of the trainer's card, for vLLM."""
+    for lora, recompute, share in itertools.product((0, 16), (False, True), shares):
+        tokens = _need(config, parameters, lora, recompute).tokens((1 - share) * card * 1e9 * _USABLE)
+        if tokens >= _LEAST_TOKENS and (not share or 2 * parameters + _KV_BYTES < share * card * 1e9):
+            words = (
+                ["`TRAINER_GPU=1`"]
+                if not share
+                else []
+                if share == shares[0]
+                else [f"`GPU_MEMORY_UTILIZATION={share}`"]
+            )
+            words.append("`lora_rank: 16`, `LORA_RANK=16`" if lora else "all weights")
+            words += ["`gradient_checkpointing: true`"] if recompute else []
+            return ", ".join([*words, f"`token_budget: {min(2 ** (tokens.bit_length() - 1), _MOST_TOKENS)}`"])
+    return "does not fit"
+
+
+def _need(config: Mapping[str, int], parameters: float, lora: int, recompute: bool) -> Memory:
+    settings = TrainerSettings(lora_rank=lora, gradient_checkpointing=recompute)
+    return Memory.of(config, int(parameters), settings, cuda=True)
+
+
 def _table(head: list[str], rows: list[list[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "".join("| " + " | ".join(_cell(cell) for cell in line) + " |\n" for line in lines)
@@ -229,6 +313,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "hyperparameters": lambda: _settings(Hyperparameters, "gristmill_trainer"),
     "trainer": lambda: _settings(TrainerSettings, "gristmill_trainer", TRAINER_ONLY),
     "api": _api_limits,
+    "memory": _memory,
+    "cards": _cards,
     "variables": _variables,
     "atropos-keys": _atropos_keys,
     "atropos-rewards": _atropos_rewards,

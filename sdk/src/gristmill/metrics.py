@@ -44,7 +44,9 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     skipped: str | None = None
     """Reason why the step changed no weights: loss or gradient was not finite, or no group was left to train on."""
     updates_left_out: int = 0
-    """Number of the step's updates whose loss or gradient was not finite."""
+    """Number of the step's updates with a non-finite loss or gradient, or a sequence that memory cannot hold."""
+    token_budget_halved: int = 0
+    """How often the trainer halved the tokens per micro-batch in the step, because the memory ran out."""
     reward_parts: dict[str, float] = msgspec.field(default_factory=dict)
     """Mean of each reward, over the sequences that it did not skip."""
     rejected: dict[str, int] = msgspec.field(default_factory=dict)

@@ -7,6 +7,7 @@ the initial model. `receipts` has the bounds, and names the cause of a differenc
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ from gristmill.model_servers import split_urls
 from gristmill.receipts import RECEIPTS_FILE, ReceiptState, read_receipts
 from gristmill.redaction import redact_text
 from gristmill.settings import find_config, load_yaml
-from gristmill.view.check import Check, State
+from gristmill.view.check import Check
 from gristmill.view.doctor import read_memory
 from gristmill.view.folders import ROLLOUTS_FOLDER, RunFolder
 from gristmill_trainer.checkpoint.digests import DIGESTS_FILE, CheckpointRecord, read_digests
@@ -36,6 +37,7 @@ from gristmill_trainer.checkpoint.store import read_progress
 from gristmill_trainer.data.micro_batches import collate
 from gristmill_trainer.data.types import Sample
 from gristmill_trainer.errors import PublishError, TrainerError
+from gristmill_trainer.memory import Memory, gigabytes
 from gristmill_trainer.policy import ModelSource, Policy, check_publishable, find_model
 from gristmill_trainer.policy.lora import ADAPTER_CONFIG, adapter_rank, saved_lora
 from gristmill_trainer.publish import ModelServer, ServerList
@@ -57,8 +59,6 @@ from gristmill_trainer.replay.recorded import ReplayError, find_source
 from gristmill_trainer.settings import TrainerSettings, read_settings
 
 _FLOAT32 = 4
-_MOMENTS = {"adamw": 8, "adamw_8bit": 2}
-"""Bytes of the optimizer's two moments per trained parameter."""
 _STRIDES = (5, 7, 11)
 """One probe each before a run: every 5th, 7th or 11th token of the vocabulary."""
 _PROBE = 72
@@ -130,44 +130,39 @@ def _source(
 
 
 def check_room(settings: TrainerSettings, source: ModelSource, deployment: Deployment) -> Iterator[Check]:
-    """Yields the checks of memory and disk for weights, gradients, optimizer and checkpoints.
-
-    Parameters, gradients and moments are float32. The sizes are lower bounds: activations come in addition.
-    """
-    parameters = count_parameters(Path(source.weights))
-    if parameters is None:
-        yield Check(
-            "memory of trainer", "warning", f"not checked: the files of {source.weights} are not on this machine"
-        )
+    """Yields the checks of memory (`Memory`) and of disk for checkpoints and weights."""
+    folder = Path(source.weights)
+    parameters = count_parameters(folder)
+    if parameters is None or not (folder / "config.json").is_file():
+        yield Check("memory of trainer", "warning", f"not checked: the files of {folder} are not on this machine")
         return
-    adapters = settings.lora_rank > 0
-    # Adapters of usual ranks have about a hundredth of the model's parameters.
-    trained = parameters // 100 if adapters else parameters
-    moments = _MOMENTS[settings.optimizer] * trained
-    needed = _FLOAT32 * (parameters + trained) + moments
     cuda = settings.device != "cpu" and torch.cuda.is_available()
-    there = torch.cuda.get_device_properties(0).total_memory if cuda else read_memory()
-    what = f"{parameters / 1e6:.1f}M parameters need {_gigabytes(needed)} for weights, gradients and optimizer"
-    if there is None:
+    memory = Memory.of(json.loads((folder / "config.json").read_text()), parameters, settings, cuda=cuda)
+    # A model server that runs on the same GPU has taken its share already.
+    room = torch.cuda.mem_get_info()[0] if cuda else read_memory()
+    tokens = settings.token_budget or settings.batch_size * (settings.seq_len or source.max_model_len)
+    needed = memory.fixed + memory.per_token * tokens
+    what = f"{parameters / 1e6:.1f}M parameters need {memory}: {gigabytes(needed)} for {tokens} tokens"
+    if room is None:
         yield Check("memory of trainer", "warning", f"{what}; the memory of this machine is unknown")
+    elif memory.tokens(room) == 0:
+        remedy = "take a smaller model, lora_rank, or several GPUs with torchrun"
+        yield Check("memory of trainer", "failed", f"{what}, of {gigabytes(room)}; {remedy}")
+    elif needed > room:
+        remedy = f"set token_budget: {memory.tokens(room)} or less, or gradient_checkpointing: true"
+        yield Check("memory of trainer", "warning", f"{what}, of {gigabytes(room)}; {remedy}")
     else:
-        state: State = "failed" if needed > there else "warning" if needed > there / 2 else "ok"
-        remedy = {
-            "failed": "; take a smaller model, lora_rank, or several GPUs with torchrun",
-            "warning": ", and activations come in addition; set gradient_checkpointing if the memory runs out",
-            "ok": "",
-        }
-        yield Check("memory of trainer", state, f"{what}, of {_gigabytes(there)}{remedy[state]}")
+        yield Check("memory of trainer", "ok", f"{what}, of {gigabytes(room)}")
     whole = _FLOAT32 * parameters
-    checkpoint = (_FLOAT32 * trained if adapters else whole) + moments
+    checkpoint = memory.checkpoint if settings.lora_rank else whole + memory.moments
     disk = (settings.checkpoints_kept + 1) * checkpoint + whole + 2 * whole
     folder = deployment.runs_dir.absolute()
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
-    text = f"{settings.checkpoints_kept} checkpoints, the final model and published weights need {_gigabytes(disk)}"
+    text = f"{settings.checkpoints_kept} checkpoints, the final model and published weights need {gigabytes(disk)}"
     more = "" if disk <= free else "; free some space, or lower checkpoints_kept"
-    yield Check("disk of trainer", "ok" if disk <= free else "failed", f"{text}, of {_gigabytes(free)} free{more}")
+    yield Check("disk of trainer", "ok" if disk <= free else "failed", f"{text}, of {gigabytes(free)} free{more}")
 
 
 def count_parameters(folder: Path) -> int | None:
@@ -177,10 +172,6 @@ def count_parameters(folder: Path) -> int | None:
         with safe_open(path, framework="pt") as tensors:
             found += sum(int(np.prod(tensors.get_slice(name).get_shape())) for name in tensors.keys())  # noqa: SIM118
     return found or None
-
-
-def _gigabytes(size: float) -> str:
-    return f"{size / 1e9:.2g} GB" if size < 1e10 else f"{size / 1e9:.0f} GB"
 
 
 # --- Trainer and server ----------------------------------------------------------------------------------------

@@ -45,6 +45,10 @@ class RankLostError(TrainerError):
     """Another process of the same training is lost."""
 
 
+class OutOfMemoryError(TrainerError):
+    """One sequence alone, or a micro-batch of one of several ranks, does not fit in memory."""
+
+
 class AbandonedError(TrainerError):
     """A step was abandoned before its end, on request.
 

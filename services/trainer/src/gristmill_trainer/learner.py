@@ -6,31 +6,38 @@
 A step trains on one batch: `num_epochs` passes, each in `minibatches` updates. The old policy of the ratio is the
 policy before the first update. All sums are over all micro-batches and ranks. Packing, gradient accumulation and the
 number of processes therefore change a result only by rounding.
+
+So an update that runs out of memory is repeated with half the tokens per micro-batch, and has the same result. The
+smaller budget stays for the rest of the process. With several ranks an error ends the training instead, because the
+other ranks wait in a collective.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import gc
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
-from gristmill_trainer.data.micro_batches import collate, dummy, plan, split
+from gristmill_trainer.data.micro_batches import MicroPlan, collate, dummy, plan, split
 from gristmill_trainer.data.types import F32, MicroBatch, Sample
 from gristmill_trainer.dist_context import DistContext
-from gristmill_trainer.errors import AbandonedError
+from gristmill_trainer.errors import AbandonedError, OutOfMemoryError
 from gristmill_trainer.metrics import ModelFlops, StepResult, TokenStats
 from gristmill_trainer.objectives import Objective, TrainedTokens, token_weights
 from gristmill_trainer.policy import Policy
 from gristmill_trainer.settings import TrainerSettings
 
 _LOG = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,10 @@ class Learner:
         self._max_completion_length = settings.max_completion_length or max_completion_length
         self._reference = reference
         self._dist = dist or DistContext()
+        self._budget = settings.token_budget
+        """Most tokens of a micro-batch; halved after an update that ran out of memory."""
+        self._halved = 0
+        """How often the budget was halved in the current step."""
         self._flops = ModelFlops.of(policy.model)
 
     @property
@@ -84,21 +95,36 @@ class Learner:
         Rank 0 calls `should_continue` before each micro-batch. If it returns False, every rank raises AbandonedError.
         """
         settings = self._settings
-        samples = self._with_reference(samples, should_continue)
-        if settings.updates_per_step > 1:
-            samples = self._with_old_logprobs(samples, should_continue)
+        self._halved = 0
+        try:
+            samples = self._with_reference(samples, should_continue)
+            if settings.updates_per_step > 1:
+                samples = self._with_old_logprobs(samples, should_continue)
+        except OutOfMemoryError as error:
+            if self._dist.size > 1:
+                raise
+            return self._nothing(str(error))
         groups = [sample.group_id for sample in samples]
         taken: list[_Update] = []
         left_out: list[_Update] = []
+        too_large = 0
         problem = None
         if not any(sample.trained_tokens for sample in samples):
-            return self._nothing()
+            return self._nothing("nothing is left of its groups to train on")
         for epoch in range(settings.num_epochs):
             for part in split(groups, settings.minibatches, seed=settings.seed, step=step, epoch=epoch):
                 members = [samples[number] for number in part]
                 if not any(sample.trained_tokens for sample in members):
                     continue
-                update = self._update(members, should_continue, untouched=not taken)
+                try:
+                    update = self._update(members, should_continue, untouched=not taken)
+                except OutOfMemoryError as error:
+                    if self._dist.size > 1:
+                        raise
+                    problem = str(error)
+                    too_large += 1
+                    _LOG.error("step %d: %s; this update is left out", step, problem)
+                    continue
                 update = dataclasses.replace(update, order=tuple(part[place] for place in update.order))
                 found = _not_finite(update)
                 if found is None:
@@ -108,6 +134,9 @@ class Learner:
                     _LOG.error("step %d: %s; this update is left out", step, problem)
                 (taken if found is None else left_out).append(update)
                 self.optimizer.zero_grad(set_to_none=True)
+        if not taken and not left_out:
+            assert problem is not None
+            return self._nothing(problem, left_out=too_large)
         if self.schedule is not None:
             self.schedule.step()
         lengths, trained = [len(sample) for sample in samples], sum(sample.trained_tokens for sample in samples)
@@ -120,8 +149,9 @@ class Learner:
             trained_tokens=settings.num_epochs * trained,
             flops=None if self._flops is None else settings.num_epochs * self._flops.step(lengths, trained),
             skipped=None if taken else problem,
-            left_out=len(left_out),
+            left_out=len(left_out) + too_large,
             problem=problem,
+            halved=self._halved,
             order=tuple(place for update in reported for place in update.order),
         )
 
@@ -136,6 +166,9 @@ class Learner:
         `policy`: default is the policy in training. `should_continue`: as in `step`.
         """
         scored = policy or self.policy
+        return self._in_memory(samples, lambda: self._scored(samples, scored, should_continue))
+
+    def _scored(self, samples: Sequence[Sample], scored: Policy, should_continue: Callable[[], bool]) -> list[F32]:
         found: dict[int, F32] = {}
         with torch.no_grad(), scored.compute():
             for micro in self._micro_batches(samples, np.zeros(len(samples))):
@@ -149,15 +182,63 @@ class Learner:
         everywhere = {number: values for share in self._dist.gather(found) for number, values in share.items()}
         return [everywhere[number] for number in range(len(samples))]
 
-    def _nothing(self) -> StepResult:
+    def _nothing(self, reason: str, left_out: int = 0) -> StepResult:
         if self.schedule is not None:
             self.schedule.step()
         return StepResult(
-            math.nan, math.nan, TokenStats.of([]), 0, 0, None, "nothing is left of its groups to train on"
+            math.nan, math.nan, TokenStats.of([]), 0, 0, None, reason, left_out=left_out, halved=self._halved
+        )
+
+    def _in_memory(self, samples: Sequence[Sample], call: Callable[[], _T]) -> _T:
+        """Returns the result of `call`, which computes micro-batches of `samples`.
+
+        Halves the tokens per micro-batch and repeats the call while the memory runs out. Raises OutOfMemoryError if the
+        longest sequence alone does not fit, and with several ranks.
+        """
+        while True:
+            try:
+                return call()
+            except (RuntimeError, MemoryError) as error:
+                if not _is_out_of_memory(error):
+                    raise
+                reason = str(error).partition("\n")[0]
+            # Only here, behind the handler, nothing refers to the tensors of the failed micro-batch any more.
+            self.optimizer.zero_grad(set_to_none=True)
+            gc.collect()
+            if self.policy.device.type == "cuda":
+                torch.cuda.empty_cache()
+            self._halve_budget([len(sample) for sample in samples], reason)
+
+    def _halve_budget(self, lengths: Sequence[int], reason: str) -> None:
+        tokens = max(sum(lengths[number] for number in micro or ()) for micro in self._plan(lengths)[0])
+        longest = max(lengths)
+        if self._dist.size > 1 or tokens <= longest:
+            raise OutOfMemoryError(
+                "out_of_memory",
+                f"a micro-batch of {tokens} tokens, whose longest sequence has {longest}, does not fit in the memory of"
+                f" {self.policy.device} ({reason}); lower token_budget or max_token_length, or set "
+                "gradient_checkpointing: true or lora_rank",
+                tokens=tokens,
+                longest=longest,
+            )
+        self._budget = max(tokens // 2, longest)
+        self._halved += 1
+        _LOG.warning(
+            "a micro-batch of %d tokens does not fit in memory (%s); the update is repeated with token_budget: %d, and "
+            "has the same result. To save the time, write token_budget: %d into the trainer's settings",
+            tokens,
+            reason,
+            self._budget,
+            self._budget,
         )
 
     def _update(self, samples: Sequence[Sample], should_continue: Callable[[], bool], *, untouched: bool) -> _Update:
-        """Accumulates and clips the gradient of one update."""
+        """Accumulates and clips the gradient of one update, with smaller micro-batches if the memory runs out."""
+        return self._in_memory(samples, lambda: self._accumulated(samples, should_continue, untouched=untouched))
+
+    def _accumulated(
+        self, samples: Sequence[Sample], should_continue: Callable[[], bool], *, untouched: bool
+    ) -> _Update:
         counts = np.array([sample.trained_tokens for sample in samples], np.int64)
         weights = token_weights(
             self._settings.objective, counts, self._settings.batch_size, self._max_completion_length
@@ -219,18 +300,15 @@ class Learner:
 
         All ranks have equally many, because FSDP's collectives need every rank.
         """
-        settings = self._settings
-        shares = plan(
-            [len(sample) for sample in samples],
-            budget=settings.token_budget,
-            batch_size=settings.batch_size,
-            ranks=self._dist.size,
-        )
-        for index in shares[self._dist.rank]:
+        packing, device = self._settings.packing, self.policy.device
+        for index in self._plan([len(sample) for sample in samples])[self._dist.rank]:
             if index is None:
-                yield dummy(self.policy.device, packing=settings.packing)
+                yield dummy(device, packing=packing)
             else:
-                yield collate(samples, index, weights, packing=settings.packing, device=self.policy.device)
+                yield collate(samples, index, weights, packing=packing, device=device)
+
+    def _plan(self, lengths: Sequence[int]) -> list[list[MicroPlan | None]]:
+        return plan(lengths, budget=self._budget, batch_size=self._settings.batch_size, ranks=self._dist.size)
 
     def _check_abort(self, should_continue: Callable[[], bool], *, untouched: bool) -> None:
         if not self._dist.on_main(should_continue):
@@ -250,6 +328,11 @@ class Learner:
             one if one.ref_logprobs is not None else dataclasses.replace(one, ref_logprobs=ref)
             for one, ref in zip(samples, found, strict=True)
         ]
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether an allocation failed, on a GPU or in the process."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 
 
 def _not_finite(update: _Update) -> str | None:

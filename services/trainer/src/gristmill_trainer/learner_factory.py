@@ -10,6 +10,7 @@ from gristmill_trainer.checkpoint.contents import seed_all
 from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import ModelError, TrainerError
 from gristmill_trainer.learner import Learner
+from gristmill_trainer.memory import Memory
 from gristmill_trainer.model_state import LearnerState, ShardedState, WholeState, check_shardable, shard
 from gristmill_trainer.optimizer import build_optimizer, build_schedule
 from gristmill_trainer.policy import Lora, ModelSource, Policy
@@ -63,6 +64,10 @@ def build_learner(plan: LearnerPlan, dist: DistContext) -> tuple[Learner, Learne
         compiled=settings.compile,
         lora=Lora(settings.lora_rank, settings.lora_alpha) if settings.lora_rank else None,
     )
+    if dist.is_main:
+        config, parameters = policy.model.config.to_dict(), sum(one.numel() for one in policy.model.parameters())
+        memory = Memory.of(config, parameters, settings, cuda=policy.device.type == "cuda", gpus=dist.size)
+        _LOG.info("memory: the training needs %s (docs/gpu.md has the parts)", memory)
     if plan.weights is not None and settings.lora_rank:
         _compare_alpha(Path(plan.weights), settings.lora_alpha)
     reference = _reference(plan)

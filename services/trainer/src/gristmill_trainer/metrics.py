@@ -46,9 +46,11 @@ class StepResult:
     skipped: str | None = None
     """Why the step changed no weights: nothing was left to train on, or no update was finite."""
     left_out: int = 0
-    """Updates whose loss or gradient was not finite."""
+    """Updates whose loss or gradient was not finite, or of which a sequence did not fit in memory."""
     problem: str | None = None
     """The non-finite value of the last update left out."""
+    halved: int = 0
+    """How often the token budget was halved, because the memory ran out."""
     order: tuple[int, ...] = ()
     """Index, among the step's samples, of each sequence in `token_stats`. With several epochs a sample comes again."""
 
@@ -88,6 +90,7 @@ def step_metrics(
         learning_rate=learning_rate,
         skipped=result.skipped,
         updates_left_out=result.left_out,
+        token_budget_halved=result.halved,
         rejected={str(reason): count for reason, count in known.rejected.items()},
         reward_parts=known.reward_parts,
         seq_len_cuts=known.seq_len_cuts,

@@ -85,6 +85,7 @@ EXPORTED: Final = (
     Exported("learning_rate", "learning_rate", "Learning rate of the last step"),
     Exported("skipped", "skipped_steps", "Steps that changed no weights", COUNTER, convert=_count),
     Exported("updates_left_out", "updates_left_out", "Updates whose loss or gradient was not finite", COUNTER),
+    Exported("token_budget_halved", "token_budget_halved", "Times that an update ran out of memory", COUNTER),
     Exported("staleness_mean", "staleness_steps_mean", "Mean staleness of the groups of the last step, in steps"),
     Exported("staleness", "staleness_steps", "Trained groups by staleness in steps", HISTOGRAM),
     Exported("completion_tokens_mean", "completion_tokens_mean", "Mean tokens per completion in the last step"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,6 +20,7 @@ from gristmill.view.check import Check
 from gristmill_trainer import doctor
 from gristmill_trainer.doctor import _samples_of, _scored, _Weights, check_room, check_server, check_weights
 from gristmill_trainer.errors import PublishError
+from gristmill_trainer.memory import Memory
 from gristmill_trainer.policy import Lora, ModelSource, Policy
 from gristmill_trainer.publish import ModelServer
 from gristmill_trainer.receipts import Cause
@@ -86,8 +88,10 @@ def test_too_little_disk_and_memory_fail(model: Path, tmp_path: Path, monkeypatc
     assert states(check_room(many, source, place)) == {"memory of trainer": "ok", "disk of trainer": "failed"}
     parameters = doctor.count_parameters(model)
     assert parameters is not None
-    needed = 16 * parameters  # float32 weights, gradients and two moments
-    for there, state in ((needed - 1, "failed"), (needed + 1, "warning"), (2 * needed + 1, "ok")):
+    memory = Memory.of(json.loads((model / "config.json").read_text()), parameters, settings, cuda=False)
+    assert memory.weights + memory.gradients + memory.moments == 16 * parameters
+    batch = memory.per_token * settings.batch_size * source.max_model_len
+    for there, state in ((memory.fixed, "failed"), (memory.fixed + batch - 1, "warning"), (memory.fixed + batch, "ok")):
         monkeypatch.setattr(doctor, "read_memory", lambda there=there: there)
         assert states(check_room(settings, source, place))["memory of trainer"] == state
 

@@ -8,11 +8,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch.autograd.function import once_differentiable
 
-Entropy = Literal["none", "value", "gradient"]
+from gristmill_trainer.memory import CHUNK_BYTES
 
-# Bytes of one buffer of chunk logits, and of one block of the head's gradient if it is summed in another dtype.
-# A few such buffers exist at once. On CPU, a chunk of about the caches' size is fastest; a GPU needs large products.
-CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 512 << 20}
+Entropy = Literal["none", "value", "gradient"]
 
 
 class Scores(NamedTuple):

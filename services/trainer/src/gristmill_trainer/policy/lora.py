@@ -85,6 +85,9 @@ def attach(model: Any, lora: Lora) -> None:
         base_model_name_or_path=model.config.name_or_path,
     )
     inject_adapter_in_model(config, model)
+    for parameter in model.parameters():
+        if parameter.requires_grad:  # the base may be bfloat16, in which small updates would vanish
+            parameter.data = parameter.data.float()
 
 
 @contextmanager
@@ -120,7 +123,7 @@ def merged_tensors(model: Any, dtype: torch.dtype = torch.float32) -> dict[str, 
             merged = tensor.detach()
             if plain in adapted:
                 (adapter,) = adapted[plain].active_adapters
-                merged = (merged + adapted[plain].get_delta_weight(adapter).detach()).to(dtype).cpu()
+                merged = (merged.float() + adapted[plain].get_delta_weight(adapter).detach()).to(dtype).cpu()
             tensors[plain] = merged
     return tensors
 

@@ -68,7 +68,9 @@ class Policy:
         # A checkpoint of adapters does not contain the base model's weights.
         whole = source.weights if lora is not None or weights is None else weights
         try:
-            model: Any = AutoModelForCausalLM.from_pretrained(whole, dtype=torch.float32, trust_remote_code=False)
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                whole, dtype=weights_dtype(self.device, lora), trust_remote_code=False
+            )
         except (OSError, ValueError) as error:
             raise ModelError("model_unreadable", f"cannot load the model '{whole}': {error}", model=whole) from error
         self.model = model.to(self.device).train()
@@ -171,6 +173,14 @@ class Policy:
         model.tie_weights()
         model.generation_config = self.model.generation_config
         return model
+
+
+def weights_dtype(device: torch.device, lora: Lora | None) -> torch.dtype:
+    """Returns the dtype of the loaded weights. Frozen weights need no more digits than the arithmetic on CUDA has.
+
+    Trained weights are float32, because a learning rate of 1e-6 vanishes in bfloat16.
+    """
+    return torch.bfloat16 if lora is not None and device.type == "cuda" else torch.float32
 
 
 def _without_dropout(model: torch.nn.Module) -> None:

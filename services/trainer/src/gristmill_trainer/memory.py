@@ -1,0 +1,152 @@
+"""Memory of a training process, in bytes, computed before the run.
+
+    memory = Memory.of(config, parameters, settings, cuda=True)
+    memory.fixed + memory.per_token * token_budget
+
+The doctor, the trainer's first log line and the table of docs/gpu.md use it. The activations of a layer are the tensors
+that autograd saves in a decoder of transformers with a gated MLP: with `h` hidden size, `q` and `k` widths of all query
+and all key heads, `i` intermediate size,
+
+    float32                    24 h + 8 q + 8 k + 16 i    per token
+    bfloat16 by autocast       26 h + 4 q + 4 k +  8 i    the residual stream stays float32; each linear casts its input
+    LoRA on a bfloat16 base    22 h + 6 q + 4 k +  8 i
+
+Norms of queries and keys, as in Qwen3, save 8 (q + k) in float32 and 6 (q + k) by autocast. The last norm and the
+rotary tables are counted once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gristmill_trainer.settings import TrainerSettings
+
+CHUNK_BYTES: Final = {"cpu": 64 << 20, "cuda": 512 << 20}
+"""Bytes of one buffer of chunk logits, and of one block of the head's gradient if it is summed in another dtype.
+
+A few such buffers exist at once. On CPU, a chunk of about the caches' size is fastest; a GPU needs large products.
+"""
+_FLOAT32: Final = 4
+_BFLOAT16: Final = 2
+_MOMENTS: Final = {"adamw": 8, "adamw_8bit": 2}
+"""Bytes of an optimizer's moments, per trained parameter."""
+_NORMED_QUERIES: Final = frozenset({"qwen3", "qwen3_moe", "gemma3", "gemma3_text", "olmo2"})
+"""Model types with norms of queries and keys."""
+_HEAD_BUFFERS: Final = 3
+"""Buffers of chunk logits that exist at once."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that a process needs, by part. With several GPUs, weights, gradients and moments are divided among them."""
+
+    weights: int
+    gradients: int
+    moments: int
+    casts: int
+    """Copies of the trained weights in bfloat16, which autocast keeps until the backward pass."""
+    reference: int
+    """The reference model of a KL penalty."""
+    head: int
+    """Logits: a few chunks, however many tokens there are."""
+    per_token: int
+    """Activations that are kept for the backward pass, per token of a micro-batch."""
+
+    @property
+    def fixed(self) -> int:
+        """Bytes that do not depend on the tokens of a micro-batch."""
+        return self.weights + self.gradients + self.moments + self.casts + self.reference + self.head
+
+    def tokens(self, room: float) -> int:
+        """Returns the most tokens of a micro-batch that fit in `room` bytes; 0 if not even the fixed part does."""
+        return max(int((room - self.fixed) // self.per_token), 0)
+
+    @property
+    def checkpoint(self) -> int:
+        """Bytes of the trained weights and the optimizer's moments, which a checkpoint holds."""
+        return self.gradients + self.moments
+
+    def __str__(self) -> str:
+        return f"{gigabytes(self.fixed)} and {self.per_token / 1e6:.2f} MB per token of a micro-batch"
+
+    @classmethod
+    def of(
+        cls, config: Mapping[str, Any], parameters: int, settings: TrainerSettings, *, cuda: bool, gpus: int = 1
+    ) -> Memory:
+        """Returns the memory of training a model.
+
+        `config`: the model's config.json. `parameters`: their number. `gpus`: processes that share the state.
+        """
+        lora = settings.lora_rank > 0
+        shape = _Shape.of(config)
+        trained = shape.adapters(settings.lora_rank) if lora else parameters
+        frozen = (_BFLOAT16 if cuda else _FLOAT32) * parameters if lora else 0
+        weights = frozen + _FLOAT32 * trained
+        wanted = settings.kl_beta > 0 and (not lora or settings.ref_model is not None)
+        linear = parameters - shape.vocabulary * shape.hidden
+        return cls(
+            weights=weights // gpus,
+            gradients=_FLOAT32 * trained // gpus,
+            moments=_MOMENTS[settings.optimizer] * trained // gpus,
+            casts=_BFLOAT16 * linear if cuda and not lora else 0,
+            reference=_FLOAT32 * parameters if wanted else 0,
+            head=_HEAD_BUFFERS * CHUNK_BYTES["cuda" if cuda else "cpu"],
+            per_token=shape.activations(cuda=cuda, lora=lora, recompute=settings.gradient_checkpointing),
+        )
+
+
+@dataclass(frozen=True)
+class _Shape:
+    hidden: int
+    intermediate: int
+    """Of all experts that a token uses."""
+    queries: int
+    keys: int
+    layers: int
+    vocabulary: int
+    head: int
+    normed: bool
+    """Whether queries and keys have norms."""
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> _Shape:
+        text: Mapping[str, Any] = config.get("text_config") or config
+        hidden, heads = int(text["hidden_size"]), int(text["num_attention_heads"])
+        head = int(text.get("head_dim") or hidden // heads)
+        experts = int(text.get("num_experts_per_tok") or 1)
+        wide = text.get("moe_intermediate_size") if experts > 1 else None
+        return cls(
+            hidden=hidden,
+            intermediate=experts * int(wide or text.get("intermediate_size") or 4 * hidden),
+            queries=heads * head,
+            keys=int(text.get("num_key_value_heads") or heads) * head,
+            layers=int(text["num_hidden_layers"]),
+            vocabulary=int(text["vocab_size"]),
+            head=head,
+            normed=text.get("model_type") in _NORMED_QUERIES,
+        )
+
+    def adapters(self, rank: int) -> int:
+        """Returns the parameters of adapters on every linear layer of the decoder."""
+        hidden, queries, keys, wide = self.hidden, self.queries, self.keys, self.intermediate
+        ends = [(hidden, queries), (hidden, keys), (hidden, keys), (queries, hidden)]
+        ends += [(hidden, wide), (hidden, wide), (wide, hidden)]
+        return self.layers * rank * sum(map(sum, ends))
+
+    def activations(self, *, cuda: bool, lora: bool, recompute: bool) -> int:
+        """Returns the bytes that autograd saves per token."""
+        factors = (22, 6, 4, 8) if cuda and lora else (26, 4, 4, 8) if cuda else (24, 8, 8, 16)
+        widths = (self.hidden, self.queries, self.keys, self.intermediate)
+        layer = sum(factor * width for factor, width in zip(factors, widths, strict=True))
+        if self.normed:
+            layer += (6 if cuda else 8) * (self.queries + self.keys)
+        once = 8 * (self.hidden + self.head)
+        if recompute:  # each layer keeps its input, and one layer at a time is computed again
+            return once + layer + self.layers * _FLOAT32 * self.hidden
+        return once + self.layers * layer
+
+
+def gigabytes(size: float) -> str:
+    return f"{size / 1e9:.2g} GB" if size < 1e10 else f"{size / 1e9:.0f} GB"

@@ -1,0 +1,140 @@
+"""Memory: the computed bytes are the bytes that autograd saves, and an update that runs out of memory is repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.unit.trainer.learner.learning import Build, assert_same_bits, farthest, make_samples, weights
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from gristmill_trainer.data.types import MicroBatch
+from gristmill_trainer.learner import Learner
+from gristmill_trainer.memory import Memory
+from gristmill_trainer.policy.lora import Lora, attach, merged_tensors
+from gristmill_trainer.settings import TrainerSettings
+
+from_config: Callable[..., Any] = AutoModelForCausalLM.from_config
+
+SHAPE = {
+    "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 64,
+    "num_key_value_heads": 2,
+}  # fmt: skip
+
+
+def saved_bytes(model: Any, tokens: int, *, autocast: bool) -> int:
+    """Returns the bytes of the tensors that the decoder saves for its backward pass, without its weights."""
+    weights = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
+    saved: dict[int, int] = {}
+    kept = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)  # so that no two tensors have one address
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with (
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+        torch.autocast("cpu", torch.bfloat16, enabled=autocast),
+    ):
+        model.get_decoder()(input_ids=torch.zeros(1, tokens, dtype=torch.int64), use_cache=False)
+    return sum(saved.values())
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["float32", "autocast"])
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama", "mistral"])
+def test_computed_activations_are_the_bytes_that_autograd_saves(kind: str, autocast: bool) -> None:
+    config = AutoConfig.for_model(kind, **SHAPE, **({"head_dim": 64} if kind == "qwen3" else {}))
+    model = from_config(config, attn_implementation="sdpa")
+    few, many = (saved_bytes(model, tokens, autocast=autocast) for tokens in (32, 96))
+    memory = Memory.of(config.to_dict(), model.num_parameters(), TrainerSettings(), cuda=autocast)
+    assert memory.per_token == pytest.approx((many - few) / 64, rel=0.1)
+
+
+def small_memory(learner: Learner, monkeypatch: pytest.MonkeyPatch, most: int, error: type[Exception]) -> list[int]:
+    """Makes micro-batches of more than `most` tokens fail, or of four times as many without a backward pass.
+
+    Returns the tokens of each micro-batch with a backward pass from now on.
+    """
+    seen: list[int] = []
+    real: Callable[..., Any] = learner.policy.scorer
+
+    def scored(micro: MicroBatch, **options: Any) -> Any:
+        tokens = micro.layout.tokens.numel()
+        if torch.is_grad_enabled():
+            seen.append(tokens)
+        if tokens > (most if torch.is_grad_enabled() else 4 * most):
+            raise error("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return real(micro, **options)
+
+    monkeypatch.setattr(learner.policy, "scorer", scored)
+    return seen
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
+@pytest.mark.parametrize("settings", [{}, {"token_budget": 80}, {"minibatches": 2}], ids=["batch", "budget", "updates"])
+def test_update_without_memory_is_repeated_in_halves_with_the_same_result(
+    build: Build, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], error: type[Exception]
+) -> None:
+    samples = make_samples()
+    expected, learner = build(plain=True, packing=True, **settings), build(plain=True, packing=True, **settings)
+    longest = max(map(len, samples))
+    seen = small_memory(learner, monkeypatch, longest + 8, error)
+    whole, split = expected.step(samples, 1), learner.step(samples, 1)
+    assert (whole.halved, split.skipped, split.left_out) == (0, None, 0)
+    assert split.halved > 0
+    assert split.loss == pytest.approx(whole.loss, abs=1e-6)
+    assert split.grad_norm == pytest.approx(whole.grad_norm, rel=1e-5)
+    assert farthest(weights(learner), weights(expected)) <= 1e-6
+    assert sorted(split.order) == sorted(whole.order)
+    seen.clear()
+    assert learner.step(samples, 2).halved == 0, "the smaller budget stays"
+    assert max(seen) <= longest + 8
+
+
+def test_sequence_that_does_not_fit_alone_is_left_out_and_changes_no_bit(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner, samples = build(packing=True, minibatches=4), make_samples()
+    long = replace(
+        samples[0], tokens=np.ones(64, np.int32), trained=np.arange(64) >= 5,
+        rollout_logprobs=np.zeros(64, np.float32), advantages=np.ones(64, np.float32),
+    )  # fmt: skip
+    small_memory(learner, monkeypatch, 48, torch.OutOfMemoryError)
+    before = weights(learner)
+    result = learner.step([long], 1)
+    assert result.skipped is not None
+    assert result.left_out == 1
+    assert_same_bits(weights(learner), before)
+    result = learner.step([long, *samples[1:]], 2)
+    assert (result.skipped, result.left_out) == (None, 1), "the other updates are taken"
+    assert result.problem is not None
+    assert farthest(weights(learner), before) > 0
+
+
+def test_other_errors_of_a_step_are_raised(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = build(packing=True)
+    small_memory(learner, monkeypatch, 1, RuntimeError)
+    with pytest.raises(RuntimeError, match="Tried"):
+        learner.step(make_samples(), 1)
+
+
+def test_adapters_on_a_bfloat16_base_are_float32_and_merge_without_loss() -> None:
+    config = AutoConfig.for_model("qwen2", **SHAPE)
+    model = from_config(config, dtype=torch.bfloat16)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    attach(model, Lora(4, 8.0))
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    assert {parameter.dtype for parameter in trained} == {torch.float32}
+    layer = model.model.layers[0].self_attn.q_proj
+    with torch.no_grad():
+        layer.lora_B["default"].weight.fill_(1e-4)
+    delta = 2.0 * layer.lora_B["default"].weight @ layer.lora_A["default"].weight
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert torch.allclose(merged_tensors(model)[name], before[name].float() + delta, atol=1e-7, rtol=0)
