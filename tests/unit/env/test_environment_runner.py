@@ -12,9 +12,11 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.support.errors import raises
 from tests.unit.env.conftest import FailingServer
@@ -23,7 +25,7 @@ from tests.unit.env.inference.conftest import CHAT, answers, said
 from gristmill_env.data import Item, Message, user
 from gristmill_env.environments import Environment, EnvironmentFactory, EnvironmentRunner, Reply, StepResult
 from gristmill_env.environments import runner as environment_runner
-from gristmill_env.errors import DatasetError, EnvError, EpisodeError
+from gristmill_env.errors import DatasetError, EnvError, EpisodeError, RewardError
 from gristmill_env.inference import ModelServers
 from gristmill_env.rewards import Scorer, WeightedReward, create_reward
 from gristmill_env.rollouts.generator import RolloutGenerator
@@ -332,6 +334,82 @@ async def test_own_errors_are_raised_unchanged(rolls: Make) -> None:
             raise DatasetError("row_unplayable", "not this row", row=item.row)
 
     with raises(DatasetError, "row_unplayable"):
+        await rolls(Refuses)()
+
+
+MESSAGES_WRONG: dict[str, Any] = {
+    "nothing": None, "text": "again", "texts": ["again"], "mapping": {"role": "user", "content": "x"}, "number": 3,
+    "without content": [{"role": "user"}], "no text": [{"role": "user", "content": None}],
+    "parts": [{"role": "user", "content": [{"type": "text", "text": "x"}]}], "role": [{"role": 1, "content": "x"}],
+    "bytes": [{"role": "user", "content": "x", "image": b"1"}], "generator": (user("x") for _ in range(1)),
+}  # fmt: skip
+WRONG_RESETS = MESSAGES_WRONG | {"empty": [], "result": StepResult((user("x"),))}
+WRONG_STEPS: dict[str, Any] = {f"messages: {name}": StepResult(value) for name, value in MESSAGES_WRONG.items()} | {
+    "nothing": None, "mapping": {"reward": 1.0}, "tuple": ((), True), "number": 1.0, "class": StepResult,
+    "reward: text": StepResult.end("1"), "reward: nan": StepResult.end(float("nan")),  # type: ignore[arg-type]
+    "reward: list": StepResult.end([1]), "reward: object": StepResult.end(object()),  # type: ignore[arg-type]
+    "reward: infinite": StepResult.end(-float("inf")), "reward: too large": StepResult.end(10**400),
+    "reward: complex": StepResult.end(1j), "reward: array": StepResult.end(np.zeros(2)),  # type: ignore[arg-type]
+    "done": StepResult(done="no"), "trained": StepResult.end(1.0, trained=None),  # type: ignore[arg-type]
+}  # fmt: skip
+
+
+class Returns(Recorded):
+    """Returns a test's values."""
+
+    opening: Any
+    result: Any
+
+    def reset(self, item: Item) -> Any:
+        return self.opening
+
+    def step(self, reply: Reply) -> Any:
+        return self.result
+
+
+class ReturnsAsync(Returns):
+    async def reset(self, item: Item) -> Any:  # type: ignore[override]
+        return self.opening
+
+    async def step(self, reply: Reply) -> Any:  # type: ignore[override]
+        return self.result
+
+
+@pytest.mark.parametrize("kind", [Returns, ReturnsAsync])
+async def test_wrong_return_value_names_method_value_and_row(
+    rolls: Make, monkeypatch: pytest.MonkeyPatch, kind: type[Returns]
+) -> None:
+    for method, values in (("reset", WRONG_RESETS), ("step", WRONG_STEPS)):
+        for name, value in values.items():
+            monkeypatch.setattr(Returns, "opening", value if method == "reset" else [user("?")], raising=False)
+            monkeypatch.setattr(Returns, "result", value, raising=False)
+            with raises(EpisodeError, "environment_value", method=f"{kind.__name__}.{method}", row=0) as raised:
+                await rolls(kind)()
+            assert raised.value.values["value"], name
+    assert closed() == [1] * len(Recorded.made)
+
+
+@pytest.mark.parametrize("turns", [None, 0, "4", 1.5, True])
+async def test_wrong_number_of_turns_is_an_error_of_the_environment(rolls: Make, turns: Any) -> None:
+    kind = type("Turns", (Recorded,), {"max_turns": turns})
+    with raises(EpisodeError, "environment_value", method="Turns.max_turns", row=0):
+        await rolls(kind)()
+
+
+@pytest.mark.parametrize("reward", [1, True, np.float32(1.0), np.array(1.0), Fraction(1)])
+async def test_numbers_of_other_types_are_rewards(rolls: Make, monkeypatch: pytest.MonkeyPatch, reward: Any) -> None:
+    monkeypatch.setattr(Returns, "opening", [user("?")], raising=False)
+    monkeypatch.setattr(Returns, "result", StepResult(done=np.True_, reward=reward), raising=False)  # type: ignore[arg-type]
+    group: RolloutGroup = await rolls(Returns)()
+    assert [(type(rollout.reward), rollout.reward) for rollout in group.rollouts] == [(float, 1.0)] * 3
+
+
+async def test_errors_of_other_packages_parts_are_errors_of_the_environment(rolls: Make) -> None:
+    class Refuses(Recorded):
+        def step(self, reply: Reply) -> StepResult:
+            raise RewardError("unknown_reward", "not of this row")
+
+    with raises(EpisodeError, "environment_raised", error="RewardError"):
         await rolls(Refuses)()
 
 

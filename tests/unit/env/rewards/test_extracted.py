@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
+from tests.support.errors import raises
 
+from gristmill_env.errors import RewardError
 from gristmill_env.rewards import create_reward, reward
 from gristmill_env.rewards.registry import _REGISTRY
+from gristmill_env.rewards.reward import FunctionReward
 
 
 def extracted(name: str, params: dict[str, Any], *completions: str, **row: Any) -> set[str | None]:
@@ -77,6 +81,17 @@ def test_custom_reward_may_define_its_canonical_answer() -> None:
         assert extracted("final_word", {"upper": True}, "it is so", "so") == {"SO"}
     finally:
         _REGISTRY.pop("final_word", None)
+
+
+@pytest.mark.parametrize("answer", [5, 1.0, b"5", ["5"], {"answer": "5"}, object()])
+def test_extracted_answer_that_is_not_text_is_an_error_of_its_reward(answer: Any) -> None:
+    def judge(completion: str, answer: str) -> float:
+        return 1.0
+
+    made = create_reward(judge)
+    assert isinstance(made, FunctionReward)
+    with raises(RewardError, "value_invalid", reward="judge"):
+        dataclasses.replace(made, extract_answer=lambda completion, row: answer).extracted("5", {})
 
 
 def test_canonical_answer_of_other_rewards_is_the_marked_answer() -> None:

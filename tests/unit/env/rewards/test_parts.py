@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from gristmill_env.rewards import Detailed, Sample, Scorer, WeightedReward, create_reward
 
 SAMPLES = [Sample("a"), Sample("bb"), Sample("ccc")]
@@ -44,6 +48,16 @@ async def test_reward_value_that_is_not_a_number_is_an_error_with_its_parts() ->
     assert score.failed["sizes"].code == "value_invalid"
     assert score.error == str(score.failed["sizes"])
     assert (score.total, score.parts["sizes"], score.parts["sizes/letters"]) == (None, None, 1)
+
+
+@pytest.mark.parametrize("parts", [None, [1.0], 0.5, {1: 0.5}, "ab"])
+async def test_reward_parts_without_names_are_an_error_of_the_reward(parts: Any) -> None:
+    def sizes(completion: str) -> Detailed:
+        return Detailed(1.0, parts)
+
+    async with Scorer([WeightedReward(create_reward(sizes), 1.0)], has_answer=False) as scorer:
+        (score,) = await scorer.score(SAMPLES[:1])
+    assert (score.total, score.failed["sizes"].code) == (None, "value_invalid")
 
 
 def test_score_returns_the_value_of_a_reward_with_parts() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import logging
 import math
@@ -19,7 +20,8 @@ from typing import Any, Self
 from gristmill.redaction import redact_text
 from gristmill_env.data import Item, Message
 from gristmill_env.environments.base import Environment, EnvironmentFactory, Reply, StepResult
-from gristmill_env.errors import EnvError, EpisodeError
+from gristmill_env.environments.returned import opening_messages, step_result
+from gristmill_env.errors import ROW_ERRORS, EnvError, EpisodeError
 from gristmill_env.rewards.inputs import private
 from gristmill_env.running import Call, Limits, Runner
 from gristmill_env.running.calls import CallError
@@ -33,6 +35,11 @@ _GOODBYE = 5.0
 
 _Result = tuple[Any, Exception | None]
 """A method's return value, or its error."""
+Check = Callable[[Any], Any]
+
+
+def _unchecked(value: Any) -> Any:
+    return value
 
 
 class EnvironmentRunner:
@@ -69,13 +76,17 @@ class EnvironmentRunner:
             await self.close(environment)
 
     async def reset(self, environment: Environment, item: Item) -> Sequence[Message]:
-        """Calls `reset`. Raises EpisodeError if it fails or overruns, and passes on the package's own errors."""
-        opening: Sequence[Message] = await self._call(environment.reset, item)
+        """Calls `reset`. Raises EpisodeError if it fails, overruns or returns no messages, and passes on the package's
+        own errors of a row."""
+        check = functools.partial(opening_messages, environment, item.index)
+        opening: Sequence[Message] = await self._call(environment.reset, item, check=check)
         return opening
 
-    async def step(self, environment: Environment, reply: Reply) -> StepResult:
-        """Calls `step` with a reply. Raises as `reset` does."""
-        turn: StepResult = await self._call(environment.step, reply)
+    async def step(self, environment: Environment, reply: Reply, row: int | None = None) -> StepResult:
+        """Calls `step` with a reply. `row`: the item's index, for messages. Raises as `reset` does."""
+        turn: StepResult = await self._call(
+            environment.step, reply, check=functools.partial(step_result, environment, row)
+        )
         return turn
 
     async def close(self, environment: Environment) -> None:
@@ -107,10 +118,10 @@ class EnvironmentRunner:
     ) -> None:
         self.stop()
 
-    async def _call(self, method: Callable[..., Any], *arguments: object) -> Any:
+    async def _call(self, method: Callable[..., Any], *arguments: object, check: Check = _unchecked) -> Any:
         if self.factory.ours and inspect.iscoroutinefunction(method):
             return await method(*arguments)
-        return await self._wait(_MethodCall(self.factory.name, method.__name__, method, arguments))
+        return await self._wait(_MethodCall(self.factory.name, method.__name__, method, arguments, check))
 
     async def _wait(self, call: _MethodCall) -> Any:
         batch = self._runner.submit([call])
@@ -179,36 +190,44 @@ def has_close(environment: Environment) -> bool:
 class _MethodCall(Call[_Result]):
     """One call of one method of one environment."""
 
-    def __init__(self, name: str, method_name: str, method: Callable[..., Any], arguments: Sequence[object]) -> None:
+    def __init__(
+        self,
+        name: str,
+        method_name: str,
+        method: Callable[..., Any],
+        arguments: Sequence[object],
+        check: Check = _unchecked,
+    ) -> None:
+        """`check`: returns the method's return value if it is valid, and raises EpisodeError if it is not."""
         # A separate name per method: close() must not queue behind the steps that it should end.
         super().__init__(f"{name}.{method_name}", is_async=inspect.iscoroutinefunction(method), repeatable=False)
-        self._method, self._arguments = method, arguments
+        self._method, self._arguments, self._check = method, arguments, check
 
     def run(self) -> _Result:
         if not self.needed:
             return self.not_needed()
         try:
             value = self._method(*self._arguments)
+            if inspect.isawaitable(value):
+                if inspect.iscoroutine(value):
+                    value.close()
+                raise CallError("not_async", "it returns an awaitable but is not `async def`")
+            return self._check(value), None
         except BaseException as error:  # noqa: BLE001  sys.exit() in a step must not end this thread
             return self.failed(error)
-        if inspect.isawaitable(value):
-            if inspect.iscoroutine(value):
-                value.close()
-            return self.failed(CallError("not_async", "it returns an awaitable but is not `async def`"))
-        return value, None
 
     async def run_async(self) -> _Result:
         if not self.needed:
             return self.not_needed()
         try:
-            return await self._method(*self._arguments), None
+            return self._check(await self._method(*self._arguments)), None
         except BaseException as error:  # noqa: BLE001  as above; of a cancelled call nobody reads the result
             return self.failed(error)
 
     def failed(self, why: BaseException) -> _Result:
         if isinstance(why, CallError):
             return None, EpisodeError(why.code, redact_text(f"{self.name}: {why}"), method=self.name, **why.values)
-        if isinstance(why, EnvError):
+        if isinstance(why, ROW_ERRORS):
             return None, why
         error = EpisodeError(
             "environment_raised",

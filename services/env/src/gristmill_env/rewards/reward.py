@@ -201,10 +201,14 @@ class FunctionReward(Reward):
         if self.extract_answer is None:
             return super().extracted(completion, row)
         try:
-            return self.extract_answer(completion, private(row))
+            found: object = self.extract_answer(completion, private(row))
         except Exception as error:  # the user's code
             reason = f"reward '{self.name}' cannot say what a completion states: {type(error).__name__}: {error}"
             raise RewardError("reward_raised", reason, reward=self.name, error=type(error).__name__) from error
+        if found is not None and not isinstance(found, str):
+            reason = f"extract_answer of reward '{self.name}' returned {_short(found)}; it must be text or None"
+            raise RewardError("value_invalid", reason, reward=self.name)
+        return found
 
     @property
     def runs_user_extraction(self) -> bool:
@@ -312,6 +316,9 @@ def outcomes_by_name(calls: Sequence[RewardCall]) -> dict[str, Sequence[Outcome]
 def _outcomes(reward: str, value: object) -> Outcomes:
     if not isinstance(value, RewardResult):
         return {reward: _outcome(reward, value)}
+    if not isinstance(value.parts, Mapping) or not all(isinstance(name, str) for name in value.parts):
+        wrong = f"parts of a RewardResult have a name each, not {_short(value.parts)}"
+        return {reward: Failure(reward, wrong, "value_invalid")}
     parts = {f"{reward}/{part}": item for part, item in value.parts.items()}
     return {reward: _outcome(reward, value.value)} | {name: _outcome(name, item) for name, item in parts.items()}
 

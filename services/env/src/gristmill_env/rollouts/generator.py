@@ -138,7 +138,7 @@ class RolloutGenerator:
             prompts = self._build([opening for _, opening in begun])
             first = await self._first_replies(prompts, ask)
             return await gather(
-                self._finish(group, environment, Transcript(prompt), completion, ask)
+                self._finish(group, environment, item.index, Transcript(prompt), completion, ask)
                 for (environment, _), prompt, completion in zip(begun, prompts, first, strict=True)
             )
 
@@ -177,17 +177,18 @@ class RolloutGenerator:
         self,
         group: EnvironmentGroup,
         environment: Environment,
+        row: int,
         transcript: Transcript,
         completion: Completion,
         ask: _Ask,
     ) -> Rollout:
         """Plays the rollout from its first reply to its end, and closes its environment."""
-        rollout = await self._take_turns(environment, transcript, completion, ask)
+        rollout = await self._take_turns(environment, row, transcript, completion, ask)
         await group.close(environment)
         return rollout
 
     async def _take_turns(
-        self, environment: Environment, transcript: Transcript, completion: Completion, ask: _Ask
+        self, environment: Environment, row: int, transcript: Transcript, completion: Completion, ask: _Ask
     ) -> Rollout:
         replies = 0
         begun = transcript.begun
@@ -198,7 +199,7 @@ class RolloutGenerator:
             transcript.add_reply(completion, text)
             replies += 1
             reply = Reply(text, completion.finish_reason, completion.length)
-            turn = await self._environments.step(environment, reply)
+            turn = await self._environments.step(environment, reply, row)
             transcript.add_reward(turn.reward)
             if not turn.trained:
                 transcript.leave_out_reply()
