@@ -111,6 +111,10 @@ class LeaseSession:
         return self.run.incarnation
 
     @property
+    def _creation(self) -> str | None:
+        return self.run.creation or None
+
+    @property
     def covered(self) -> list[str]:
         """Ids of the groups trained since the last ack, which a checkpoint written now covers."""
         with self._lock:
@@ -140,6 +144,7 @@ class LeaseSession:
             groups=None if by_sequences else amount,
             sequences=amount if by_sequences else None,
             wait=wait,
+            creation=self._creation,
         )
         if batch is not None:
             self._hold(self.batch_id(step), [group.group_id for group in batch])
@@ -159,7 +164,7 @@ class LeaseSession:
         with self._lock:
             batch_ids = [batch_id for batch_id, batch in self._held.items() if batch.trained]
         if batch_ids:
-            self._api.ack(self._run_id, self.incarnation, batch_ids)
+            self._api.ack(self._run_id, self.incarnation, batch_ids, creation=self._creation)
             with self._lock:
                 for batch_id in batch_ids:
                     del self._held[batch_id]
@@ -177,15 +182,15 @@ class LeaseSession:
 
     def record_version(self, step: int) -> None:
         """Reports that the model server now serves the weights after `step` steps. This frees permits for them."""
-        self._api.record_version(self._run_id, PolicyVersion(self.incarnation, step))
+        self._api.record_version(self._run_id, PolicyVersion(self.incarnation, step), creation=self._creation)
 
     def report_metrics(self, step: int, values: Mapping[str, Any]) -> None:
         """Sends a row of metrics of the source "trainer". See `SyncClient.report_metrics`."""
-        self._api.report_metrics(self._run_id, "trainer", step, values)
+        self._api.report_metrics(self._run_id, "trainer", step, values, creation=self._creation)
 
     def finish(self) -> None:
         """Ends the run."""
-        self._api.finish(self._run_id, self.incarnation)
+        self._api.finish(self._run_id, self.incarnation, creation=self._creation)
 
     def _hold(self, batch_id: str, group_ids: list[str]) -> None:
         """Records the batch. Raises LeaseLostError if the session already holds one of its groups in another batch.
@@ -218,7 +223,7 @@ class LeaseSession:
             for batch_id in batch_ids:
                 del self._held[batch_id]
         if batch_ids:
-            groups = self._api.nack(self._run_id, self.incarnation, batch_ids)
+            groups = self._api.nack(self._run_id, self.incarnation, batch_ids, creation=self._creation)
             _LOG.info(line("give back", batches=len(batch_ids), groups=groups))
 
     def _keep_alive(self) -> None:
@@ -228,7 +233,7 @@ class LeaseSession:
             if not batch_ids:
                 continue
             try:
-                lost = self._api.extend(self._run_id, self.incarnation, batch_ids)
+                lost = self._api.extend(self._run_id, self.incarnation, batch_ids, creation=self._creation)
             except Exception as error:  # noqa: BLE001  Raised by the next call: leases that nobody extends expire.
                 self._failure = of_thread("extending the leases", error)
                 return

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from types import TracebackType
 
 from gristmill.client import Client
@@ -50,21 +50,24 @@ class PermitSession:
         weight: float | None = None,
         min_batch_allocation: float | None = None,
         heartbeat: float = HEARTBEAT,
+        creation: str | None = None,
     ) -> None:
         """`holder`: the name of this process; each process needs a different name. `weight` and `min_batch_allocation`:
-        see `Client.register_env`. `heartbeat`: seconds between renewals.
+        see `Client.register_env`. `heartbeat`: seconds between renewals. `creation`: `RunRecord.creation` of the run;
+        None: of the run that grants the first permits.
         """
         self.slots = Slots(8)
         """The places for permits. `take` requests permits for the free places."""
         self.version: str | None = None
         """The newest policy version that the API has reported."""
+        self.creation = creation
+        """`RunRecord.creation` of the run, which each call names; None if no permit was granted yet."""
         self._api = api
         self._run_id = run_id
         self._holder = holder
         self._shares = (weight, min_batch_allocation)
         self._heartbeat = heartbeat
         self._beat_every = min(heartbeat, _BEAT)
-        self._creation: str | None = None
         self._held: dict[str, asyncio.Task[object] | None] = {}
         """The task that works on each permit, by group id; None before the task has begun."""
         self._settling: set[str] = set()
@@ -74,8 +77,9 @@ class PermitSession:
 
     async def __aenter__(self) -> PermitSession:
         """Registers the environment. Gives back the permits that an earlier process with the same name left."""
-        await self._api.abandon_permits(self._run_id, self._holder)
-        await self._register()
+        with self._refusing_another_run():
+            await self._api.abandon_permits(self._run_id, self._holder, creation=self.creation)
+            await self._register()
         await self._guard.__aenter__()
         self._renewals = [self._guard.create_task(renew()) for renew in (self._renew_permits, self._renew_registration)]
         return self
@@ -118,8 +122,12 @@ class PermitSession:
         Returns None if the run is finished, after cancelling the unfinished work. Raises RunReplacedError.
         """
         # No spare permits, because another process could already work on them.
-        grant = await self._api.permits(self._run_id, self._holder, await self.slots.free(), _POLL)
-        self._refuse_another_run(grant.creation)
+        free = await self.slots.free()
+        with self._refusing_another_run():
+            grant = await self._api.permits(self._run_id, self._holder, free, _POLL, creation=self.creation)
+        if self.creation not in (None, grant.creation):
+            raise self._replaced()
+        self.creation = grant.creation or None
         self.version = grant.version
         if grant.state is RunState.FINISHED:
             for task in self._held.values():
@@ -166,7 +174,8 @@ class PermitSession:
         """
         self._settling.add(group.group_id)
         try:
-            await self._api.submit(group, self._holder)
+            with self._refusing_another_run():
+                await self._api.submit(group, self._holder, creation=self.creation)
         except ApiError as error:
             return self._not_needed(group.group_id, error)
         return True
@@ -178,7 +187,10 @@ class PermitSession:
         """
         self._settling.add(permit.group_id)
         try:
-            await self._api.return_permit(self._run_id, self._holder, permit.group_id, reason)
+            with self._refusing_another_run():
+                await self._api.return_permit(
+                    self._run_id, self._holder, permit.group_id, reason, creation=self.creation
+                )
         except ApiError as error:
             return self._not_needed(permit.group_id, error)
         return True
@@ -193,15 +205,22 @@ class PermitSession:
         _LOG.warning("group %s is not needed any more: %s", group_id, error)
         return False
 
-    def _refuse_another_run(self, creation: str) -> None:
+    @contextlib.contextmanager
+    def _refusing_another_run(self) -> Iterator[None]:
         """Raises RunReplacedError if another run has this run's id now, as after a long suspension of this process."""
-        if self._creation not in (None, creation):
-            raise RunReplacedError(
-                "run_replaced",
-                f"run {self._run_id} was deleted and created again since this process began; start the process again",
-                run=self._run_id,
-            )
-        self._creation = creation
+        try:
+            yield
+        except ApiError as error:
+            if error.code != ErrorCode.OTHER_CREATION:
+                raise
+            raise self._replaced() from error
+
+    def _replaced(self) -> RunReplacedError:
+        return RunReplacedError(
+            "run_replaced",
+            f"run {self._run_id} was deleted and created again since this process began; start the process again",
+            run=self._run_id,
+        )
 
     def _report_idle(self, grant: PermitGrant) -> None:
         now = time.monotonic()
@@ -217,7 +236,11 @@ class PermitSession:
             await asyncio.sleep(self._heartbeat)
             if not self._held:
                 continue
-            for group_id in await self._api.renew_permits(self._run_id, self._holder, list(self._held)):
+            with self._refusing_another_run():
+                lost = await self._api.renew_permits(
+                    self._run_id, self._holder, list(self._held), creation=self.creation
+                )
+            for group_id in lost:
                 # The API reports a permit as "lost" while this process submits or drops it.
                 if (task := self._held.get(group_id)) is not None and group_id not in self._settling:
                     _LOG.warning("the permit of group %s went to another worker; its work is given up", group_id)
@@ -234,20 +257,22 @@ class PermitSession:
 
     async def _beat(self) -> None:
         try:
-            await self._api.heartbeat_env(self._run_id, self._holder)
+            await self._api.heartbeat_env(self._run_id, self._holder, creation=self.creation)
         except ApiError as error:
             if error.code != ErrorCode.ENV_MISSING:
                 raise
             await self._register()
 
     async def _register(self) -> None:
-        await self._api.register_env(self._run_id, self._holder, *self._shares, self._beat_every)
+        await self._api.register_env(
+            self._run_id, self._holder, *self._shares, self._beat_every, creation=self.creation
+        )
 
     async def _leave(self) -> None:
         try:
             async with asyncio.timeout(_GOODBYE):
-                await self._api.abandon_permits(self._run_id, self._holder)
-                await self._api.leave_env(self._run_id, self._holder)
+                await self._api.abandon_permits(self._run_id, self._holder, creation=self.creation)
+                await self._api.leave_env(self._run_id, self._holder, creation=self.creation)
         except (TimeoutError, GristmillError) as error:
             _LOG.warning("permits could not be given back (%s); they expire by themselves", error or "no answer")
 

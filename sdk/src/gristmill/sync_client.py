@@ -7,6 +7,9 @@ Every method raises two errors in addition to those that its docstring names:
   `suspended`.
 - ApiUnreachable, if the API does not answer within the client's patience.
 
+A call with a `creation` (`RunRecord.creation`) is refused with `other_creation` if the run was deleted and created
+again since. Group ids start again in each creation, so a late call could otherwise change the next run of the same id.
+
 All times are in seconds.
 """
 
@@ -157,18 +160,18 @@ class SyncClient:
         taken = answer.json()
         return int(taken["incarnation"]), RunRecord.model_validate(taken["record"])
 
-    def record_version(self, run_id: str, version: PolicyVersion) -> RunRecord:
+    def record_version(self, run_id: str, version: PolicyVersion, *, creation: str | None = None) -> RunRecord:
         """Reports that the model server now serves `version`. The API then frees permits for this version.
 
         Raises ApiError `version_backwards` for a version before the recorded version.
         """
         body = {"incarnation": version.incarnation, "step": version.step}
-        answer = self._call("POST", f"/v1/runs/{run_id}/version", json=body)
+        answer = self._call("POST", f"/v1/runs/{run_id}/version", json=body, creation=creation)
         return RunRecord.model_validate_json(answer.content)
 
-    def finish(self, run_id: str, incarnation: int) -> RunRecord:
+    def finish(self, run_id: str, incarnation: int, *, creation: str | None = None) -> RunRecord:
         """Ends the run, as its trainer. Environments receive the state with their next request for permits."""
-        answer = self._call("POST", f"/v1/runs/{run_id}/finish", json={"incarnation": incarnation})
+        answer = self._call("POST", f"/v1/runs/{run_id}/finish", json={"incarnation": incarnation}, creation=creation)
         return RunRecord.model_validate_json(answer.content)
 
     def close_run(self, run_id: str) -> RunRecord:
@@ -183,7 +186,7 @@ class SyncClient:
         """
         self._call("DELETE", f"/v1/runs/{run_id}")
 
-    def permits(self, run_id: str, holder: str, count: int, wait: float) -> PermitGrant:
+    def permits(self, run_id: str, holder: str, count: int, wait: float, *, creation: str | None = None) -> PermitGrant:
         """Requests up to `count` permits (at most 1024) and waits up to `wait` seconds for the first.
 
         `holder`: the name of this process; each process needs a different name. A permit expires after
@@ -191,21 +194,25 @@ class SyncClient:
         Atropos' environments feed.
         """
         body = {"holder": holder, "count": count, "wait": wait}
-        answer = self._call("POST", f"/v1/runs/{run_id}/permits", json=body, wait=wait)
+        answer = self._call("POST", f"/v1/runs/{run_id}/permits", json=body, wait=wait, creation=creation)
         return PermitGrant.model_validate_json(answer.content)
 
-    def renew_permits(self, run_id: str, holder: str, group_ids: Sequence[str] | None) -> list[str]:
+    def renew_permits(
+        self, run_id: str, holder: str, group_ids: Sequence[str] | None, *, creation: str | None = None
+    ) -> list[str]:
         """Renews permits. Returns the group ids of the permits that this holder has lost.
 
         `group_ids`: None renews all permits of the holder. Name them, because None also renews permits whose grant
         the holder never received.
         """
         body = {"holder": holder, "group_ids": None if group_ids is None else list(group_ids)}
-        answer = self._call("POST", f"/v1/runs/{run_id}/permits/renew", json=body)
+        answer = self._call("POST", f"/v1/runs/{run_id}/permits/renew", json=body, creation=creation)
         lost: list[str] = answer.json()["lost"]
         return lost
 
-    def return_permit(self, run_id: str, holder: str, group_id: str, reason: str) -> None:
+    def return_permit(
+        self, run_id: str, holder: str, group_id: str, reason: str, *, creation: str | None = None
+    ) -> None:
         """Returns a permit to the API.
 
         With `reason` "abandoned", another holder may get the permit. Any other reason drops the group. A reason has 1
@@ -213,13 +220,13 @@ class SyncClient:
         submitted.
         """
         body = {"holder": holder, "group_id": group_id, "reason": reason}
-        self._call("POST", f"/v1/runs/{run_id}/permits/return", json=body)
+        self._call("POST", f"/v1/runs/{run_id}/permits/return", json=body, creation=creation)
 
-    def abandon_permits(self, run_id: str, holder: str) -> None:
+    def abandon_permits(self, run_id: str, holder: str, *, creation: str | None = None) -> None:
         """Returns all permits of the holder to the API."""
-        self._call("POST", f"/v1/runs/{run_id}/permits/abandon", json={"holder": holder})
+        self._call("POST", f"/v1/runs/{run_id}/permits/abandon", json={"holder": holder}, creation=creation)
 
-    def submit(self, group: TrajectoryGroup, holder: str) -> bool:
+    def submit(self, group: TrajectoryGroup, holder: str, *, creation: str | None = None) -> bool:
         """Stores a group. Returns False if the API had already stored the same group.
 
         Raises ApiError `permit_lost` if the holder no longer has the permit, `conflict` if another group has the id,
@@ -229,6 +236,7 @@ class SyncClient:
             "PUT",
             f"/v1/runs/{group.run_id}/groups/{group.group_id}",
             params={"holder": holder},
+            creation=creation,
             content=compression.deflate(group.encode()) if self._compress else group.encode(),
             headers={"Content-Type": GROUP_MEDIA_TYPE, **({"Content-Encoding": "zstd"} if self._compress else {})},
         )
@@ -268,6 +276,7 @@ class SyncClient:
         tokens: int | None = None,
         max_staleness: int | None = None,
         wait: float,
+        creation: str | None = None,
     ) -> list[TrajectoryGroup] | None:
         """Leases a batch in submit order. Returns None if too few groups are ready after `wait` seconds.
 
@@ -279,28 +288,30 @@ class SyncClient:
         """
         amounts = {"groups": groups, "sequences": sequences, "tokens": tokens, "max_staleness": max_staleness}
         ask = {"incarnation": incarnation, "batch_id": batch_id, "wait": wait, "compressed": self._compress}
-        answer = self._call("POST", f"/v1/runs/{run_id}/lease", json={**ask, **amounts}, wait=wait)
+        answer = self._call("POST", f"/v1/runs/{run_id}/lease", json={**ask, **amounts}, wait=wait, creation=creation)
         return None if answer.status_code == 204 else calls.decode_batch(answer.content)
 
-    def extend(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> list[str]:
+    def extend(
+        self, run_id: str, incarnation: int, batch_ids: Sequence[str], *, creation: str | None = None
+    ) -> list[str]:
         """Extends leases. Returns the batch ids whose leases are lost."""
         body = {"incarnation": incarnation, "batch_ids": list(batch_ids)}
-        answer = self._call("POST", f"/v1/runs/{run_id}/extend", json=body)
+        answer = self._call("POST", f"/v1/runs/{run_id}/extend", json=body, creation=creation)
         lost: list[str] = answer.json()["lost"]
         return lost
 
-    def ack(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> None:
+    def ack(self, run_id: str, incarnation: int, batch_ids: Sequence[str], *, creation: str | None = None) -> None:
         """Reports that a durable checkpoint covers these batches.
 
         Raises ApiError `lease_lost` if some leases expired. The API has acked the other batches then.
         """
         body = {"incarnation": incarnation, "batch_ids": list(batch_ids)}
-        self._call("POST", f"/v1/runs/{run_id}/ack", json=body)
+        self._call("POST", f"/v1/runs/{run_id}/ack", json=body, creation=creation)
 
-    def nack(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> int:
+    def nack(self, run_id: str, incarnation: int, batch_ids: Sequence[str], *, creation: str | None = None) -> int:
         """Returns batches to the queue, where their groups get their old places back. Returns the number of groups."""
         body = {"incarnation": incarnation, "batch_ids": list(batch_ids)}
-        answer = self._call("POST", f"/v1/runs/{run_id}/nack", json=body)
+        answer = self._call("POST", f"/v1/runs/{run_id}/nack", json=body, creation=creation)
         return int(answer.json()["groups"])
 
     def register_env(
@@ -310,6 +321,8 @@ class SyncClient:
         weight: float | None = None,
         min_batch_allocation: float | None = None,
         heartbeat_s: float | None = None,
+        *,
+        creation: str | None = None,
     ) -> None:
         """Registers an environment for a share of permits (`weight`) or of every batch (`min_batch_allocation`).
 
@@ -321,25 +334,25 @@ class SyncClient:
         body: dict[str, Any] = {"env_id": env_id, "weight": weight, "min_batch_allocation": min_batch_allocation}
         if heartbeat_s is not None:  # an earlier API does not know it
             body["heartbeat_s"] = heartbeat_s
-        self._call("POST", f"/v1/runs/{run_id}/envs", json=body)
+        self._call("POST", f"/v1/runs/{run_id}/envs", json=body, creation=creation)
 
     def environments(self, run_id: str) -> list[Environment]:
         """Returns the registered environments."""
         answer = self._call("GET", f"/v1/runs/{run_id}/envs")
         return [Environment.model_validate(row) for row in answer.json()]
 
-    def heartbeat_env(self, run_id: str, env_id: str) -> None:
+    def heartbeat_env(self, run_id: str, env_id: str, *, creation: str | None = None) -> None:
         """Reports that a registered environment is alive. A request for permits reports the same.
 
         Raises ApiError `env_missing`.
         """
-        self._call("POST", f"/v1/runs/{run_id}/envs/{env_id}/heartbeat")
+        self._call("POST", f"/v1/runs/{run_id}/envs/{env_id}/heartbeat", creation=creation)
 
-    def leave_env(self, run_id: str, env_id: str) -> None:
+    def leave_env(self, run_id: str, env_id: str, *, creation: str | None = None) -> None:
         """Removes the registration of an environment and frees its share. Raises ApiError `env_missing`."""
-        self._call("DELETE", f"/v1/runs/{run_id}/envs/{env_id}")
+        self._call("DELETE", f"/v1/runs/{run_id}/envs/{env_id}", creation=creation)
 
-    def claim(self, run_id: str, name: str, holder: str, ttl: float) -> str:
+    def claim(self, run_id: str, name: str, holder: str, ttl: float, *, creation: str | None = None) -> str:
         """Claims a piece of work for `ttl` seconds (1 to 3600), or extends the claim. Returns the holder of the claim.
 
         The returned holder is `holder`, or a process that claimed the work earlier. The claim is atomic, so exactly one
@@ -347,7 +360,7 @@ class SyncClient:
         Raises ApiError `too_many_claims`.
         """
         body = {"name": name, "holder": holder, "ttl": ttl}
-        answer = self._call("POST", f"/v1/runs/{run_id}/claims", json=body)
+        answer = self._call("POST", f"/v1/runs/{run_id}/claims", json=body, creation=creation)
         return Claim.model_validate_json(answer.content).holder
 
     def dead_letters(self, run_id: str, offset: int = 0, limit: int = 1024) -> list[DeadLetter]:
@@ -366,14 +379,16 @@ class SyncClient:
         """Drops dead letters with the reason "purged". Returns the number of groups. `group_ids`: as in replay."""
         return self._settle_dead_letters(run_id, "purge", group_ids)
 
-    def report_metrics(self, run_id: str, source: str, step: int, values: Mapping[str, Any]) -> None:
+    def report_metrics(
+        self, run_id: str, source: str, step: int, values: Mapping[str, Any], *, creation: str | None = None
+    ) -> None:
         """Sends one row of metrics. A later row of the same source and step replaces it.
 
         `values`: numbers, strings, and dicts of them, by name. The client sends NaN and infinity as strings.
         Raises ApiError `too_many_sources`, or `too_large` for more than 32 KiB of JSON.
         """
         body = {"source": source, "step": step, "values": calls.finite(values)}
-        self._call("POST", f"/v1/runs/{run_id}/metrics", json=body)
+        self._call("POST", f"/v1/runs/{run_id}/metrics", json=body, creation=creation)
 
     def metric_sources(self, run_id: str) -> list[str]:
         """Returns the names of the sources that reported metrics."""
@@ -442,7 +457,11 @@ class SyncClient:
         answer = self._call("POST", f"/v1/runs/{run_id}/dead/{how}", json=body)
         return int(answer.json()["groups"])
 
-    def _call(self, method: str, path: str, *, wait: float = 0.0, **request: Any) -> httpx.Response:
+    def _call(
+        self, method: str, path: str, *, wait: float = 0.0, creation: str | None = None, **request: Any
+    ) -> httpx.Response:
+        if creation:
+            request["params"] = {**request.get("params", {}), "creation": creation}
         retries = calls.Retries(self.url, f"{method} {path}", self._patience)
         while True:
             try:

@@ -48,7 +48,8 @@ class Model:
     seq: int = 0
     holders: dict[str, str] = field(default_factory=dict)
     overdue_permits: set[str] = field(default_factory=set)
-    waiting: set[str] = field(default_factory=set)
+    waiting: dict[str, str] = field(default_factory=dict)
+    """Permits to be issued again, with the holder that had each last."""
     dropped: dict[str, str] = field(default_factory=dict)
     groups: dict[str, Group] = field(default_factory=dict)
     batches: dict[str, Batch] = field(default_factory=dict)
@@ -80,8 +81,7 @@ class Model:
         if self.version is None:
             return []
         for group_id in self.overdue_permits:
-            del self.holders[group_id]
-            self.waiting.add(group_id)
+            self.waiting[group_id] = self.holders.pop(group_id)
         self.overdue_permits.clear()
         if holder in self.envs:
             self.envs[holder].alive = self.envs[holder].asks = True
@@ -90,7 +90,7 @@ class Model:
         while len(granted) < most:
             if self.waiting:
                 group_id = min(self.waiting)
-                self.waiting.remove(group_id)
+                del self.waiting[group_id]
             else:
                 group_id = f"g{self.rows:08d}"
                 self.rows += 1
@@ -101,8 +101,8 @@ class Model:
     def renew(self, holder: str, group_ids: list[str]) -> list[str]:
         lost = []
         for group_id in group_ids:
-            if group_id in self.waiting:
-                self.waiting.remove(group_id)
+            if self.waiting.get(group_id) == holder:
+                del self.waiting[group_id]
                 self.holders[group_id] = holder
             if self.holders.get(group_id) == holder:
                 self.overdue_permits.discard(group_id)
@@ -115,11 +115,11 @@ class Model:
             return "conflict"
         if group_id in self.dropped:
             return None if self.dropped[group_id] == reason else "permit_lost"
-        if group_id not in self.waiting and self.holders.get(group_id) != holder:
+        if holder not in (self.waiting.get(group_id), self.holders.get(group_id)):
             return "permit_lost"
         self._release(group_id)
         if reason == "abandoned":
-            self.waiting.add(group_id)
+            self.waiting[group_id] = holder
         else:
             self.dropped[group_id] = reason
         return None
@@ -128,14 +128,14 @@ class Model:
         mine = [group_id for group_id, by in self.holders.items() if by == holder]
         for group_id in mine:
             self._release(group_id)
-            self.waiting.add(group_id)
+            self.waiting[group_id] = holder
         return len(mine)
 
     def submit(self, holder: str, group_id: str, content: str) -> str | bool:
         known = self.groups.get(group_id)
         if known is not None and known.state != "dropped":
             return False if known.content == content else "conflict"
-        if group_id not in self.waiting and self.holders.get(group_id) != holder:
+        if holder not in (self.waiting.get(group_id), self.holders.get(group_id)):
             return "permit_lost"
         self._release(group_id)
         self.seq += 1
@@ -319,7 +319,7 @@ class Model:
     def _release(self, group_id: str) -> None:
         self.holders.pop(group_id, None)
         self.overdue_permits.discard(group_id)
-        self.waiting.discard(group_id)
+        self.waiting.pop(group_id, None)
 
     def _hold(self, batch_id: str) -> None:
         batch = self.batches[batch_id]

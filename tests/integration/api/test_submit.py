@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
+from typing import Any
 
+import httpx
 import pytest
 from redis.asyncio import Redis
 from tests.integration.api.store_harness import PREFIX, RUN, StoreHarness, submission, trainer
 from tests.support.errors import raises
+from tests.support.groups import make_group
 
+from gristmill import GROUP_MEDIA_TYPE, Client, PolicyVersion
+from gristmill_api.access.permissions import rules
 from gristmill_api.errors import ApiProblem
 from gristmill_api.settings import Limits
 from gristmill_api.store import Store, keys
@@ -132,3 +138,82 @@ async def test_stored_payload_does_not_expire(harness: StoreHarness) -> None:
     await harness.start()
     (group,) = await harness.fill(1)
     assert await harness.redis.pttl(keys.payload(RUN, group)) == -1
+
+
+LATE: dict[str, dict[str, object] | None] = {
+    "POST /take": {"trainer": trainer()},
+    "POST /version": {"incarnation": 1, "step": 0},
+    "POST /permits": {"holder": "env-1"},
+    "POST /permits/renew": {"holder": "env-1"},
+    "POST /permits/return": {"holder": "env-1", "group_id": "g00000000", "reason": "same_scores"},
+    "POST /permits/abandon": {"holder": "env-1"},
+    "PUT /groups/g00000000?holder=env-1": None,
+    "POST /lease": {"incarnation": 1, "batch_id": "b", "groups": 1},
+    "POST /extend": {"incarnation": 1, "batch_ids": ["b"]},
+    "POST /ack": {"incarnation": 1, "batch_ids": ["b"]},
+    "POST /nack": {"incarnation": 1, "batch_ids": ["b"]},
+    "POST /envs": {"env_id": "env-1"},
+    "POST /envs/env-1/heartbeat": None,
+    "DELETE /envs/env-1": None,
+    "POST /claims": {"name": "a", "holder": "env-1", "ttl": 9},
+    "POST /metrics": {"source": "env-1", "step": 0, "values": {"a": 1}},
+    "POST /dead/replay": {},
+    "POST /dead/purge": {},
+    "POST /finish": {"incarnation": 1},
+    "POST /close": None,
+    "DELETE ": None,
+}
+"""Every call that writes to a run, with a body that the API accepts."""
+
+
+async def test_late_calls_of_a_deleted_run_do_not_reach_the_next_run(client: Client, redis: Redis) -> None:
+    written = {f"{method} {path.removeprefix('/v1/runs/{}')}" for method, path, need in rules()
+               if path.startswith("/v1/runs/{}") and not need.reads}  # fmt: skip
+    assert written == {re.sub("(envs|groups)/[^/?]+", r"\1/{}", call.partition("?")[0]) for call in LATE}
+    old = await client.create_run(RUN, {"dataset": "old"}, 2)
+    record = await client.create_run(RUN, {"dataset": "new"}, 2)
+    await client.take(RUN, trainer(), [])
+    await client.record_version(RUN, PolicyVersion(2, 0))
+    await client.register_env(RUN, "env-1")
+    held, back = (permit.group_id for permit in (await client.permits(RUN, "env-1", 2, 0)).permits)
+    await client.return_permit(RUN, "env-1", back, "abandoned")
+    before = {key: await redis.dump(key) for key in await redis.keys()}
+
+    async with httpx.AsyncClient(base_url=client.url) as http:
+        for call, body in LATE.items():
+            method, _, path = call.partition(" ")
+            named = path + ("&" if "?" in path else "?") + f"creation={old.creation}"
+            for group_id in (held, back) if method == "PUT" else [""]:
+                more: dict[str, Any] = {"json": body} if method == "POST" and body is not None else {}
+                if group_id:
+                    media_type = {"Content-Type": GROUP_MEDIA_TYPE}
+                    more = {"content": make_group(group_id, RUN).encode(),
+                            "headers": media_type}  # fmt: skip
+                    named = named.replace("g00000000", group_id)
+                answer = await http.request(method, f"/v1/runs/{RUN}{named}", **more)
+                assert (answer.status_code, answer.json()["error"]["code"]) == (409, "other_creation"), call
+        assert {key: await redis.dump(key) for key in await redis.keys()} == before
+        wrong = await http.post(f"/v1/runs/{RUN}/permits/abandon?creation=no", json={"holder": "env-1"})
+        assert wrong.status_code == 422
+    assert await client.renew_permits(RUN, "env-1", [held], creation=record.creation) == []
+
+
+async def test_only_the_holder_that_had_a_permit_last_gets_it_back(harness: StoreHarness) -> None:
+    await harness.start()
+    a, b, c, d = await harness.ask("env-1", 4)
+    await harness.expire_permits(a, b)
+    assert await harness.ask("env-2", 1) == [a]
+    await harness.store.permits.return_permit(RUN, "env-1", c, "abandoned")
+    renewal = await harness.store.permits.renew(RUN, "env-3", [a, b, c, d])
+    assert (renewal.renewed, renewal.lost) == (0, [a, b, c, d])
+    for group_id in (b, c):
+        assert await refusal(harness, "env-3", group_id) == "permit_lost"
+        with raises(ApiProblem, "permit_lost"):
+            await harness.store.permits.return_permit(RUN, "env-3", group_id, "too_long")
+    assert (await harness.store.permits.renew(RUN, "env-1", [b])).lost == []
+    assert await harness.submit("env-1", c)
+    await harness.store.runs.create("other", {}, 2)  # suspends the run
+    await harness.store.runs.close("other")
+    await harness.create()
+    assert (await harness.store.permits.renew(RUN, "env-3", [b])).lost == [b]
+    assert (await harness.store.permits.renew(RUN, "env-1", [b])).lost == []

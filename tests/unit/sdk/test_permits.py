@@ -81,32 +81,32 @@ class Api:
         self.calls: list[str] = []
         self.heartbeat_s: object = None
 
-    async def permits(self, *arguments: object) -> PermitGrant:
+    async def permits(self, *arguments: object, **named: object) -> PermitGrant:
         await asyncio.sleep(0)
         return PermitGrant(permits=[Permit(group_id="g0", row=0)], state=self.state, version="1.0")
 
-    async def renew_permits(self, run: str, holder: str, group_ids: list[str]) -> list[str]:
+    async def renew_permits(self, run: str, holder: str, group_ids: list[str], **named: object) -> list[str]:
         self.calls.append("renew_permits")
         if self.error is not None:
             raise self.error
         return [name for name in group_ids if name in self.lost]
 
-    async def return_permit(self, *arguments: object) -> None:
+    async def return_permit(self, *arguments: object, **named: object) -> None:
         self.calls.append("return_permit")
         self.lost.append("g0")
         await asyncio.sleep(0.1)
 
-    async def register_env(self, *arguments: object) -> None:
+    async def register_env(self, *arguments: object, **named: object) -> None:
         self.calls.append("register_env")
         self.heartbeat_s = arguments[4]
 
-    async def heartbeat_env(self, *arguments: object) -> None:
+    async def heartbeat_env(self, *arguments: object, **named: object) -> None:
         self.calls.append("heartbeat_env")
 
-    async def abandon_permits(self, *arguments: object) -> None:
+    async def abandon_permits(self, *arguments: object, **named: object) -> None:
         self.calls.append("abandon_permits")
 
-    async def leave_env(self, *arguments: object) -> None:
+    async def leave_env(self, *arguments: object, **named: object) -> None:
         self.calls.append("leave_env")
 
 

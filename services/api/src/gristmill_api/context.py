@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from fastapi import Depends, Path, Request
-from pydantic import BaseModel, ConfigDict, StringConstraints, model_validator
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, StringConstraints, TypeAdapter, ValidationError, model_validator
 
 from gristmill_api.metrics import Metrics
 from gristmill_api.notifications import Notifications
@@ -18,6 +19,7 @@ from gristmill_api.store import Store
 class Context:
     limits: Limits
     store: Store
+    """For the creation of the run that the request names (`?creation=`), if it names one."""
     notifications: Notifications
     metrics: Metrics
 
@@ -28,8 +30,20 @@ class Context:
 
 # async, although it awaits nothing: FastAPI runs a plain function in a thread.
 async def _context(request: Request) -> Any:
-    return request.app.state.context
+    context: Context = request.app.state.context
+    if b"creation=" not in request.scope["query_string"]:
+        return context
+    try:
+        creation = _CREATION.validate_python(request.query_params.get("creation"))
+    except ValidationError as error:
+        problems = [{**problem, "loc": ("query", "creation")} for problem in error.errors()]
+        raise RequestValidationError(problems) from error
+    return replace(context, store=context.store.of(creation))
 
+
+Creation = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{1,64}$")]
+"""The `creation` of a run's record."""
+_CREATION = TypeAdapter(Creation)
 
 Ctx = Annotated[Context, Depends(_context)]
 

@@ -199,13 +199,13 @@ def config_differs(
 
 
 def other_creation(run_id: str, given: str | None, current: str) -> ApiProblem:
-    """The checkpoint's groups and steps belong to an earlier run of the same id."""
+    """The call, or the checkpoint of a trainer that takes the run, belongs to an earlier run of the same id."""
     return ApiProblem(
         "other_creation",
         409,
-        f"the checkpoint was made in creation {given!r} of run {run_id!r}, which was deleted; this run is creation "
-        f"{current!r}.",
-        f"Move the run's folder (runs/{run_id}) away to train from the beginning, or choose another run id (RUN_ID).",
+        f"the call is for creation {given!r} of run {run_id!r}, which was deleted; this run is creation {current!r}.",
+        f"Start the process again. A trainer: move the run's folder (runs/{run_id}) away to train from the beginning, "
+        "or choose another run id (RUN_ID).",
     )
 
 

@@ -103,13 +103,16 @@ async def serve(run: RunSettings, environ: Mapping[str, str]) -> None:
             with contextlib.ExitStack() as observing:  # the observers close last, when the permits are given back
                 worker_id = observing.enter_context(worker_name())
                 # Registers at once, because a run without a live environment may be replaced by another run.
-                async with PermitSession(api, run_id, worker_id, weight=weight, min_batch_allocation=share) as permits:
+                creation = record.creation or None
+                async with PermitSession(
+                    api, run_id, worker_id, weight=weight, min_batch_allocation=share, creation=creation
+                ) as permits:
                     registry = observing.enter_context(metrics_endpoint(config.metrics_address, environ))
                     metrics = None
                     if registry is not None:
                         metrics = functools.partial(EnvMetrics, registry, run_id, permits, session.server)
                     observers = observing.enter_context(contextlib.closing(open_observers(run.groups_file, metrics)))
-                    await record_row_count(api, run_id, task.dataset.label, len(task.dataset))
+                    await record_row_count(api, run_id, task.dataset.label, len(task.dataset), creation)
                     loop = ServeLoop(run, session, worker_id, api, permits, observers, measure)
                     try:
                         async with _watched():
@@ -143,7 +146,9 @@ class ServeLoop:
         permits.slots.places = config.workers
         self._evaluations: RunEvaluations | None = None
         if measure is not None:
-            self._evaluations = RunEvaluations(config, run.run_id, worker_id, api, measure, observers, permits.slots)
+            self._evaluations = RunEvaluations(
+                config, run.run_id, worker_id, api, measure, observers, permits.slots, permits.creation
+            )
         self._trainer: _Trainer | None = None
         self._pace = Pace(run.run_id)
 
@@ -279,7 +284,7 @@ def worker_name() -> Iterator[str]:
     yield f"{host}-{os.getpid()}"
 
 
-async def record_row_count(api: Client, run_id: str, label: str, rows: int) -> None:
+async def record_row_count(api: Client, run_id: str, label: str, rows: int, creation: str | None = None) -> None:
     """Records the number with the run; warns if the number was different before. `label`: names the data set."""
     before = next((int(row.values["rows"]) for row in await api.metrics(run_id, _ROWS)), None)
     if before == rows:
@@ -294,7 +299,7 @@ async def record_row_count(api: Client, run_id: str, label: str, rows: int) -> N
             before,
             run_id,
         )
-    await api.report_metrics(run_id, _ROWS, 0, {"rows": rows})
+    await api.report_metrics(run_id, _ROWS, 0, {"rows": rows}, creation=creation)
 
 
 async def _evaluate_afterwards(
@@ -308,7 +313,9 @@ async def _evaluate_afterwards(
     with contextlib.closing(open_observers()) as observers:
         slots = Slots(run.config.workers)
         with worker_name() as worker_id:
-            evaluations = RunEvaluations(run.config, run.run_id, worker_id, api, measure, observers, slots)
+            evaluations = RunEvaluations(
+                run.config, run.run_id, worker_id, api, measure, observers, slots, record.creation or None
+            )
             await evaluations.at_end(version)
 
 

@@ -71,15 +71,15 @@ class Run(ApiStandIn):
         self._at("lease", PolicyVersion.parse(batch_id).step, self)
         return super().lease(run_id, incarnation, batch_id, *more, **named)
 
-    def ack(self, *arguments: Any) -> None:
+    def ack(self, *arguments: Any, **named: Any) -> None:
         self._at("ack", 0, self)
         super().ack(*arguments)
 
-    def report_metrics(self, run_id: str, source: str, step: int, values: Any) -> None:
+    def report_metrics(self, run_id: str, source: str, step: int, values: Any, **named: Any) -> None:
         self._at("report", step, self)
         super().report_metrics(run_id, source, step, values)
 
-    def record_version(self, run_id: str, version: PolicyVersion) -> None:
+    def record_version(self, run_id: str, version: PolicyVersion, **named: Any) -> None:
         super().record_version(run_id, version)
         self._at("served", version.step, self)
 

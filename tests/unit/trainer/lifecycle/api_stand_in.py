@@ -47,7 +47,7 @@ class ApiStandIn:
         return self.incarnation, record
 
     def lease(
-        self, run_id: str, incarnation: int, batch_id: str, groups: int, sequences: None, wait: float
+        self, run_id: str, incarnation: int, batch_id: str, groups: int, sequences: None, wait: float, **named: Any
     ) -> list[TrajectoryGroup] | None:
         self._answer()
         if len(self.ready) < groups:
@@ -55,31 +55,31 @@ class ApiStandIn:
         self.leased[batch_id], self.ready = self.ready[:groups], self.ready[groups:]
         return self.leased[batch_id]
 
-    def extend(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> list[str]:
+    def extend(self, run_id: str, incarnation: int, batch_ids: Sequence[str], **named: Any) -> list[str]:
         self._answer()
         return []
 
-    def ack(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> None:
+    def ack(self, run_id: str, incarnation: int, batch_ids: Sequence[str], **named: Any) -> None:
         self._answer()
         self.acked += [group.group_id for batch_id in batch_ids for group in self.leased.pop(batch_id)]
 
-    def nack(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> int:
+    def nack(self, run_id: str, incarnation: int, batch_ids: Sequence[str], **named: Any) -> int:
         self._answer()
         back = [group for batch_id in batch_ids for group in self.leased.pop(batch_id)]
         self.ready = back + self.ready
         return len(back)
 
-    def record_version(self, run_id: str, version: PolicyVersion) -> None:
+    def record_version(self, run_id: str, version: PolicyVersion, **named: Any) -> None:
         self._answer()
         self.versions.append(str(version))
 
-    def report_metrics(self, run_id: str, source: str, step: int, values: Mapping[str, Any]) -> None:
+    def report_metrics(self, run_id: str, source: str, step: int, values: Mapping[str, Any], **named: Any) -> None:
         self._answer()
         if self.refusal is not None:
             raise self.refusal
         self.rows.append(step)
 
-    def finish(self, run_id: str, incarnation: int) -> None:
+    def finish(self, run_id: str, incarnation: int, **named: Any) -> None:
         self._answer()
         self.finished = True
 

@@ -165,6 +165,14 @@ _SCHEMES: Final = {
         "description": "The token as the password, with any user name: http://env:TOKEN@host:8000.",
     },
 }
+_CREATION: Final = {
+    "name": "creation",
+    "in": "query",
+    "required": False,
+    "schema": {"type": "string", "pattern": "^[0-9a-f]{1,64}$"},
+    "description": "`creation` of the run's record. If the run was deleted and created again since, the call is "
+    "refused (409 other_creation).",
+}
 _METHODS: Final = ("get", "post", "put", "delete")
 
 
@@ -179,6 +187,8 @@ def install_openapi(app: FastAPI, tokens: bool) -> None:
                 for method in _METHODS:
                     if method in operations:
                         _describe(operations[method], needed(method.upper(), path), tokens)
+                        if "/runs/{run_id}/" in path and method != "get":
+                            operations[method].setdefault("parameters", []).append(_CREATION)
             if tokens:
                 schema.setdefault("components", {})["securitySchemes"] = _SCHEMES
             app.openapi_schema = schema

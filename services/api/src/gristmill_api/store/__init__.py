@@ -40,10 +40,11 @@ class Store:
     A method that returned has its effect on disk when Redis runs with `appendfsync always`.
     """
 
-    def __init__(self, redis: Redis, limits: Limits, *, archive: bool = False) -> None:
-        """`archive`: acked groups stay until an archiver has written them."""
+    def __init__(self, redis: Redis, limits: Limits, *, archive: bool = False, scripts: Scripts | None = None) -> None:
+        """`archive`: acked groups stay until an archiver has written them. `scripts`: of another Store, see `of`."""
         self._redis = redis
-        self.scripts = Scripts(redis)
+        self._options = limits, archive
+        self.scripts = scripts or Scripts(redis)
         self.runs = Runs(redis, self.scripts, limits, archive=archive)
         self.permits = Permits(self.scripts, limits)
         self.queue = GroupQueue(redis, self.scripts, limits, archive=archive)
@@ -51,6 +52,12 @@ class Store:
         self.dead_letters = DeadLetters(redis, self.scripts)
         self.journal = Journal(redis, self.scripts)
         self.archive = ArchiveQueue(redis, self.scripts)
+
+    def of(self, creation: str) -> Store:
+        """Returns the store for calls that name the creation of their run. They raise ApiProblem (409 other_creation)
+        if the run was deleted and created again since."""
+        limits, archive = self._options
+        return Store(self._redis, limits, archive=archive, scripts=self.scripts.of(creation))
 
     async def ping(self) -> None:
         await self._redis.ping()

@@ -121,7 +121,7 @@ class GroupQueue:
         if status == "DROPPED":
             raise errors.permit_lost(run_id, group.group_id, f"it was dropped ({rest[0].decode()})")
         if status == "UNKNOWN":
-            raise errors.permit_lost(run_id, group.group_id, "none was ever issued")
+            raise errors.permit_lost(run_id, group.group_id, "none was ever issued to this holder")
         if status == "SIZE":
             raise errors.bad_group(
                 group.group_id,

@@ -5,6 +5,7 @@ A script that Redis does not know is loaded and run again, so the API continues 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
@@ -46,6 +47,13 @@ class Scripts:
         self._hashes: dict[str, str] = {}
         self._full: set[str] = set()
         """Prefixes of the runs whose last payload found no room."""
+        self._creation: str | None = None
+
+    def of(self, creation: str) -> Scripts:
+        """Returns the scripts for calls that name the creation of their run."""
+        scripts = copy.copy(self)
+        scripts._creation = creation
+        return scripts
 
     async def call(
         self, name: str, run_id: str, *args: str | bytes | int, payloads: Mapping[str, bytes] | None = None
@@ -53,11 +61,14 @@ class Scripts:
         """Run a script on a run. Returns its status word as text, then the rest of its reply as Redis sent it.
 
         `payloads`: bytes for the script, by the keys at which the script finds them. Raises ApiProblem if the run does
-        not exist (404), or is suspended and the script does not allow that (409).
+        not exist (404), has another creation than the call names (409), or is suspended and the script does not allow
+        that (409).
         """
         status, *rest = await self.run(name, keys.prefix(run_id), *args, payloads=payloads)
         if status == b"MISSING":
             raise errors.run_missing(run_id)
+        if status == b"CREATION":
+            raise errors.other_creation(run_id, self._creation, text(rest[0]))
         if status == b"SUSPENDED":
             raise errors.suspended(run_id)
         return [text(status), *rest]
@@ -105,7 +116,8 @@ class Scripts:
         sha = self._hashes.get(name)
         if sha is None:
             sha = self._hashes[name] = hashlib.sha1(source(name).encode(), usedforsecurity=False).hexdigest()
-        command: Command = ("EVALSHA", sha, 1, prefix, *args)
+        names = [prefix] if self._creation is None else [prefix, f"{prefix}creation:{self._creation}"]
+        command: Command = ("EVALSHA", sha, len(names), *names, *args)
         sets: list[Command] = [("SET", key, body, "PX", _SENT_TTL_MS) for key, body in payloads.items()]
         try:
             replies = await self._ask([*sets, command])
@@ -115,6 +127,8 @@ class Scripts:
             for reply in replies:
                 if isinstance(reply, ResponseError):
                     raise reply
+            if payloads and replies[-1][0] == b"CREATION":  # before the script could delete them
+                await self._ask([("DEL", *payloads)])
         except ResponseError:
             if payloads:  # At maxmemory the payloads that were set would take the room of the next attempt.
                 await self._ask([("DEL", *payloads)])

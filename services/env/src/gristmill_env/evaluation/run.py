@@ -191,11 +191,13 @@ class RunEvaluations:
         evaluate: Callable[[str], Awaitable[Evaluated]],
         observers: Observers,
         slots: Slots,
+        creation: str | None = None,
     ) -> None:
         """`worker_id`: this process' name at the API. `evaluate`: evaluates the model servers' weights, given the
         newest version. `observers` receive the results, as the API does. `slots`: the places of rollouts, of which an
-        evaluation closes some (`eval_handling`)."""
+        evaluation closes some (`eval_handling`). `creation`: of the run, see `RunRecord`."""
         self._config = config
+        self._creation = creation
         self._run_id = run_id
         self._worker_id = worker_id
         self._api = api
@@ -287,7 +289,9 @@ class RunEvaluations:
             await asyncio.sleep(_EVERY)
 
     async def _claim(self, due: int) -> bool:
-        holder = await self._api.claim(self._run_id, f"evaluation-{due}", self._worker_id, _TTL)
+        holder = await self._api.claim(
+            self._run_id, f"evaluation-{due}", self._worker_id, _TTL, creation=self._creation
+        )
         return holder == self._worker_id
 
     async def _evaluate_under_claim(self, version: PolicyVersion, due: int) -> bool:
@@ -311,13 +315,14 @@ class RunEvaluations:
         self._measured = version.step
         values = row(evaluated)
         try:
-            await self._api.report_metrics(self._run_id, SOURCE, version.step, values)
+            await self._api.report_metrics(self._run_id, SOURCE, version.step, values, creation=self._creation)
         except ApiError as error:
             if error.code != "bad_request":
                 raise
             logger.warning("the API takes no figures of the evaluation in %s: %s", evaluated.folder, error)
             # The row is still needed, because it marks the evaluation as done.
-            await self._api.report_metrics(self._run_id, SOURCE, version.step, {"seconds": values["seconds"]})
+            values = {"seconds": values["seconds"]}
+            await self._api.report_metrics(self._run_id, SOURCE, version.step, values, creation=self._creation)
         self._observers.evaluation(
             {name: float(value) for name, value in values.items() if isinstance(value, int | float)}, version.step
         )

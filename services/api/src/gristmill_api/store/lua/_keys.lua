@@ -35,6 +35,7 @@
 --   permits       ZSET    group id -> deadline, ms
 --   holders       HASH    group id -> holder, for the ids in permits
 --   reissue       ZSET    group id -> row: returned or expired, to be issued before any new row
+--   lapsed        HASH    group id -> holder that had it last, for the ids in reissue
 --   dropped       HASH    group id -> reason; also of groups dropped after their submit
 --   drops         HASH    reason -> count
 --   fates         LIST    JSON of what became of groups that are not in the archive (dropped, dead, replayed, let go), until
@@ -74,7 +75,7 @@ local RECORD, COUNTERS = P .. 'record', P .. 'counters'
 local READY, LEASED, DEAD, TRAINED, ARCHIVE = P .. 'ready', P .. 'leased', P .. 'dead', P .. 'trained', P .. 'archive'
 local READY_BY_SIZE = P .. 'kinds'
 local LEASES, EXPIRED, ACKED = P .. 'leases', P .. 'expired', P .. 'acked'
-local PERMITS, HOLDERS, REISSUE = P .. 'permits', P .. 'holders', P .. 'reissue'
+local PERMITS, HOLDERS, REISSUE, LAPSED = P .. 'permits', P .. 'holders', P .. 'reissue', P .. 'lapsed'
 local DROPPED, DROPS, TOMBSTONES = P .. 'dropped', P .. 'drops', P .. 'tombs'
 local FATES = P .. 'fates'
 local ENVS, LATEST, METRICS, LOG = P .. 'envs', P .. 'latest', P .. 'metrics', P .. 'events'
@@ -111,6 +112,27 @@ local function emit(...)
   publish('events')
 end
 
+-- The permit of a group is to be issued again.
+local function reissue(id)
+  redis.call('ZREM', PERMITS, id)
+  redis.call('ZADD', REISSUE, string.sub(id, 2), id)
+  local holder = redis.call('HGET', HOLDERS, id)
+  if holder then
+    redis.call('HDEL', HOLDERS, id)
+    redis.call('HSET', LAPSED, id, holder)
+  end
+end
+
+-- Whether the permit of a group is to be issued again, and this holder had it last.
+local function lapsed(id, holder)
+  return redis.call('ZSCORE', REISSUE, id) and (redis.call('HGET', LAPSED, id) or holder) == holder
+end
+
+local function leave_reissue(id)
+  redis.call('ZREM', REISSUE, id)
+  redis.call('HDEL', LAPSED, id)
+end
+
 local function state() return redis.call('HGET', RECORD, 'state') end
 
 -- The answer to a trainer's call that is refused, or nil. '': a caller that has no incarnation and is never fenced off.
@@ -136,4 +158,11 @@ end
 local function started()
   return tonumber(redis.call('HGET', RECORD, 'version_step') or 0) > 0
     or tonumber(redis.call('HGET', COUNTERS, 'trained') or 0) > 0
+end
+
+-- A call may name the creation of its run, at KEYS[2]: nothing of a run that was deleted reaches the next run of its id,
+-- although group ids start again in it. A run that an older version of this API created has no creation to compare.
+if KEYS[2] then
+  local own = redis.call('HGET', RECORD, 'creation')
+  if own and KEYS[2] ~= P .. 'creation:' .. own then return {'CREATION', own} end
 end

@@ -17,8 +17,10 @@ end
 local function suspend(start, id)
   redis.call('HSET', start .. 'record', 'state', 'suspended')
   index_unfinished(start, id, 'suspended')
-  for _, id in ipairs(redis.call('ZRANGE', start .. 'permits', 0, -1)) do
-    redis.call('ZADD', start .. 'reissue', string.sub(id, 2), id)
+  local held = redis.call('HGETALL', start .. 'holders')
+  for i = 1, #held, 2 do
+    redis.call('ZADD', start .. 'reissue', string.sub(held[i], 2), held[i])
+    redis.call('HSET', start .. 'lapsed', held[i], held[i + 1])
   end
   redis.call('DEL', start .. 'permits', start .. 'holders')
   redis.call('XADD', start .. 'events', 'MAXLEN', '~', 1024, '*', 'kind', 'suspend')

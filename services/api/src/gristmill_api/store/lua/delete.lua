@@ -64,6 +64,6 @@ unlink(redis.call('LRANGE', LATEST, 0, -1), example)
 local facts = redis.call('HMGET', DELETED, 'run_id', 'incarnation')
 redis.call('SET', FENCE, facts[2], 'PX', fence_ttl)
 redis.call('SREM', DELETING, facts[1])
-redis.call('UNLINK', DELETED, COUNTERS, READY_BY_SIZE, TRAINED, ACKED, PERMITS, HOLDERS, REISSUE, DROPPED, DROPS,
+redis.call('UNLINK', DELETED, COUNTERS, READY_BY_SIZE, TRAINED, ACKED, PERMITS, HOLDERS, REISSUE, LAPSED, DROPPED, DROPS,
   TOMBSTONES, FATES, CLAIMS, CLAIMANTS, LATEST, LOG, ATROPOS, NAMES)
 return {'OK'}

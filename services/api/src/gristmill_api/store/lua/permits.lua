@@ -20,11 +20,7 @@ if current == 'suspended' then return {'SUSPENDED'} end
 if current ~= 'open' or not facts[1] then return answer end
 
 local at = now()
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', PERMITS, '-inf', at)) do
-  redis.call('ZREM', PERMITS, id)
-  redis.call('HDEL', HOLDERS, id)
-  redis.call('ZADD', REISSUE, string.sub(id, 2), id)
-end
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', PERMITS, '-inf', at)) do reissue(id) end
 
 -- For the run's status. At most once per second, because each write is an fsync and requests may be many.
 if at - (redis.call('HGET', COUNTERS, 'asked_ms') or 0) >= 1000 then redis.call('HSET', COUNTERS, 'asked_ms', at) end
@@ -74,8 +70,10 @@ local function share()
   return math.ceil((free + out) * own / sum) - held
 end
 for _ = 1, math.min(count, free - kept_for_others(), share()) do
-  local id = redis.call('ZPOPMIN', REISSUE)[1]
-  if not id then
+  local id = redis.call('ZRANGE', REISSUE, 0, 0)[1]
+  if id then
+    leave_reissue(id)
+  else
     id = string.format('g%08d', redis.call('HINCRBY', COUNTERS, 'rows', 1) - 1)
   end
   redis.call('ZADD', PERMITS, at + ttl, id)

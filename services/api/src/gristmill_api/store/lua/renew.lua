@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- include: _keys.lua
 -- Keep permits alive: those named, or with none named all of the holder. An expired permit that was not issued
--- again is alive again.
+-- again is alive again, if the holder had it.
 -- ARGV: holder, ttl ms, 'all' | 'named', group id...
 -- -> {MISSING} | {SUSPENDED} | {OK, renewed count, lost group id...}
 local holder, ttl, which = unpack(ARGV, 1, 3)
@@ -26,7 +26,8 @@ for i = 4, #ARGV do
   if redis.call('HGET', HOLDERS, id) == holder then
     redis.call('ZADD', PERMITS, deadline, id)
     answer[2] = answer[2] + 1
-  elseif redis.call('ZREM', REISSUE, id) == 1 then
+  elseif lapsed(id, holder) then
+    leave_reissue(id)
     redis.call('ZADD', PERMITS, deadline, id)
     redis.call('HSET', HOLDERS, id, holder)
     answer[2] = answer[2] + 1

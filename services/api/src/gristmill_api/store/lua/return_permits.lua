@@ -8,12 +8,6 @@
 --    all, which have the reason "abandoned": {MISSING} | {OK, count}
 local holder, id, reason, most = unpack(ARGV)
 
-local function reissue(one)
-  redis.call('ZREM', PERMITS, one)
-  redis.call('HDEL', HOLDERS, one)
-  redis.call('ZADD', REISSUE, string.sub(one, 2), one)
-end
-
 if not state() then return {'MISSING'} end
 if id == '' then
   local held = redis.call('HGETALL', HOLDERS)
@@ -34,7 +28,7 @@ if dropped then
   if dropped == reason then return {'ALREADY'} end
   return {'LOST'}
 end
-local waiting = redis.call('ZSCORE', REISSUE, id)
+local waiting = lapsed(id, holder)
 if waiting and reason == 'abandoned' then return {'ALREADY'} end
 if not waiting and redis.call('HGET', HOLDERS, id) ~= holder then return {'LOST'} end
 
@@ -43,7 +37,7 @@ if reason == 'abandoned' then
 else
   redis.call('ZREM', PERMITS, id)
   redis.call('HDEL', HOLDERS, id)
-  redis.call('ZREM', REISSUE, id)
+  leave_reissue(id)
   redis.call('HSET', DROPPED, id, reason)
   local known = redis.call('HEXISTS', DROPS, reason) == 1 or redis.call('HLEN', DROPS) < tonumber(most)
   redis.call('HINCRBY', DROPS, known and reason or 'other', 1)

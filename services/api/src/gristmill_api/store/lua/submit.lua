@@ -24,10 +24,10 @@ if record[1] == 'finished' then return refuse('FINISHED') end
 if record[1] == 'suspended' then return refuse('SUSPENDED') end
 local reason = redis.call('HGET', DROPPED, id)
 if reason then return refuse('DROPPED', reason) end
--- A permit in reissue was returned or expired, and no holder has it: the group is accepted.
+-- A permit in reissue was returned or expired, and no holder has it: the group is accepted from the holder that had it.
 local by = redis.call('HGET', HOLDERS, id)
 if by and by ~= holder then return refuse('LOST') end
-if not by and not redis.call('ZSCORE', REISSUE, id) then return refuse('UNKNOWN') end
+if not by and not lapsed(id, holder) then return refuse('UNKNOWN') end
 -- Fewer than the run's group size: some could not be scored. One alone has nothing to be compared with.
 local size, most = tonumber(sequences), tonumber(record[2])
 if size > most or size < math.min(2, most) then return refuse('SIZE', record[2]) end
@@ -45,7 +45,7 @@ if by then
   redis.call('ZREM', PERMITS, id)
   redis.call('HDEL', HOLDERS, id)
 else
-  redis.call('ZREM', REISSUE, id)
+  leave_reissue(id)
 end
 redis.call('RENAME', sent, payload(id))
 redis.call('PERSIST', payload(id))
