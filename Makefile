@@ -8,7 +8,7 @@ endif
 VENV := .venv/bin
 ARGS ?=
 
-.PHONY: setup dev local secure help fmt quick test test-long lint types unit browser integration integration-valkey e2e resilience mutants bench-api bench-env bench-trainer bench-learning bench-durability bench-rollouts bench-page bench-receipts bench-recovery bench-scaling bench-capacity clean
+.PHONY: setup dev local secure help fmt packages images quick test test-long lint types unit browser integration integration-store integration-loop integration-valkey e2e resilience mutants bench-api bench-env bench-trainer bench-learning bench-durability bench-rollouts bench-page bench-receipts bench-recovery bench-scaling bench-capacity clean
 
 # One stamp per device: after `make setup` for a CPU, `DEVICE=cuda make setup` makes the environments again.
 READY := .venv/.ready-$(DEVICE)
@@ -48,18 +48,23 @@ fmt: $(DEV_READY) ## format the Python files and apply ruff's safe fixes
 	$(VENV)/ruff check --fix-only .
 	$(VENV)/ruff format .
 
-# Left out of `make quick`: tests that import large packages (torch, reasoning_gym), start processes, or wait for time
-# limits. Paths are below tests/unit. No unit test needs the plug-in schemathesis, whose import takes seconds.
-SLOW_UNIT := benchmarks model trainer api/test_archive_writer.py env/evaluation/test_samples.py env/inference \
-  env/running env/answers/test_symbolic_pool.py env/tracking env/test_environment_runner.py env/test_cli.py env/test_secrets.py env/rewards/running \
-  $(patsubst %,env/rewards/test_%.py,accuracy cosine_scaled extract_anywhere gsm_symbolic in_process trl verifiers) \
-  scripts/test_launcher_checks.py scripts/test_make_venv.py docs/test_remote_code.py
+# Leaves out the marker `slow` and the folders whose tests import torch (tests/unit/conftest.py). No unit test needs the plug-in
+# schemathesis, whose import takes seconds.
+quick: $(DEV_READY) ## run the fast unit tests: half a minute on two cores
+	$(VENV)/pytest tests/unit -m "not long and not slow" -p no:schemathesis -n 2
 
-quick: $(DEV_READY) ## run the fast unit tests: less than a minute on two cores
-	$(VENV)/pytest tests/unit $(SLOW_UNIT:%=--ignore=tests/unit/%) -m "not long" -p no:schemathesis -n 2
+# Two lanes of tests at the same time, in each the cheapest failure first. Images are built from the first second.
+test: ## run what CI runs: lint, types, unit, page, integration and end-to-end tests
+	scripts/run_lanes.sh "packages images" \
+	  "dev lint types unit @packages integration-loop" "@dev @packages browser integration-store @images e2e"
 
-# The cheapest failure first.
-test: lint types unit browser integration e2e ## run what CI runs: lint, types, unit, page, integration and end-to-end tests
+packages:
+	scripts/prepare_package.sh prometheus
+	scripts/prepare_package.sh chromium
+	scripts/prepare_package.sh redis-tools
+
+images:
+	scripts/build_images.sh
 
 lint: $(DEV_READY) ## check the style of Python and shell files, and which packages import which
 	$(VENV)/ruff check .
@@ -68,40 +73,41 @@ lint: $(DEV_READY) ## check the style of Python and shell files, and which packa
 	$(VENV)/shellcheck .ci/run scripts/*.sh
 
 types: $(DEV_READY) ## check the types of all Python files with mypy
-	$(VENV)/mypy sdk/src services/*/src scripts tests benchmarks
+	$(VENV)/mypy -n 2 sdk/src services/*/src scripts tests benchmarks
 
 unit: $(DEV_READY) ## run the unit tests
-	$(VENV)/pytest tests/unit -m "not long" -n 2
+	$(VENV)/pytest tests/unit -m "not long" -p no:schemathesis -n 2
 
 browser: $(DEV_READY) ## run the page's tests in a real Chromium, over synthetic runs
 	scripts/prepare_package.sh chromium
 	$(VENV)/pytest tests/browser -m "not long"
 
-integration: dev ## run the tests with a real Redis, a real vLLM, a real Prometheus and a real Chromium
-	scripts/prepare_package.sh prometheus
-	scripts/prepare_package.sh chromium
+integration: integration-store integration-loop ## run the tests with a real Redis, vLLM, Prometheus and Chromium
+
+# Their tests wait for Redis, the disk and time limits more than for a core.
+integration-store: dev
 	scripts/prepare_package.sh redis-tools
 	$(VENV)/pytest tests/integration/api tests/integration/atropos tests/integration/atropos_queue tests/mutation \
-	  -m "not long" -n 2 --dist loadfile
-	$(VENV)/pytest tests/integration/env tests/integration/loop -m "not long"
+	  -m "not long" -n 4 --dist loadfile
+
+integration-loop: dev
+	scripts/prepare_package.sh prometheus
+	scripts/prepare_package.sh chromium
+	$(VENV)/pytest tests/integration/env tests/integration/loop -m "not long" -n 2 --dist loadfile
 
 # Valkey 8 is in Debian 13. VALKEY names another program, such as one that you built.
 VALKEY ?= valkey-server
 integration-valkey: $(DEV_READY) ## run the integration tests of the store and the API on Valkey instead of Redis
 	REDIS_SERVER=$(VALKEY) $(VENV)/pytest tests/integration/api tests/integration/atropos_queue -m "not long" -n 2 --dist loadfile
 
-e2e: dev ## run the tests with real containers; needs Docker, and installs it on Debian and Ubuntu
-	scripts/prepare_engine.sh
-	scripts/prepare_images.sh
+e2e: dev images ## run the tests with real containers; needs Docker, and installs it on Debian and Ubuntu
 	$(VENV)/pytest tests/e2e -m "not long" --timeout 1800
 
 # Slow: two mutants at a time. New survivors are added to tests/mutation/survivors.toml; write there why no test finds them.
 mutants: $(DEV_READY) ## run the store's tests on every mutant of its Lua scripts: hours; ARGS=lease.lua selects scripts
 	PYTHONPATH=.:scripts $(VENV)/python -m tests.mutation.run $(ARGS)
 
-test-long: dev ## run the tests that are too slow for every change
-	scripts/prepare_engine.sh
-	scripts/prepare_images.sh
+test-long: dev images ## run the tests that are too slow for every change
 	scripts/prepare_package.sh slurm
 	$(VENV)/pytest tests -m long --timeout 3600
 

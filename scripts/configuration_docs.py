@@ -19,6 +19,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Container, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,12 @@ def stale_files(folder: Path = DOCS) -> dict[Path, str]:
 
 
 def _filled(match: re.Match[str]) -> str:
-    return f"{match[1]}\n{TABLES[match['name']]()}\n{match[3]}"
+    return f"{match[1]}\n{_made(match['name'])}\n{match[3]}"
+
+
+@cache
+def _made(name: str) -> str:
+    return TABLES[name]()
 
 
 def _settings(model: type[BaseModel], command: str, only: Container[str] | None = None) -> str:

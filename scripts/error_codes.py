@@ -10,6 +10,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,6 +40,7 @@ class Raised:
     """File and line."""
 
 
+@cache
 def collect() -> list[Raised]:
     """Returns all places in the packages that make an error, sorted by package and code."""
     trees = {

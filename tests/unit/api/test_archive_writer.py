@@ -21,6 +21,8 @@ from gristmill import ArchiveError, compression, read_archive, read_rollouts
 from gristmill.archive import segment, segments
 from gristmill.archive.writer import RunWriter
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 
 

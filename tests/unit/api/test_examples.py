@@ -108,6 +108,7 @@ def test_long_messages_are_cut_with_a_marker() -> None:
     ],
     ids=["numbers", "keys", "messages"],
 )
+@pytest.mark.slow
 def test_messages_of_many_small_parts_are_cut(messages: list[Any]) -> None:
     assert shown(stored(messages=messages))["cut"]
 

@@ -90,6 +90,7 @@ def claims(name: str) -> Iterator[tuple[str, str, bool]]:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.slow
 def test_resources_match_the_schemas_of_kubernetes(folder: str, version: str) -> None:
     for resource in rendered(folder):
         kubernetes_validate.validate(resource, version, strict=True)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 import configuration_docs
 import error_codes
 
 
+@pytest.mark.slow
 def test_configuration_tables_are_current() -> None:
     stale = [path.name for path in configuration_docs.stale_files()]
     assert not stale, "run python scripts/configuration_docs.py"
 
 
+@pytest.mark.slow
 def test_outdated_configuration_table_is_found(tmp_path: Path) -> None:
     for name in configuration_docs.FILES:
         shutil.copy(configuration_docs.DOCS / name, tmp_path)
@@ -29,6 +33,7 @@ def test_every_setting_has_a_description() -> None:
     assert not [row for row in rows if row.endswith("|  |")]
 
 
+@pytest.mark.slow
 def test_every_error_has_a_literal_code() -> None:
     """The table and the readers of logs need a snake_case word at the place that raises the error."""
     found = error_codes.collect()

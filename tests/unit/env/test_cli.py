@@ -12,6 +12,8 @@ import pytest
 
 from .conftest import FailingServer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:

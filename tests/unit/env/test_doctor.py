@@ -105,6 +105,7 @@ def test_gold_answer_below_1_fails(diagnose: Diagnose) -> None:
         ("pauses", {"reward_wall_timeout": 10.0}, "warning"),
     ],
 )
+@pytest.mark.slow
 def test_random_and_slow_rewards_are_found(
     diagnose: Diagnose, reward: str, settings: dict[str, Any], state: str
 ) -> None:

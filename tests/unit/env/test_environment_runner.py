@@ -34,6 +34,8 @@ from gristmill_env.rollouts.prompts import PromptBuilder
 from gristmill_env.running import runner
 from gristmill_env.settings import EnvConfig, ServerConfig
 
+pytestmark = pytest.mark.slow
+
 ITEM = Item(row=0, index=0, prompt="?", answer="2")
 REPLY = Reply("2", "stop", 1)
 

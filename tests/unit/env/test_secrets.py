@@ -26,6 +26,8 @@ from gristmill_env.run_settings import RunSettings
 from gristmill_env.settings import DatasetConfig, EnvConfig, ServerConfig
 from gristmill_env.tracking import WandbTracker
 
+pytestmark = pytest.mark.slow
+
 KEY, FILLED, IN_URL = "sk-by-name-5f21", "sk-filled-in-7a03", "sk-in-address-c94e"
 SECRETS = (KEY, FILLED, IN_URL)
 

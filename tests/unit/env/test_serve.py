@@ -110,6 +110,7 @@ with worker_name() as name:
 """
 
 
+@pytest.mark.slow
 def test_successor_of_a_killed_environment_takes_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)

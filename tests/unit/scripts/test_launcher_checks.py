@@ -18,6 +18,8 @@ from tests.support.errors import raises
 from launch_local_dataset_run import served_name, watch
 from local_processes import LocalStack, LocalStackError
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "scripts" / "launch_local_dataset_run.py"
 CONFIG = {

@@ -12,6 +12,8 @@ import pytest
 
 from secure import ROOT
 
+pytestmark = pytest.mark.slow
+
 PYTHON = f"""#!/bin/sh
 # Stands in for Python, whose pip installs a uv that makes "environments" too.
 bin=$(dirname "$0")

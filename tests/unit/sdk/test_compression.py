@@ -52,6 +52,7 @@ def test_inflate_limit_is_exact(compress: object) -> None:
 
 
 @pytest.mark.parametrize("sized", [True, False])
+@pytest.mark.slow
 def test_zstd_bomb_is_refused_before_it_takes_memory(sized: bool) -> None:
     frame = deflate(bytes(256 << 20)) if sized else bomb(256)
     assert len(frame) < 32 << 10

@@ -69,6 +69,7 @@ def test_traceback_keeps_its_lines_and_none_looks_like_a_log_line(output: io.Str
     assert all(text.startswith("  ") and text.isprintable() for text in others)
 
 
+@pytest.mark.slow
 def test_weights_and_biases_logs_without_errors(tmp_path: Path) -> None:
     """W&B's own log file formats the process id as a number, so `logging.logProcesses` must stay on."""
     program = f"""

@@ -53,6 +53,7 @@ async def test_connections_go_to_the_servers_in_turn_and_skip_a_dead_server() ->
     front.close()
 
 
+@pytest.mark.slow
 def test_program_ends_with_sigterm() -> None:
     address = f"127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "gristmill.model_port", address, "http://127.0.0.1:9"]
@@ -64,6 +65,7 @@ def test_program_ends_with_sigterm() -> None:
 
 
 @pytest.mark.parametrize(("address", "urls", "code"), [("9001", "http://m:1", "listen_address"), (":1", "m", "listen")])
+@pytest.mark.slow
 def test_program_refuses_a_wrong_address(address: str, urls: str, code: str) -> None:
     command = [sys.executable, "-m", "gristmill.model_port", address, urls]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

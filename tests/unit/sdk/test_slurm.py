@@ -88,6 +88,7 @@ def test_dry_run_prints_the_script_and_writes_nothing(home: Path, capsys: pytest
         {"run_id": "it's a run", "state": Path("/shared/a folder/'x'"), "partition": "a b"},
     ],
 )
+@pytest.mark.slow
 def test_shellcheck_accepts_the_script(home: Path, changes: dict[str, Any]) -> None:
     script = job(home, **changes).script()
     shellcheck = Path(sys.executable).parent / "shellcheck"

@@ -22,6 +22,7 @@ CHILD = "import time; print(1, flush=True); time.sleep(60)"
 PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', '{CHILD}'])"
 
 
+@pytest.mark.slow
 def test_clock_steps_in_a_running_process_without_the_monotonic_clock(tmp_path: Path) -> None:
     clocks = Clocks(tmp_path / "clock", ["redis", "api"])
     environ = {**os.environ, **clocks.environment("api", str(tmp_path / "clock"))}

@@ -99,6 +99,7 @@ def test_commands_accept_a_packed_run(run: RunFolderWriter, capsys: pytest.Captu
     assert "error [run_exists]: " in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_page_shows_a_packed_run(run: RunFolderWriter, tmp_path: Path) -> None:
     path, port = packed(run), free_port()
     shutil.rmtree(run.path)

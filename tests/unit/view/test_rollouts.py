@@ -191,6 +191,7 @@ def test_update_after_a_crash_between_part_and_state_gives_each_row_once(
     assert len(rows(run)) == 6
 
 
+@pytest.mark.slow
 def test_many_small_updates_leave_few_files(tmp_path: Path) -> None:
     run = RunFolderWriter(tmp_path)
     for number in range(40):
@@ -221,6 +222,7 @@ def test_run_that_was_deleted_and_created_again_has_the_rows_of_both(tmp_path: P
     assert both["n"].to_pylist() == [2, 5]
 
 
+@pytest.mark.slow
 def test_segments_that_the_archive_removes_are_lost_rows_unless_they_were_read(tmp_path: Path) -> None:
     run = RunFolderWriter(tmp_path, max_bytes=40_000)
     for number in range(120):

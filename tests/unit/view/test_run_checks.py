@@ -112,6 +112,7 @@ def test_groups_that_are_gone_are_a_warning_and_damaged_groups_a_failure(run: Ru
     assert checks(run)["archive"].state == "failed"
 
 
+@pytest.mark.slow
 def test_json_of_the_command_has_every_check(run: RunFolderWriter, capsys: pytest.CaptureFixture[str]) -> None:
     write_receipts(run, [(0, "a", OK), (1, "a", FAILED)])
     assert cli.main(["doctor", str(run.path), "--json"]) == 1

@@ -104,6 +104,7 @@ async def test_no_token_is_ever_logged(http: httpx.AsyncClient, caplog: pytest.L
     assert not any("0123456789abcdef" in text or "a-wrong-token" in text for text in own)
 
 
+@pytest.mark.slow
 async def test_guard_without_tokens_accepts_every_request() -> None:
     async with api() as client:
         for method, path, _ in rules():

@@ -31,6 +31,7 @@ def backpressure() -> Backpressure:
     return Backpressure(Context(Limits(max_wait_s=0.01), create_autospec(Store), Notifications(), Metrics()), "run-1")
 
 
+@pytest.mark.slow
 async def test_backpressure_keeps_no_reference_to_a_request_after_its_wait(backpressure: Backpressure) -> None:
     """The memory is freed at once, not when the garbage collector runs, which knows nothing of the megabytes behind a
     name."""

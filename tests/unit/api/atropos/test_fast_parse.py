@@ -182,6 +182,7 @@ VALUE: st.SearchStrategy[Any] = st.recursive(
 
 @settings(max_examples=300)
 @given(st.dictionaries(st.sampled_from(KEYS), VALUE, max_size=3))
+@pytest.mark.slow
 def test_every_body_that_the_fast_path_reads_has_the_same_text_on_the_slow_path(changes: dict[str, Any]) -> None:
     body = json.dumps({**small(), **changes}).encode()
     try:

@@ -20,6 +20,8 @@ from gristmill_env.answers.symbolic_pool import Outcome, SymbolicPool
 from gristmill_env.running import Limits
 from gristmill_env.running.processes import JobDied, JobError, JobOverran
 
+pytestmark = pytest.mark.slow
+
 GOOD = (r"3\sqrt{2}", r"\sqrt{18}")
 BOMB = ("72", "9^{9^{9^{9}}}")
 _VARIABLES = "&".join(f"x_{{{n}}}" for n in range(60))

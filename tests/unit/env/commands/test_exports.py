@@ -79,6 +79,7 @@ def test_exports_join_a_prefilled_answer_into_one_message() -> None:
     assert paired(begun)[0] == [("<think>2</think>", "<think>3</think>")]
 
 
+@pytest.mark.slow
 async def test_exports_load_with_datasets_in_the_form_of_trl(
     tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,6 +86,7 @@ def full_of(text: str) -> list[SavedGroup]:
 
 
 @pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.slow
 def test_page_shows_texts_of_models_and_rows_without_executing_them(text: str, tmp_path: Path) -> None:
     page = page_of(full_of(text), tmp_path / "page.html", text)
     harmless = page_of(full_of("words"), tmp_path / "harmless.html", "words")

@@ -95,6 +95,7 @@ async def test_report_of_an_evaluation_on_training_rows_states_their_number(
     assert "of 3 prompts" in (tmp_path / "out" / "report.html").read_text()
 
 
+@pytest.mark.slow
 async def test_process_skips_a_row_whose_request_times_out(
     tmp_path: Path, failing_server: FailingServer, console: Console
 ) -> None:

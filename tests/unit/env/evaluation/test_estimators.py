@@ -113,6 +113,7 @@ def test_mean_of_one_prompt_has_no_error_and_mean_of_none_is_none() -> None:
         lambda n: st.lists(st.lists(st.floats(-10, 10), min_size=n, max_size=n), min_size=2, max_size=12)
     )
 )
+@pytest.mark.slow
 def test_standard_error_is_clustered_over_all_completions(groups: list[list[float]]) -> None:
     """Cluster-robust, from every single completion, with the usual factor m / (m − 1) for m clusters."""
     values = [value for group in groups for value in group]

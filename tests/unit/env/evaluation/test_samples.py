@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+import pytest
 from tests.support.errors import raises
 from tests.support.stack import ROOT
 
@@ -15,6 +16,8 @@ from gristmill_env.errors import BusyEvaluationError, EvaluationError
 from gristmill_env.evaluation.samples import PLAN_FILE, SAMPLES_FILE, SampleFile, read_samples
 
 from .made import PLAN, judged, plan, prompt, sample
+
+pytestmark = pytest.mark.slow
 
 
 async def test_resumed_evaluation_keeps_finished_samples(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from gristmill_env.settings import EnvConfig
 
 from .conftest import ASK, CHAT, answers, client, said
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def text_server(failing_server: FailingServer) -> FailingServer:

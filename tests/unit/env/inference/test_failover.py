@@ -13,6 +13,8 @@ from gristmill_env.inference.failover import Backoff, Endpoint, EndpointState, R
 from gristmill_env.inference.server import ModelServer
 from gristmill_env.settings import ServerConfig
 
+pytestmark = pytest.mark.slow
+
 
 def endpoint(tokens: int = 0, **changes: float) -> Endpoint:
     made = Endpoint(ModelServer(ServerConfig(), Thinking()), state=EndpointState.UP, tokens=tokens)

@@ -15,6 +15,8 @@ from gristmill_env.errors import InferenceError
 
 from .conftest import ASK, CHAT, GENERATE, answers, choice, client
 
+pytestmark = pytest.mark.slow
+
 
 async def test_unreachable_server_is_reported_with_the_time_spent() -> None:
     async with client("http://127.0.0.1:1") as server:

@@ -20,6 +20,8 @@ from gristmill_env.inference import ModelServers
 
 from .conftest import ASK, CHAT, GENERATE, answers, choice, client, said
 
+pytestmark = pytest.mark.slow
+
 Pair = tuple[FailingServer, FailingServer]
 
 

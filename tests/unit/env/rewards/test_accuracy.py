@@ -7,6 +7,8 @@ import pytest
 from gristmill_env.answers.symbolic_pool import SymbolicPool
 from gristmill_env.rewards.accuracy import accuracy
 
+pytestmark = pytest.mark.slow
+
 EXACTLY_RIGHT = [
     ("72", "The answer is 72."),
     ("72", "The answer is 72"),

@@ -22,6 +22,8 @@ from gristmill_env.rewards import Sample, create_reward, embeddings
 from gristmill_env.rewards.embeddings import cosine_distances
 from gristmill_env.settings import EnvConfig
 
+pytestmark = pytest.mark.slow
+
 KEY = "sk-do-not-tell"
 
 

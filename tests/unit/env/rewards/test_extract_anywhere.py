@@ -19,6 +19,8 @@ from gristmill_env.errors import RewardError
 from gristmill_env.rewards import create_reward
 from gristmill_env.rewards.accuracy import accuracy, as_latex, surely_same
 
+pytestmark = pytest.mark.slow
+
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 GUIDE = Path(__file__).parents[4] / "docs" / "rewards.md"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import reasoning_gym
 
 from gristmill_env.answers.symbolic_pool import SymbolicPool
 from gristmill_env.rewards.accuracy import accuracy
+
+pytestmark = pytest.mark.slow
 
 
 async def test_solutions_of_gsm_symbolic_verify(untouched_pool: SymbolicPool) -> None:

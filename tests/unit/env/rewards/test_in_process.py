@@ -18,6 +18,8 @@ from gristmill_env.running import Limits
 from gristmill_env.session import Task
 from gristmill_env.settings import EnvConfig, RewardSpec
 
+pytestmark = pytest.mark.slow
+
 CODE = """
 import asyncio, os, re, sys, time
 from gristmill_env.errors import RewardError

@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 
+import pytest
 from tests.support.errors import raises
 
 from gristmill_env.errors import RewardError
@@ -96,6 +97,7 @@ print([name for name in ("torch", "transformers", "datasets", "sympy", "trl", "w
 """
 
 
+@pytest.mark.slow
 def test_importing_rewards_is_light_and_the_process_exits_silently() -> None:
     done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("[1.0]\n[]\n", "")

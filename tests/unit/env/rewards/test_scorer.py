@@ -194,6 +194,7 @@ async def test_scorer_warns_about_failures_once_per_64_completions(
     assert warned() == 2
 
 
+@pytest.mark.slow
 async def test_answers_never_mix_between_concurrent_groups(scorer: Make) -> None:
     """Every reward gets its own group's answer and its own completion, whatever the interleaving."""
     draw = random.Random(9)

@@ -14,6 +14,8 @@ from gristmill_env.errors import RewardError
 from gristmill_env.rewards import Sample, Scorer, WeightedReward, create_reward
 from gristmill_env.rewards.trl import trl_reward
 
+pytestmark = pytest.mark.slow
+
 THOUGHT, UNTHOUGHT = "<think>2 + 2</think>4", "It is 4."
 
 

@@ -29,6 +29,8 @@ from gristmill_env.run_settings import RunSettings
 from gristmill_env.session import Task
 from gristmill_env.settings import DatasetConfig
 
+pytestmark = pytest.mark.slow
+
 SUMS = """
     import asyncio
     import verifiers as vf

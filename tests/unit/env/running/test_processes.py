@@ -16,6 +16,8 @@ from tests.support.errors import raises
 from gristmill_env.running.child import Order
 from gristmill_env.running.processes import JobDied, JobError, JobFailed, JobOverran, NoProcess, ProcessPool
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., ProcessPool]
 
 

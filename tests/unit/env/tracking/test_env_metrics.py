@@ -18,6 +18,8 @@ from gristmill_env.rewards import Score
 from gristmill_env.settings import ServerConfig
 from gristmill_env.tracking import Observers, ScoredPrompt
 
+pytestmark = pytest.mark.slow
+
 RUN = {"run": "sums"}
 
 

@@ -22,6 +22,8 @@ from gristmill_env.saved import GroupSaver, GroupWriter
 from gristmill_env.settings import EnvConfig
 from gristmill_env.tracking import Observers, ScoredPrompt
 
+pytestmark = pytest.mark.slow
+
 GROUP: TrajectoryGroup = make_group("g00000000", "sums", lengths=[(3, 4)] * 2, rewards=[0.0, 1.0], version="1.0")
 PROMPT = ScoredPrompt([], [], [], 1.0, 0)
 

@@ -11,6 +11,8 @@ from gristmill_env.rollouts.groups import Transcript
 from gristmill_env.rollouts.prompts import Prompt
 from gristmill_env.tracking import Rollouts, in_words
 
+pytestmark = pytest.mark.slow
+
 REWARDS = (0.0, 1.0, 0.5)
 
 

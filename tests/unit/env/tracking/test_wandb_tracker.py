@@ -20,6 +20,8 @@ from gristmill_env.rewards import Score, correctness_reward, create_reward
 from gristmill_env.settings import EnvConfig
 from gristmill_env.tracking import ScoredPrompt, WandbTracker
 
+pytestmark = pytest.mark.slow
+
 
 class Told:
     """A tracker that gets the same calls as from the worker, and the entries that it wrote."""

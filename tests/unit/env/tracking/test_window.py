@@ -15,6 +15,8 @@ from gristmill_env.progress import Tally
 from gristmill_env.rewards import Failure, Score, correctness_reward, create_reward
 from gristmill_env.tracking import ScoredPrompt, Window
 
+pytestmark = pytest.mark.slow
+
 BY_ACCURACY = correctness_reward([create_reward("accuracy")])
 
 

@@ -222,6 +222,7 @@ def test_missing_package_of_the_extra_is_named(
     assert "duckdb" in error
 
 
+@pytest.mark.slow
 def test_python_m_gristmill_is_the_same_program(runs: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "gristmill", "status"], capture_output=True, text=True, check=True, timeout=60

@@ -95,6 +95,7 @@ def test_lines_of_env_are_variables_of_compose() -> None:
             assert re.search(rf"^(# ?)?{line.partition('=')[0]}=", known, re.MULTILINE), line
 
 
+@pytest.mark.slow
 def test_examine_measures_this_machine(tmp_path: Path) -> None:
     with socket.socket() as taken, socket.socket() as free:
         taken.bind(("127.0.0.1", 0))

@@ -45,6 +45,7 @@ async def test_run_without_an_api_is_read_from_its_files(source: RunSource) -> N
     assert news["steps"][0]["reward_parts.format"] == 1.0
 
 
+@pytest.mark.slow
 async def test_compare_names_the_settings_that_differ_between_finished_runs(source: RunSource, tmp_path: Path) -> None:
     env = {"model": "tiny", "dataset": {"temperature": 1.0}}
     write_run_file(tmp_path / "sums", record(run_id="sums", env=env, trainer={"seed": 0, "batch_size": 8}))
@@ -54,6 +55,7 @@ async def test_compare_names_the_settings_that_differ_between_finished_runs(sour
     assert {line["run"] for line in found["runs"]} == {"sums", "other"}
 
 
+@pytest.mark.slow
 async def test_damaged_run_does_not_hide_the_others(source: RunSource, tmp_path: Path) -> None:
     for name, metrics in (("broken", '{"step": 1, "rew\n'), ("not a run id", '{"step": 1}\n')):
         (tmp_path / name).mkdir()
@@ -75,6 +77,7 @@ async def test_run_id_cannot_name_a_folder_outside_the_roots(source: RunSource, 
     assert caught.value.code == "run_missing"
 
 
+@pytest.mark.slow
 async def test_reading_process_that_is_killed_is_replaced(source: RunSource) -> None:
     await source.overview("sums")
     pool = source._pool

@@ -13,6 +13,8 @@ from tests.unit.env.rewards.running.misbehaving import BAD, GROUP, Make, fine, f
 
 from gristmill_env.errors import RewardError
 
+pytestmark = pytest.mark.slow
+
 
 def returning(value: object) -> Callable[[str], object]:
     def reward(completion: str) -> object:

@@ -19,6 +19,8 @@ from tests.unit.env.rewards.running.misbehaving import BAD, GOOD, GROUP, Make, W
 from gristmill_env.errors import RewardError
 from gristmill_env.running import Limits, runner
 
+pytestmark = pytest.mark.slow
+
 
 def spins(completion: str) -> float:
     while completion == "bad":

@@ -14,6 +14,8 @@ from gristmill_env.errors import RewardError
 from gristmill_env.rewards import Sample, Scorer, WeightedReward, create_reward
 from gristmill_env.running import threads as call_threads
 
+pytestmark = pytest.mark.slow
+
 
 async def test_calls_of_a_waiting_reward_run_at_the_same_time(scorer: Make) -> None:
     together = threading.Barrier(8)

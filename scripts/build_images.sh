@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Builds the images of all services with this machine's settings, at the same time.
+#
+#   scripts/build_images.sh
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+scripts/prepare_engine.sh
+scripts/prepare_images.sh
+# Compose builds one image after the other. The builder runs a step that two images share once.
+builds=()
+for service in model trainer env api; do
+    docker compose --env-file .gristmill/build.env build "$service" &
+    builds+=($!)
+done
+for build in "${builds[@]}"; do wait "$build"; done

@@ -1,0 +1,48 @@
+"""`make quick` leaves out the marker `slow`, and a test without the marker must be fast."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+MOST_CPU_SECONDS = 2.0
+"""Longest processor time of a test without the marker, with its child processes: four times what `slow` means, because
+processor time grows on a busy machine too."""
+MOST_IMPORTS = 100
+"""A test that imports more modules is the first of its process that needs a package, and may take longer."""
+WITH_TORCH = ("benchmarks", "model", "trainer")
+"""Folders that `make quick` leaves out, because their imports take seconds."""
+_WHOLE_FILE = re.compile(r"^pytestmark = pytest\.mark\.slow$", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves slow files out by their text, because their imports take most of the time of `make quick`."""
+    if "not slow" not in config.option.markexpr:
+        return None
+    if collection_path.is_dir():
+        return True if collection_path.parent == Path(__file__).parent and collection_path.name in WITH_TORCH else None
+    return True if collection_path.suffix == ".py" and _WHOLE_FILE.search(collection_path.read_text()) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Fails a test that took long and is not marked."""
+    before, modules = _cpu_seconds(), len(sys.modules)
+    result = yield
+    taken = _cpu_seconds() - before
+    folder = item.path.relative_to(Path(__file__).parent).parts[0]
+    exempt = folder in WITH_TORCH or len(sys.modules) - modules > MOST_IMPORTS
+    if taken > MOST_CPU_SECONDS and not exempt and not any(map(item.get_closest_marker, ("slow", "long"))):
+        pytest.fail(f"took {taken:.1f} s of processor time: mark it with pytest.mark.slow, or make it faster")
+    return result
+
+
+def _cpu_seconds() -> float:
+    """Returns the processor time of this process and of the child processes that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
