@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -70,10 +71,15 @@ def start_vllm(
     models_dir: Path = MODELS_DIR,
     lora_rank: int = 0,
     host: str = "127.0.0.1",
+    environ: Mapping[str, str] | None = None,
 ) -> Service:
-    """The model service. Fails, and does not skip, if its virtual environment is missing: `make setup` makes it."""
+    """The model service. Fails, and does not skip, if its virtual environment is missing: `make setup` makes it.
+
+    `environ`: more variables, such as the hub's cache.
+    """
     assert VLLM_PYTHON.exists(), f"no {VLLM_PYTHON}: run `make setup`"
     environ = {
+        **(environ or {}),
         "MODEL": model,
         "MODEL_HOST": host,
         "MODEL_PORT": str(port),

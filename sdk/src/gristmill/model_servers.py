@@ -1,4 +1,4 @@
-"""The addresses of a stack's model servers.
+"""The addresses of a stack's model servers, and the request for tokens.
 
 Trainer, environment and page name the servers in the same way: by URLs, with commas between them. The URL of a server
 is fixed. `dns+http://model:9001` represents one server for each address that the name `model` has at a time. In Compose
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
 from gristmill.errors import ConfigError
@@ -18,9 +19,20 @@ from gristmill.errors import ConfigError
 DNS = "dns+"
 LOOK_UP_EVERY = 2.0
 """Seconds between two look-ups of a name."""
+GENERATE = "/inference/v1/generate"
+"""vLLM's route for token ids: token ids in, token ids and log-probabilities out."""
 
 LookUp = Callable[[str, int], Iterable[str]]
 """Returns the IP addresses of a host name and a port. Raises OSError if the name has none."""
+
+
+def generation(model: str, token_ids: Sequence[int], sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the body of POST `GENERATE`. Environments sample with it, and the trainer's receipts ask with it.
+
+    `model`: the served name, which is the `id` of a model in GET /v1/models. A server of LoRA adapters chooses between
+    model and adapter by this name, so a receipt without it would not show what environments sample from.
+    """
+    return {"model": model, "token_ids": list(token_ids), "sampling_params": dict(sampling)}
 
 
 def split_urls(text: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from gristmill_trainer.publish import FilesystemTransport, ModelServer, ModelSer
 from local_processes import LocalStack
 
 RANK = 4
+NAME, COMMIT = "owner/tiny", "a" * 40
 PROMPT = [40 + place % 20 for place in range(300)]
 """Longer than a block of the prefix cache (128 tokens on a CPU), so that the cache takes part."""
 SAMPLING = {"max_tokens": 12, "temperature": 0.8, "logprobs": 0, "seed": 1, "ignore_eos": True}
@@ -35,16 +35,21 @@ SAMPLING = {"max_tokens": 12, "temperature": 0.8, "logprobs": 0, "seed": 1, "ign
 
 @pytest.fixture(scope="module")
 def server(vllm: Vllm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
-    """The model service with `tiny` for adapters. It has a separate manifest; `vllm` has built the model."""
+    """The model service for adapters of `tiny` at a pinned revision of the hub. `vllm` has built the model.
+
+    The served name is the hub's id without the revision, so a comparison with MODEL would never find the adapter.
+    """
     output = Output()
     folder = tmp_path_factory.mktemp("lora")
-    models = folder / "models"
-    for built in MODELS_DIR.glob("tiny-*"):
-        shutil.copytree(built, models / built.name, copy_function=os.link)
+    original = Manifest.read(MODELS_DIR).weights_path
+    shutil.copytree(original, folder / "hub" / "models--owner--tiny" / "snapshots" / COMMIT)
     (folder / "weights").mkdir()
+    models = folder / "models"
     with LocalStack(output.add) as stack:
         port = free_port()
-        start_vllm(stack, folder / "weights", port, models_dir=models, lora_rank=RANK)
+        model = f"{NAME}@{COMMIT}"
+        hub = {"HF_HUB_CACHE": str(folder / "hub"), "HF_HUB_OFFLINE": "1"}
+        start_vllm(stack, folder / "weights", port, model, models, RANK, environ=hub)
         yield Vllm(f"http://127.0.0.1:{port}", folder / "weights", models, output)
 
 
@@ -57,7 +62,7 @@ def _source(server: Vllm) -> ModelSource:
 
 def _generated(server: Vllm) -> tuple[list[int], np.ndarray[tuple[int], np.dtype[np.float64]]]:
     """Returns a completion's tokens and the server's log-probabilities of them, requested by the model's name."""
-    body = {"model": "tiny", "token_ids": PROMPT, "sampling_params": SAMPLING}
+    body = {"model": NAME, "token_ids": PROMPT, "sampling_params": SAMPLING}
     choice = httpx.post(f"{server.url}/inference/v1/generate", json=body, timeout=60).json()["choices"][0]
     return choice["token_ids"], np.array([entry["logprob"] for entry in choice["logprobs"]["content"]])
 

@@ -16,7 +16,7 @@ from tests.support.stack import MODELS_DIR, ROOT, VLLM_PYTHON, Output, Vllm, sta
 import gristmill
 from gristmill import Manifest, PolicyVersion
 from gristmill.view.folders import RunFolder
-from gristmill_model import publication, server
+from gristmill_model import server
 from gristmill_model.settings import Settings as ModelSettings
 from gristmill_trainer.publish import ModelServer, claim_publishing
 from gristmill_trainer.receipts import Cause
@@ -136,7 +136,7 @@ def test_vllm_with_other_settings_fails_with_the_cause(
     manifest = Manifest.read(MODELS_DIR)
     _, *options = server.arguments(settings, manifest)
     with LocalStack(Output().add) as stack:
-        environ = server.environment(settings, {publication.FIRST_WEIGHTS: str(manifest.serve_path)})
+        environ = server.environment(settings, manifest, None, {})
         vllm = stack.start("model", [str(VLLM_PYTHON), *options, *setting], environ)
         stack.wait_until(vllm, lambda: answers(f"{url}/health"), timeout=900)
         done = gristmill_command("doctor", "--config", "quickstart", "--json")

@@ -5,21 +5,27 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 from safetensors.torch import load_file
 from tests.support.errors import raises
 from tests.unit.model.models import save_random
 from transformers import AutoModelForCausalLM
 
+from gristmill.model_servers import GENERATE, generation
 from gristmill_model.__main__ import describe
 from gristmill_model.errors import ModelError
-from gristmill_model.lora import LoraRouting, first_adapter
+from gristmill_model.lora import SERVED_MODEL, LoraRouting, first_adapter
 from gristmill_model.resolve import resolve
-from gristmill_model.server import arguments
+from gristmill_model.server import arguments, environment
 from gristmill_model.settings import Settings
+
+COMMIT = "a" * 40
 
 
 def _settings(tmp_path: Path, **environ: str) -> Settings:
@@ -67,14 +73,14 @@ def test_first_adapter_is_all_zeros_and_loads_in_peft(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/inference/v1/generate"])
-@pytest.mark.parametrize("named", [{}, {"model": None}, {"model": "served"}])
+@pytest.mark.parametrize("named", [{}, {"model": None}, {"model": ""}, {"model": "served"}])
 def test_request_for_the_served_model_is_sent_to_its_adapter(path: str, named: dict[str, Any]) -> None:
     scope, body = _passed_on(path, json.dumps({"token_ids": [1, 2], **named}).encode())
     assert json.loads(body) == {"token_ids": [1, 2], "model": "lora"}
     assert dict(scope["headers"])[b"content-length"] == str(len(body)).encode()
 
 
-@pytest.mark.parametrize("body", [b'{"model": "another"}', b"[1]", b"no json", b""])
+@pytest.mark.parametrize("body", [b'{"model": "another"}', b'{"model": 1}', b"[1]", b"no json", b""])
 def test_request_for_another_model_is_passed_on_unchanged(body: bytes) -> None:
     assert _passed_on("/v1/completions", body)[1] == body
 
@@ -83,8 +89,48 @@ def test_request_to_another_path_is_passed_on_unchanged() -> None:
     assert _passed_on("/tokenize", b'{"model": "served"}')[1] == b'{"model": "served"}'
 
 
-def _passed_on(path: str, body: bytes) -> tuple[dict[str, Any], bytes]:
-    """Returns scope and body that the application gets."""
+@pytest.mark.parametrize(
+    "spelled",
+    [
+        "owner/name",
+        f"owner/name@{COMMIT}",
+        "owner/name@v1/first",
+        "{folder}",
+        "{folder}/",
+        "{folder}/../mod@el",
+        "./mod@el",
+        "lora",
+        "lora/",
+    ],
+)
+def test_every_spelling_of_the_model_reaches_the_adapter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spelled: str
+) -> None:
+    """By the name that vLLM is started with, which is also the name in the requests of environments and receipts."""
+    folder = save_random(tmp_path / "mod@el", tied=False)
+    shutil.copytree(folder, tmp_path / "lora")
+    hub = tmp_path / "hub" / "models--owner--name"
+    shutil.copytree(folder, hub / "snapshots" / COMMIT)
+    for ref in ("main", "v1/first"):
+        (hub / "refs" / ref).parent.mkdir(parents=True, exist_ok=True)
+        (hub / "refs" / ref).write_text(COMMIT)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+    chosen = _settings(tmp_path, MODEL=spelled.format(folder=folder), LORA_RANK="8")
+    resolved = resolve(chosen.model, chosen.models_dir)
+    manifest = describe(resolved, chosen)
+    options = dict(itertools.pairwise(arguments(chosen, manifest, tmp_path)))
+    served = options["--served-model-name"]
+    assert served == manifest.name
+    environ = environment(chosen, manifest, tmp_path, {"MODEL": chosen.model, "VLLM_SKIP_MODEL_NAME_VALIDATION": "1"})
+    assert environ["VLLM_SKIP_MODEL_NAME_VALIDATION"] == "0", "vLLM takes any name for the model without the adapter"
+    body = json.dumps(generation(served, [1, 2], {})).encode()
+    assert json.loads(_passed_on(GENERATE, body, environ)[1])["model"] == "lora"
+
+
+def _passed_on(path: str, body: bytes, environ: Mapping[str, str] | None = None) -> tuple[dict[str, Any], bytes]:
+    """Returns scope and body that the application gets. `environ`: of vLLM's process."""
     seen: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -97,5 +143,8 @@ def _passed_on(path: str, body: bytes) -> tuple[dict[str, Any], bytes]:
         raise AssertionError(message)
 
     scope = {"type": "http", "method": "POST", "path": path, "headers": [(b"content-length", b"1")]}
-    asyncio.run(LoraRouting(app, "served")(scope, receive, send))
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (environ or {SERVED_MODEL: "served"}).items():
+            patch.setenv(name, value)
+        asyncio.run(LoraRouting(app)(scope, receive, send))
     return dict(seen[0]), seen[1]

@@ -137,8 +137,9 @@ def test_server_listens_on_loopback_by_default(tmp_path: Path) -> None:
     assert settings(tmp_path, MODEL_HOST="").host == "127.0.0.1"
 
 
-def test_environment_can_choose_the_cache_size_but_not_lose_the_gate(tmp_path: Path) -> None:
-    told = environment(settings(tmp_path), {"VLLM_CPU_KVCACHE_SPACE": "3", "VLLM_SERVER_DEV_MODE": "0"})
+def test_environment_can_choose_the_cache_size_but_not_lose_the_gate(tmp_path: Path, manifest: Manifest) -> None:
+    given = {"VLLM_CPU_KVCACHE_SPACE": "3", "VLLM_SERVER_DEV_MODE": "0"}
+    told = environment(settings(tmp_path), manifest, None, given)
     assert told["VLLM_CPU_KVCACHE_SPACE"] == "3"
     assert told["VLLM_SERVER_DEV_MODE"] == "1"
     assert told["TORCHDYNAMO_DISABLE"] == "1"

@@ -18,7 +18,7 @@ import msgspec
 
 from gristmill import ConfigError, Deployment, GristmillError
 from gristmill.archive.trained import TOKENIZER_FOLDER, TRAINED_FOLDER
-from gristmill.model_servers import ServerAddresses
+from gristmill.model_servers import GENERATE, ServerAddresses, generation
 from gristmill.settings import load_yaml
 from gristmill.view.check import Check, State
 from gristmill.view.folders import ROLLOUTS_FOLDER, RunFolder
@@ -29,7 +29,7 @@ from gristmill_env.data import Item, assistant, user
 from gristmill_env.errors import DatasetError, EpisodeError, InferenceError, PromptError, SavedError
 from gristmill_env.inference import Thinking
 from gristmill_env.inference.http import ServerHttp, ServerTroubleError
-from gristmill_env.inference.server import GENERATE, ModelServer
+from gristmill_env.inference.server import ModelServer
 from gristmill_env.rewards import Sample
 from gristmill_env.rollouts.prompts import Prompt, PromptBuilder, load_tokenizer
 from gristmill_env.run_settings import RunSettings
@@ -288,7 +288,7 @@ async def check_sampling(http: ServerHttp, name: str, model: str, prompt: Sequen
     counts = []
     for temperature in (_COLD, _HOT):
         sampling = {"temperature": temperature, "max_tokens": _TOKENS, "n": _SAMPLED, "ignore_eos": True}
-        body = {"model": model, "token_ids": list(prompt), "sampling_params": {"detokenize": False, **sampling}}
+        body = generation(model, prompt, {"detokenize": False, **sampling})
         answer = await http.ask("POST", GENERATE, _Answer, json=body)
         counts.append(len({tuple(choice.token_ids) for choice in answer.choices}))
     cold, hot = counts

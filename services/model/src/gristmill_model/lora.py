@@ -18,10 +18,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from gristmill_model.asgi import App, Receive, Scope, Send, read_body, with_body
 from gristmill_model.cache import built, locked
-from gristmill_model.settings import Settings
 
 NAME: Final = "lora"
 """vLLM's name for the adapter. Clients still send the model's name."""
+SERVED_MODEL: Final = "GRISTMILL_SERVED_MODEL"
+"""Variable that holds the served name. MODEL is no substitute, because MODEL may hold a revision."""
 PATHS: Final = frozenset({"/v1/completions", "/v1/chat/completions", "/inference/v1/generate"})
 _FIRST = 1
 """vLLM's number for the adapter that it was started with."""
@@ -69,10 +70,9 @@ class LoraRouting:
     middleware passes a request for another model on unchanged, and vLLM refuses the request.
     """
 
-    def __init__(self, app: App, model: str | None = None) -> None:
-        """`model`, the served name, is for tests. vLLM passes only `app`, and the name comes from MODEL."""
+    def __init__(self, app: App) -> None:
         self._app = app
-        self._model = model or Settings.read(os.environ, cuda_available=False).model
+        self._model = os.environ[SERVED_MODEL]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in PATHS:
@@ -85,7 +85,10 @@ class LoraRouting:
             asked = json.loads(body)
         except ValueError:
             return body
-        if not isinstance(asked, dict) or asked.get("model") not in (None, self._model):
+        if not isinstance(asked, dict):
+            return body
+        named = asked.get("model")
+        if named and named != self._model:  # To vLLM, an empty name is the model without the adapter.
             return body
         return json.dumps({**asked, "model": NAME}).encode()
 

@@ -71,15 +71,22 @@ def arguments(settings: Settings, manifest: Manifest, adapter: Path | None = Non
     return [*command, *settings.vllm_args]
 
 
-def environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the server's environment: `environ`, the variables that vLLM requires, and defaults for a CPU.
+def environment(
+    settings: Settings, manifest: Manifest, adapter: Path | None, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Returns the server's environment: `environ`, the variables that vLLM and the middlewares require, and defaults
+    for a CPU. `adapter`: as in `arguments`.
 
     The required variables override `environ`, and `environ` overrides the defaults.
     """
     required = {
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_NO_USAGE_STATS": "1",
+        # The variable would let requests for any other name reach the model without the adapter.
+        "VLLM_SKIP_MODEL_NAME_VALIDATION": "0",
         "GRISTMILL_WEIGHTS_DIR": str(settings.weights_dir),
+        publication.FIRST_WEIGHTS: str(adapter or manifest.serve_path),
+        lora.SERVED_MODEL: manifest.name,
         # All files are already on this machine.
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
@@ -103,7 +110,6 @@ def exec_vllm(settings: Settings, manifest: Manifest, adapter: Path | None) -> N
             package="vllm",
         )
     command = arguments(settings, manifest, adapter)
-    first_weights = {publication.FIRST_WEIGHTS: str(adapter or manifest.serve_path)}
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(command[0], command, environment(settings, os.environ) | first_weights)
+    os.execve(command[0], command, environment(settings, manifest, adapter, os.environ))

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import torch
 from tests.support.errors import raises
-from tests.unit.trainer.receipts.torch_server import FAULTS, TorchServer
+from tests.unit.trainer.receipts.torch_server import FAULTS, NAME, TorchServer
 from tests.unit.trainer.receipts.training import Run
 
 from gristmill.receipts import Proven, ReceiptState, failing, proven
@@ -71,6 +71,15 @@ def test_clean_runs_prove_every_publication(serve: Serve, begin: Begin, seed: in
         assert row.wanted_change is not None
         assert abs(row.change - row.wanted_change) <= 2 * row.bound
         assert row.change > 2 * row.bound
+
+
+def test_receipts_name_the_model_as_environments_do(serve: Serve, begin: Begin) -> None:
+    """A server of adapters chooses between model and adapter by the name."""
+    server = serve("label_only")
+    with raises(PublishError, "receipt_failed"):
+        begin([server]).train(4)
+    assert len(server.asked) > 4
+    assert {body["model"] for body in server.asked} == {NAME}
 
 
 def test_second_publication_heals_a_server_that_lost_one(serve: Serve, begin: Begin) -> None:

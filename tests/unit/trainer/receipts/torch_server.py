@@ -32,6 +32,7 @@ FAULTS = (
     "label_only",
     "bfloat16",
 )
+NAME = "owner/name"
 MISSING = r"mlp\.down_proj"
 BLOCK = 16
 """Tokens of a block of the prefix cache."""
@@ -46,6 +47,8 @@ class TorchServer:
         self.label = "default"
         self.labels: list[str] = []
         self.loads: list[str] = []
+        self.asked: list[dict[str, Any]] = []
+        """Bodies of the requests for tokens."""
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self._model.train(False)
         head = self._model.lm_head
@@ -88,7 +91,10 @@ class TorchServer:
                 self.label = body["new_version"]
                 self.labels.append(self.label)
                 answer = {}
+            elif path == "/v1/models":
+                answer = {"data": [{"id": NAME}]}
             elif path == "/inference/v1/generate":
+                self.asked.append(body)
                 answer = self._generate(body)
             else:
                 answer = {"weight_version": self.label, "is_paused": False}

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gristmill import Manifest
+from gristmill.model_servers import GENERATE, generation
 from gristmill_env.errors import InferenceError
 from gristmill_env.inference.http import RefusedError, ServerHttp, ServerTroubleError
 from gristmill_env.inference.types import (
@@ -159,7 +160,6 @@ def _and_others(cards: list[ModelCard]) -> str:
     return f" and {len(cards) - 1} more" if len(cards) > 1 else ""
 
 
-GENERATE = "/inference/v1/generate"
 _ENDED = frozenset({"stop", "length"})
 """Finish reasons of a whole completion. Other reasons mean that the server broke it off."""
 
@@ -181,7 +181,7 @@ async def generate_tokens(http: ServerHttp, model: str, request: GenerationReque
 
     Raises ServerTroubleError; InferenceError when the server refuses the request or returns no token ids.
     """
-    body = {"model": model, "token_ids": list(request.token_ids), "sampling_params": _sampling(request)}
+    body = generation(model, request.token_ids, _sampling(request))
     try:
         generated = await http.ask("POST", GENERATE, Generated, json=body)
     except RefusedError as refusal:

@@ -12,8 +12,9 @@ prefix cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gristmill.model_servers import GENERATE, generation
 from gristmill_trainer.data.micro_batches import collate
 from gristmill_trainer.data.types import Sample, Teacher
 from gristmill_trainer.disk import writing
@@ -31,7 +33,6 @@ from gristmill_trainer.policy import Policy
 from gristmill_trainer.publish.servers import ModelServer
 
 F64 = npt.NDArray[np.float64]
-GENERATE: Final = "/inference/v1/generate"
 PROBES_FILE: Final = "probes.json"
 _CACHED_TOKENS = 64
 _PROMPT_TOKENS = 32
@@ -196,37 +197,42 @@ def _sample(probe: Probe) -> Sample:
 def served_scores(
     server: ModelServer, probes: Probes, cache_salt: str | None = None, **sampling: Any
 ) -> list[ProbeScores]:
-    """Returns the server's scores, by one request per probe, all at once.
+    """Returns the server's scores, by one request per probe, all at once. The requests name the model and use the route
+    as those of environments do.
 
     `cache_salt`: a text that no other request has keeps the server from reading its prefix cache. `sampling`: more
     sampling parameters, for experiments. Raises PublishError; `probe_refused` if the server does not answer probes.
     """
-    with ThreadPoolExecutor(len(probes.probes)) as pool:
-        return list(
-            pool.map(lambda probe: _ask(server, probe, probes.temperature, cache_salt, sampling), probes.probes)
-        )
+    params = {"temperature": probes.temperature, **sampling}
+    with _answering_probes(server), ThreadPoolExecutor(len(probes.probes)) as pool:
+        model = str(server.first_model()["id"])
+        return list(pool.map(lambda probe: _ask(server, model, probe, cache_salt, params), probes.probes))
 
 
 def _ask(
-    server: ModelServer, probe: Probe, temperature: float, cache_salt: str | None, sampling: dict[str, Any]
+    server: ModelServer, model: str, probe: Probe, cache_salt: str | None, sampling: dict[str, Any]
 ) -> ProbeScores:
     # vLLM cuts the list of tokens by one if it sampled another token, so the last id is sent twice.
     ids = [*probe.ids, probe.ids[-1]]
-    params: dict[str, Any] = {"temperature": temperature, "top_p": 1.0, "max_tokens": 1, "detokenize": False}
+    params: dict[str, Any] = {"top_p": 1.0, "max_tokens": 1, "detokenize": False}
     params |= {"logprobs": len(ids), "logprob_token_ids": ids}
     if probe.prompt:
         params["prompt_logprobs"] = 0
-    body: dict[str, Any] = {"token_ids": list(probe.tokens), "sampling_params": params | sampling}
+    body = generation(model, probe.tokens, params | sampling)
     if cache_salt is not None:
         body["cache_salt"] = cache_salt
+    return _read(server.call("POST", GENERATE, timeout=_TIMEOUT, json=body).json(), probe)
+
+
+@contextmanager
+def _answering_probes(server: ModelServer) -> Iterator[None]:
+    """Raises `probe_refused` if the server refuses a probe, or answers it without log-probabilities."""
     try:
-        answer = server.call("POST", GENERATE, timeout=_TIMEOUT, json=body)
+        yield
     except PublishError as error:
         if error.values.get("status") in (400, 404, 405, 422):
             raise PublishError("probe_refused", str(error), url=server.url) from error
         raise
-    try:
-        return _read(answer.json(), probe)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise PublishError(
             "probe_refused",
