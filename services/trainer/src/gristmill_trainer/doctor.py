@@ -50,6 +50,7 @@ from gristmill_trainer.receipts import (
     diagnose,
     distance,
     first_bound,
+    later_bound,
     own_scores,
     rounding_of,
     scale,
@@ -218,12 +219,12 @@ def check_server(server: ModelServer, policy: Policy, probes: Probes, *, adapter
     """
     name, where, source = "trainer and server", redact_text(server.url), policy.source
     own, served = own_scores(policy, probes), served_scores(server, probes)
-    unit = rounding_of(policy) * scale(own)
-    bound, difference = first_bound(unit), distance(served, own)
+    rounding, size = rounding_of(policy), scale(own)
+    bound, difference = first_bound(rounding, size), distance(served, own)
     if difference <= bound:
         text = f"log-probabilities of {where} agree with the trainer's to {difference:.1g}"
         return Check(name, "ok", f"{text} ({source.served_dtype}: at most {bound:.1g})")
-    case = Case(probes=probes, served=served, own=own, older={}, bound=bound, rounding=unit, version="1.0")
+    case = Case(probes=probes, served=served, own=own, older={}, bound=bound, rounding=rounding * size, version="1.0")
     found = LiveDiagnosis(source, adapters)(case, server, None)
     text = f"log-probabilities of {where} differ from those of {source.weights}: {found.text}"
     return Check(name, "failed", f"{text} [{found.cause}]. Remedy: {found.remedy}")
@@ -343,17 +344,18 @@ def check_weights(
     """
     samples = {label: [*chain.from_iterable(map(_samples_of, found))] for label, found in groups.items()}
     scores: dict[str, dict[str, list[ProbeScores]]] = defaultdict(dict)
-    raw, units = {}, {}
+    raw, rounding, sizes = {}, {}, {}
     for one in weights:
         policy = _load(one.source, TrainerSettings(packing=False), one.adapters)
         for label, of_version in samples.items():
             scores[label][one.label] = _scored(policy, of_version)
             if label == one.label:
                 raw[label] = _scored(policy, [replace(sample, temperature=1.0) for sample in of_version])
-                units[label] = rounding_of(policy) * scale(scores[label][label])
+                rounding[label], sizes[label] = rounding_of(policy), scale(scores[label][label])
     for label, of_version in samples.items():
-        bound = first_bound(units[label]) if proven is None else proven
-        yield _check_version(label, of_version, scores[label], raw[label], bound, units[label])
+        unit, size = rounding[label], sizes[label]
+        bound = first_bound(unit, size) if proven is None else later_bound(proven, unit, size)
+        yield _check_version(label, of_version, scores[label], raw[label], bound, unit * size)
 
 
 def _samples_of(group: TrajectoryGroup) -> Iterator[Sample]:

@@ -44,11 +44,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def serve(model: Path) -> Iterator[Callable[..., TorchServer]]:
-    """Starts a server: `serve(fault)`."""
+    """Starts a server: `serve(fault)`, with the arguments of TorchServer."""
     servers: list[TorchServer] = []
 
-    def start(fault: str | None = None, since: int = 2, times: int = 1000) -> TorchServer:
-        servers.append(TorchServer(model, fault, since, times))
+    def start(fault: str | None = None, **options: Any) -> TorchServer:
+        servers.append(TorchServer(model, fault, **options))
         return servers[-1]
 
     yield start

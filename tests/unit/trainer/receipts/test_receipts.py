@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from benchmarks import wrong_weights
 from tests.support.errors import raises
 from tests.unit.trainer.receipts.torch_server import FAULTS, NAME, TorchServer
 from tests.unit.trainer.receipts.training import Run
@@ -80,6 +81,30 @@ def test_receipts_name_the_model_as_environments_do(serve: Serve, begin: Begin) 
         begin([server]).train(4)
     assert len(server.asked) > 4
     assert {body["model"] for body in server.asked} == {NAME}
+
+
+@pytest.mark.parametrize("probes", [wrong_weights.sampled, wrong_weights.made_up])
+def test_bfloat16_accepts_the_right_weights_and_no_wrong_ones(model: Path, probes: Any) -> None:
+    """By the bound of first receipts and of the doctor. 1024 rounding units of bfloat16 would accept any weights."""
+    accepted = [one.weights for one in wrong_weights.measure(model, probes) if not one.rejected]
+    assert accepted == ["right"]
+
+
+@pytest.mark.parametrize("since", [0, 2])
+@pytest.mark.parametrize("name", [None, "random, never trained weights", "all logits equal", "logits half as large"])
+def test_receipts_in_bfloat16_reject_wrong_weights_of_any_version(
+    serve: Serve, begin: Begin, name: str | None, since: int
+) -> None:
+    change = (lambda model: None) if name is None else wrong_weights.WRONG[name]
+    run = begin([serve(since=since, change=change)], dtype="bfloat16")
+    with wrong_weights.autocast():
+        if name is None:
+            run.train(4)
+        else:
+            with raises(PublishError, "receipt_failed", version=f"1.{since}"):
+                run.train(4)
+    assert ReceiptState.FAILED not in {row.state for row in run.rows() if name is None or row.step < since}
+    assert max(row.bound for row in run.rows()) < 0.5, "the cap also bounds later receipts"
 
 
 def test_second_publication_heals_a_server_that_lost_one(serve: Serve, begin: Begin) -> None:

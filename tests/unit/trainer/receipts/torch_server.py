@@ -9,6 +9,7 @@ import copy
 import json
 import re
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,16 @@ class TorchServer:
     """Serves the model in `folder`. `fault` acts from the version of step `since` on, `times` publications long, or
     from the start if `since` is 0."""
 
-    def __init__(self, folder: Path, fault: str | None = None, since: int = 2, times: int = 1000) -> None:
-        self.fault, self.since, self.times = fault, since, times
+    def __init__(
+        self,
+        folder: Path,
+        fault: str | None = None,
+        since: int = 2,
+        times: int = 1000,
+        change: Callable[[Any], object] | None = None,
+    ) -> None:
+        """`change`: computes in bfloat16 from the start, and makes the weights wrong by this function as the fault."""
+        self.fault, self.since, self.times, self._change = fault, since, times, change
         self.label = "default"
         self.labels: list[str] = []
         self.loads: list[str] = []
@@ -160,8 +169,11 @@ class TorchServer:
 
     def _logits(self, tokens: list[int], *, reads_cache: bool) -> torch.Tensor:
         """Returns float32[T, V] of the last T tokens, which are not in the prefix cache."""
-        if self._is("bfloat16"):
+        if self._is("bfloat16") or self._change is not None:
             short: Any = copy.deepcopy(self._model).bfloat16()
+            if self._change is not None and self._faulty:
+                with torch.no_grad():
+                    self._change(short)
             rounded: torch.Tensor = short(input_ids=torch.tensor([tokens])).logits[0].float()
             return rounded
         blocks = tuple(tokens[: (len(tokens) - 1) // BLOCK * BLOCK])

@@ -5,7 +5,7 @@
 
 from gristmill_trainer.receipts.diagnosis import Case, Cause, Diagnosis, LiveDiagnosis, PublishedWeights, diagnose
 from gristmill_trainer.receipts.probes import Probe, Probes, ProbeScores, distance, own_scores, scale, served_scores
-from gristmill_trainer.receipts.receipts import Expectation, Receipts, first_bound, rounding_of
+from gristmill_trainer.receipts.receipts import Expectation, Receipts, first_bound, later_bound, rounding_of
 
 __all__ = [
     "Case",
@@ -21,6 +21,7 @@ __all__ = [
     "diagnose",
     "distance",
     "first_bound",
+    "later_bound",
     "own_scores",
     "rounding_of",
     "scale",

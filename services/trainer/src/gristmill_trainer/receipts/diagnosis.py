@@ -431,10 +431,15 @@ class PublishedWeights:
         self._model.load_state_dict(tensors, strict=False)
         model = self._model.to(dtype)
         try:
-            with torch.no_grad():
-                return [_scores(model, probe, probes.temperature) for probe in probes.probes]
+            return torch_scores(model, probes)
         finally:
             self._model = model.float()
+
+
+def torch_scores(model: Any, probes: Probes) -> list[ProbeScores]:
+    """Returns the scores by a model of transformers, as a server without faults computes them."""
+    with torch.no_grad():
+        return [_scores(model, probe, probes.temperature) for probe in probes.probes]
 
 
 def _scores(model: Any, probe: Probe, temperature: float) -> ProbeScores:

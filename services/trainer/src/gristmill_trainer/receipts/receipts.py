@@ -5,9 +5,14 @@ trainer's. The first receipt of a server measures the difference d0 of two progr
 With the rounding unit eps of the coarser of the two dtypes, and s the root mean square of the log-probabilities (at
 least 1):
 
-    first receipt:     ok if  d0 <= 1024 eps s          the server surely computes another function above it
+    first receipt:     ok if  d0 <= 1024 eps s
     bound              = max(4 d0, 8 eps s, 64 eps32 s) rounding of other values is up to a few times larger
     later receipts:    ok if  difference <= bound
+    no bound exceeds   max(s, 4) / 32                   4 units of bfloat16
+
+Without the cap, 1024 units of bfloat16 are eight times the log-probabilities themselves, and any weights would pass.
+The cap is above the rounding of bfloat16 and below the difference of every wrong model that was measured
+(docs/receipts.md).
 
 eps32 is the rounding unit of float32, in which both programs add up. A sum of many terms loses many of these units, and
 a low d0 of the first weights does not bound the rounding of trained weights, whose logits are larger.
@@ -43,6 +48,10 @@ from gristmill_trainer.receipts.probes import Probes, ProbeScores, distance, sca
 _LOG = logging.getLogger(__name__)
 _FIRST_UNITS: Final = 1024
 """Rounding units by which a first receipt may differ. float32: 1.2e-4 s. Kernels differ by 10 to 100 units."""
+_LARGEST_SHARE: Final = 1 / 32
+"""Share of the size of the log-probabilities that no bound exceeds, in any dtype: 4 rounding units of bfloat16."""
+_LEAST_SIZE: Final = 4.0
+"""Least size for the cap, in nats. The logit of a likely token rounds too, although its log-probability is near 0."""
 _FLOOR_UNITS: Final = 8
 _FLOOR_UNITS_FLOAT32: Final = 64
 _TIMES_FIRST: Final = 4
@@ -185,12 +194,13 @@ class Receipts:
         seconds = time.monotonic() - started
         own = expectation.scores[: len(served)]
         difference = distance(served, own)
-        unit = self._rounding * scale(own)
-        if bound is not None:
-            bound = max(bound, self._floor(unit))  # A resumed run may use a coarser dtype.
-        allowed = first_bound(unit) if bound is None else bound
-        if bound is None and difference <= allowed:
-            bound = max(_TIMES_FIRST * difference, self._floor(unit))
+        size = scale(own)
+        if bound is None:
+            allowed = first_bound(self._rounding, size)
+            if difference <= allowed:
+                bound = later_bound(_TIMES_FIRST * difference, self._rounding, size)
+        else:  # A resumed run may use a coarser dtype.
+            allowed = bound = later_bound(bound, self._rounding, size)
         wanted = None if before is None else distance(own, before.scores[: len(own)])
         receipt = Receipt(
             step=version.step,
@@ -211,7 +221,7 @@ class Receipts:
                 own=expectation.scores,
                 older=_older(version, before, last),
                 bound=receipt.bound,
-                rounding=unit,
+                rounding=self._rounding * size,
                 version=str(version),
             )
             with self._lock:
@@ -224,10 +234,6 @@ class Receipts:
                 self._bounds[server.url] = bound
         self._write(receipt)
         return True
-
-    def _floor(self, unit: float) -> float:
-        """Returns the least bound. `unit`: rounding unit times the size of the scores, in nats."""
-        return max(_FLOOR_UNITS * unit, _FLOOR_UNITS_FLOAT32 * unit / self._rounding * torch.finfo(torch.float32).eps)
 
     def explain(self, server: ModelServer, path: Path, label: str) -> PublishError:
         """Diagnoses the server's failed receipt, writes it, and returns its error. `path`: of the published weights.
@@ -321,12 +327,25 @@ class Receipts:
             tally.seconds = max(tally.seconds, receipt.seconds)
 
 
-def first_bound(unit: float) -> float:
+def first_bound(rounding: float, size: float) -> float:
     """Returns the largest difference, in nats, of the first comparison of trainer and server.
 
-    `unit`: rounding unit times the size of the scores, in nats.
+    `rounding`: `rounding_of` the policy. `size`: `scale` of the trainer's scores.
     """
-    return _FIRST_UNITS * unit
+    return min(_FIRST_UNITS * rounding * size, _largest(size))
+
+
+def later_bound(measured: float, rounding: float, size: float) -> float:
+    """Returns the largest difference, in nats, of a comparison after one that gave the bound `measured`.
+
+    `rounding`, `size`: as in `first_bound`.
+    """
+    floor = max(_FLOOR_UNITS * rounding, _FLOOR_UNITS_FLOAT32 * torch.finfo(torch.float32).eps) * size
+    return min(max(measured, floor), _largest(size))
+
+
+def _largest(size: float) -> float:
+    return _LARGEST_SHARE * max(size, _LEAST_SIZE)
 
 
 def rounding_of(policy: Policy) -> float:
