@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 from tests.integration.api.store_harness import trainer as settings
 from tests.integration.atropos.conversation import expand
 from tests.support.api_server import ApiServer
+from tests.support.groups import make_group
 from tests.support.redis_server import RedisServer
 
-from gristmill import Client, PolicyVersion
+from gristmill import Client, PolicyVersion, read_archive
 from gristmill.hyperparameters import Hyperparameters
 from gristmill_api.routes.lease import _KEPT_BYTES
 from gristmill_trainer.data.checks import Limits
@@ -19,6 +23,11 @@ from gristmill_trainer.data.samples import to_samples
 from gristmill_trainer.data.types import Reason
 
 RUN = "default"
+REGISTRATION: dict[str, str | int] = {
+    **dict.fromkeys(("wandb_group", "wandb_project", "checkpoint_dir"), ""),
+    **dict.fromkeys(("max_token_len", "save_checkpoint_interval", "starting_step", "num_steps"), 9),
+    "batch_size": 4,
+}
 
 
 @pytest.fixture(scope="module")
@@ -113,13 +122,84 @@ async def test_group_without_a_binary_form_becomes_a_dead_letter_and_is_replaced
     assert (status.ready, status.leased, status.dead) == (0, 3, 2)
 
 
+LONG = str(2**64)
+NO_BINARY_FORM = {
+    "a long seed": ("generation_params", f'{{"seed": {LONG}}}'),
+    "a long number in a message": ("messages", f'[[{{"role": "user", "content": "a", "id": {LONG}}}]]'),
+    "a long number in overrides": ("overrides", f'[{{"id": -{LONG}}}]'),
+    "a long number of the group": ("group_overrides", f'{{"id": {{"x": [{LONG}]}}}}'),
+    "a long number in images": ("images", f"[{LONG}]"),
+    "a number beyond doubles": ("generation_params", f'{{"temperature": 1{"0" * 400}}}'),
+    "a long token": ("tokens", f"[[{LONG}]]"),
+}
+"""JSON that the API takes, and that msgpack or numpy cannot hold."""
+
+
+@pytest.mark.parametrize("kind", NO_BINARY_FORM)
+async def test_group_that_cannot_be_converted_costs_itself_only(
+    http: httpx.AsyncClient, client: Client, kind: str
+) -> None:
+    field, value = NO_BINARY_FORM[kind]
+    fields = {"tokens": "[[1]]", "masks": "[[1]]", "scores": "[1.0]", "inference_logprobs": "[[-1.0]]", field: value}
+    text = "{" + ", ".join(f'"{name}": {found}' for name, found in fields.items()) + "}"
+    await post(http, {"group": 1, "is": 1})
+    (await http.post("/scored_data", content=text, headers={"Content-Type": "application/json"})).raise_for_status()
+    await post(http, {"group": 1, "is": 2})
+    incarnation, _ = await client.take(RUN, settings(), [])
+    batch = await client.lease(RUN, incarnation, "b1", 2, wait=0)
+    assert batch is not None
+    assert [group.group_id for group in batch] == ["a00000000", "a00000002"]
+    (letter,) = await client.dead_letters(RUN)
+    assert (letter.group_id, letter.reason.partition(":")[0]) == ("a00000001", "no_binary_form")
+    kept = await http.get(f"/v1/runs/{RUN}/groups/a00000001")
+    assert value.replace(" ", "") in kept.text.replace(" ", ""), "it is kept as it came"
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("rows", [[[], [65]], [[65], []], [[]]])
+async def test_empty_sequence_is_refused(http: httpx.AsyncClient, rows: list[list[int]], many: bool) -> None:
+    group = {"tokens": rows, "masks": rows, "scores": [1.0] * len(rows)}
+    path, body = ("/scored_data_list", [group]) if many else ("/scored_data", group)
+    answer = await http.post(path, json=body)
+    assert answer.status_code == 422
+    assert answer.json()["detail"][0]["loc"][-2:] == ["tokens", rows.index([])]
+
+
+async def test_group_without_a_binary_form_is_archived_as_it_came_and_delays_no_run(
+    redis_url: str, tmp_path: Path
+) -> None:
+    with ApiServer(redis_url, GRISTMILL_RUNS_DIR=str(tmp_path), API_ARCHIVE_MIN_FREE_BYTES="0") as server:
+        async with (
+            httpx.AsyncClient(base_url=server.url, timeout=30) as http,
+            Client(server.url, patience=20) as client,
+        ):
+            (await http.post("/register", json={**REGISTRATION, "batch_size": 2})).raise_for_status()
+            await client.take(RUN, settings(), [])
+            odd = {**expand({"group": 1, "is": 1}), "generation_params": {"seed": 2**64}}
+            for group in (odd, expand({"group": 1, "is": 2})):
+                (await http.post("/scored_data", json=group)).raise_for_status()
+            assert len((await http.get("/batch")).json()["batch"]) == 2
+            await client.create_run("later", {"dataset": "d"}, 2, stack=None)
+            incarnation, _ = await client.take("later", settings(groups=1), [])
+            await client.record_version("later", PolicyVersion(incarnation, 0))
+            (permit,) = (await client.permits("later", "env-1", 1, wait=5)).permits
+            await client.submit(make_group(permit.group_id, "later"), "env-1")
+            assert await client.lease("later", incarnation, "b1", 1, wait=5)
+            await client.ack("later", incarnation, ["b1"])
+            for run in (RUN, "later"):
+                while (await client.status(run)).archiving:  # noqa: ASYNC110  the test's time-out is the bound
+                    await asyncio.sleep(0.05)
+            metrics = (await http.get("/metrics")).text
+    assert [group.group_id for group in read_archive(tmp_path / "later")] == [permit.group_id]
+    kept, converted = read_archive(tmp_path / RUN)
+    assert (kept.schema, converted.schema) == ("atropos", "group")
+    assert json.loads(kept.body)["generation_params"] == {"seed": 2**64}
+    assert "gristmill_api_archive_unconverted_total 1.0" in metrics
+    assert 'gristmill_api_task_failures_total{task="archive"}' not in metrics
+
+
 async def test_returned_batch_is_delivered_as_json_again(http: httpx.AsyncClient, client: Client) -> None:
-    registration = {
-        **dict.fromkeys(("wandb_group", "wandb_project", "checkpoint_dir"), ""),
-        **dict.fromkeys(("max_token_len", "save_checkpoint_interval", "starting_step", "num_steps"), 9),
-        "batch_size": 4,
-    }
-    (await http.post("/register", json=registration)).raise_for_status()
+    (await http.post("/register", json=REGISTRATION)).raise_for_status()
     await post(http, {"group": 2, "is": 1}, {"group": 2, "is": 2})
     incarnation, _ = await client.take(RUN, settings(), [])
     assert await client.lease(RUN, incarnation, "b1", 2, wait=0) is not None

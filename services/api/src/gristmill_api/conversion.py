@@ -18,8 +18,9 @@ Values that only one of the two forms has:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -80,16 +81,28 @@ def to_group(text: bytes, group_id: str, run_id: str, row: int, version: str) ->
     Raises GroupError for a group that has no binary form: inference_logprobs that miss a trained token, token ids below
     zero, no trained token at all.
     """
-    try:
-        scored = _DECODER.decode(text)
-        return _group(scored, group_id, run_id, row, version)
-    except (msgspec.DecodeError, OverflowError) as error:  # a token id beyond 32 bits, half a surrogate pair
-        raise GroupError("no_binary_form", f"it has no binary form: {error}") from error
+    with _group_errors():
+        return _group(_DECODER.decode(text), group_id, run_id, row, version)
 
 
 def to_binary(text: bytes, group_id: str, run_id: str, version: str) -> bytes:
     """Returns the bytes of `to_group`, with the row that a group of Atropos has by its id, such as "a00000012"."""
-    return to_group(text, group_id, run_id, int(group_id[1:]), version).encode()
+    with _group_errors():
+        return _group(_DECODER.decode(text), group_id, run_id, int(group_id[1:]), version).encode()
+
+
+@contextlib.contextmanager
+def _group_errors() -> Iterator[None]:
+    """Converts every error to a GroupError. A group's values come from outside, so any error of the libraries that read
+    them is an error of this group: a token id beyond 32 bits, half a surrogate pair, an integer beyond 64 bits in a
+    message, an empty sequence, a value that is nested too deep."""
+    try:
+        yield
+    except GroupError:
+        raise
+    except Exception as error:
+        named = f"{type(error).__name__}: {error}".encode(errors="backslashreplace").decode()
+        raise GroupError("no_binary_form", f"it has no binary form: {named}") from error
 
 
 def _group(scored: _Scored, group_id: str, run_id: str, row: int, version: str) -> TrajectoryGroup:

@@ -55,6 +55,16 @@ class Metrics:
             "Trained groups that were let go without being archived: the disk could not be written",
             registry=self.registry,
         )
+        self.archive_unconverted = Counter(
+            "gristmill_api_archive_unconverted",
+            "Trained groups that were archived as they were submitted, because they have no binary form",
+            registry=self.registry,
+        )
+        self.lost_runs = Gauge(
+            "gristmill_api_lost_runs",
+            "Runs that are open by their run.json, and that Redis has lost",
+            registry=self.registry,
+        )
         if archive_dir is not None:
             free = Gauge("gristmill_api_archive_free_bytes", "Free space on the archive's disk", registry=self.registry)
             free.set_function(functools.partial(_free_bytes, archive_dir))

@@ -23,7 +23,7 @@ import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -33,6 +33,7 @@ from redis.exceptions import RedisError
 from gristmill import GroupError
 from gristmill.archive.drops import DROPS_FILE, Drop, append_drops
 from gristmill.archive.writer import NoRoomError, RunWriter, free_bytes
+from gristmill.compression import CompressionError
 from gristmill.logs import line
 from gristmill_api import errors
 from gristmill_api.conversion import to_binary
@@ -71,6 +72,8 @@ class Archiver:
         self._disk_is_full = False
         self._writers: OrderedDict[WaitingRun, RunWriter] = OrderedDict()
         self._failing: set[str] = set()
+        self._broken: set[str] = set()
+        """Runs with an error that is neither an error of the disk nor of Redis."""
         self._nobody_since = math.inf
         self._stopping = asyncio.Event()
         self._deadline = math.inf
@@ -93,12 +96,11 @@ class Archiver:
                     if await self._is_mine():
                         with contextlib.suppress(OSError):  # The next group that is written meets it, and is reported.
                             await self._keep_floor()
-                        await self._drain()
-                        await self._write_fates()
+                        await self._for_each(await self._queue.waiting(), self._drain)
+                        if not self._disk_is_full:  # The fates stay in Redis while the disk fails or is nearly full.
+                            await self._for_each(await self._queue.waiting_fates(), self._write_fates)
                         if self._runs_dir is None:
                             await self._step_back()
-                except ApiProblem as error:
-                    _LOG.warning(line("archive", why=error.message))  # The run went away meanwhile.
                 except LeaseLostError as error:
                     _LOG.warning(line("archive", why=str(error)))
                     await self._close()  # The successor appends to the same files.
@@ -158,35 +160,51 @@ class Archiver:
             _LOG.info(line("archive", disk=self._runs_dir, free=free, state="up"))
         self._disk_is_full = is_full
 
-    async def _drain(self) -> None:
-        for run in await self._queue.waiting():
-            while time.monotonic() < self._deadline and (ids := await self._queue.head(run.run_id, _BATCH_GROUPS)):
-                settled, lost = await self._write(run, ids)
-                if not settled:
+    async def _for_each(self, runs: Sequence[WaitingRun], work: Callable[[WaitingRun], Awaitable[bool]]) -> None:
+        """Calls `work` with each run until it returns False. An error of one run is logged, and the others go on."""
+        for run in runs:
+            try:
+                if not await work(run):
                     return
-                await self._queue.archived(run.run_id, settled, lost=lost)
-                if not await self._queue.keep():
-                    return
+            except ApiProblem as error:
+                _LOG.warning(line("archive", run=run.run_id, why=error.message))  # The run went away meanwhile.
+            except (LeaseLostError, RedisError):
+                raise  # These concern all runs.
+            except Exception as error:  # noqa: BLE001  a defect that one run meets must not stop the others
+                await self._discard(run)
+                self._metrics.task_failures.labels("archive").inc()
+                if run.run_id not in self._broken:
+                    self._broken.add(run.run_id)
+                    _LOG.exception(line("archive", run=run.run_id, why=f"{type(error).__name__}: {error}"))
+            else:
+                self._broken.discard(run.run_id)
 
-    async def _write_fates(self) -> None:
-        """Write the fates of groups that are not in the archive. They stay in Redis while the disk fails or is nearly
-        full."""
-        if self._disk_is_full:
-            return
-        for run in await self._queue.waiting_fates():
-            while time.monotonic() < self._deadline and (fates := await self._queue.fates(run.run_id, _BATCH_FATES)):
-                if not self._queue.is_held():
-                    raise LeaseLostError(run.run_id)
-                if self._runs_dir is not None:
-                    drops = [_drop(run, fate) for fate in fates]
-                    try:
-                        await asyncio.to_thread(append_drops, self._runs_dir / run.run_id, drops)
-                    except OSError as error:
-                        _LOG.warning(line("archive", run=run.run_id, file=DROPS_FILE, why=str(error)))
-                        return
-                await self._queue.fates_written(run.run_id, len(fates))
-                if not await self._queue.keep():
-                    return
+    async def _drain(self, run: WaitingRun) -> bool:
+        """Writes the groups of a run that wait. Returns False if the process must stop, or has lost the lease."""
+        while time.monotonic() < self._deadline and (ids := await self._queue.head(run.run_id, _BATCH_GROUPS)):
+            settled, lost = await self._write(run, ids)
+            if not settled:
+                return False
+            await self._queue.archived(run.run_id, settled, lost=lost)
+            if not await self._queue.keep():
+                return False
+        return True
+
+    async def _write_fates(self, run: WaitingRun) -> bool:
+        """Writes the fates of a run's groups that are not in the archive. Returns what `_drain` returns."""
+        while time.monotonic() < self._deadline and (fates := await self._queue.fates(run.run_id, _BATCH_FATES)):
+            if not self._queue.is_held():
+                raise LeaseLostError(run.run_id)
+            if self._runs_dir is not None:
+                try:
+                    await asyncio.to_thread(append_drops, self._runs_dir / run.run_id, _drops(run, fates))
+                except OSError as error:
+                    _LOG.warning(line("archive", run=run.run_id, file=DROPS_FILE, why=str(error)))
+                    return True
+            await self._queue.fates_written(run.run_id, len(fates))
+            if not await self._queue.keep():
+                return False
+        return True
 
     async def _write(self, run: WaitingRun, ids: Sequence[str]) -> tuple[Sequence[str], bool]:
         """The first of these ids that are settled now, and whether they are lost: let go without being on disk.
@@ -235,6 +253,9 @@ class Archiver:
                         raise
                     failed = not isinstance(error, NoRoomError)
                     break
+                except CompressionError as error:
+                    await self._let_go(run, group_id, error)
+                    continue
             settled.append(group_id)
             if size >= _BATCH_BYTES:
                 break
@@ -247,9 +268,11 @@ class Archiver:
         """Write a group in the form that the archive keeps. Returns the bytes of that form. Raises LeaseLostError."""
         schema, body = group.schema, group.stored
         if schema == "atropos" and group.trained_over_v1:
-            # A group without a binary form was delivered to a trainer of Atropos, and stays JSON.
-            with contextlib.suppress(GroupError):
+            try:
                 schema, body = "group", to_binary(body, group_id, run_id, group.version)
+            except GroupError as error:  # A trainer of Atropos has trained on it. It stays JSON.
+                self._metrics.archive_unconverted.inc()
+                _LOG.warning(line("archive", run=run_id, group=group_id, as_submitted=schema, why=str(error)))
         # Last before the write: the process may have been paused since the lease was extended.
         if not self._queue.is_held():
             raise LeaseLostError(run_id)
@@ -284,6 +307,12 @@ class Archiver:
                 self._runs_dir,
             )
 
+    async def _let_go(self, run: WaitingRun, group_id: str, error: CompressionError) -> None:
+        """Gives up one group whose stored bytes have no form in a segment."""
+        self._metrics.archive_lost.inc()
+        _LOG.error(line("archive", run=run.run_id, group=group_id, lost=1, why=str(error)))
+        await self._queue.archived(run.run_id, [group_id], lost=True)
+
     async def _discard(self, run: WaitingRun) -> None:
         writer = self._writers.pop(run, None)
         if writer is not None:
@@ -308,6 +337,17 @@ class _Fate(msgspec.Struct):
 
 
 _FATES = msgspec.json.Decoder(_Fate, strict=False)
+
+
+def _drops(run: WaitingRun, fates: Sequence[bytes]) -> list[Drop]:
+    """Returns the drops that can be read. The others are logged and left out."""
+    found = []
+    for fate in fates:
+        try:
+            found.append(_drop(run, fate))
+        except msgspec.MsgspecError as error:
+            _LOG.error(line("archive", run=run.run_id, file=DROPS_FILE, fate=fate[:200], why=str(error)))
+    return found
 
 
 def _drop(run: WaitingRun, fate: bytes) -> Drop:

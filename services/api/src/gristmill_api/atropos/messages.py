@@ -133,6 +133,8 @@ def misfits(shape: Shape) -> set[str]:
     lengths = list(shape.rows["tokens"])
     if not lengths:
         raise Mismatch(("tokens",), "a group needs at least one sequence")
+    if 0 in lengths:
+        raise Mismatch(("tokens", lengths.index(0)), "a sequence needs at least one token")
     _same(("masks",), len(shape.rows["masks"]), len(lengths), "sequences")
     for index, (entries, wanted) in enumerate(zip(shape.rows["masks"], lengths, strict=True)):
         _same(("masks", index), entries, wanted, "tokens")
