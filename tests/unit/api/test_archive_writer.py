@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 import tracemalloc
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -242,6 +245,49 @@ def test_writer_that_continues_a_segment_holds_its_groups(tmp_path: Path) -> Non
     writer.close()
     later = RunWriter(tmp_path / "rollouts", "test", 2, MIB)
     assert not any(later.holds(name) for name in names(5)), "a later run of the same id has other groups"
+
+
+@pytest.mark.parametrize("failing", range(3))
+def test_groups_of_a_segment_whose_fsync_failed_are_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """The kernel reports a failed fsync once: the next one succeeds although the data are not on disk."""
+    write(tmp_path, names(2))
+    inodes: list[int] = []
+    fsync = os.fsync
+
+    def fails_once(handle: int) -> None:
+        inodes.append(os.fstat(handle).st_ino)
+        if len(inodes) == failing + 1:
+            raise OSError(errno.EIO, "Input/output error")
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", fails_once)
+    for attempt in range(3):
+        try:
+            # The second creation begins a new segment, so the fsyncs are of the segment, its folder, and the groups.
+            writer = RunWriter(tmp_path / "rollouts", "test", 2, 1 << 30)
+            for group_id in names(3, start=5):
+                if not writer.holds(group_id):
+                    writer.append(group_id, "group", body(group_id))
+            writer.sync()
+            writer.close()
+        except OSError:
+            assert attempt == 0
+    assert attempt == 2
+    trusted = [path for path in segments(tmp_path) if path.stat().st_ino != inodes[failing]]
+    if inodes[failing] == (tmp_path / "rollouts").stat().st_ino:
+        del trusted[1]  # The segment whose name is not on disk.
+    held = [found.group_id for path in trusted for found in _groups_of(path)]
+    assert held == names(2) + names(3, start=5), "each group is in a segment whose fsync succeeded, and once"
+    assert ids(tmp_path) == names(2) + names(3, start=5)
+
+
+def _groups_of(path: Path) -> Iterator[segment.ArchivedGroup]:
+    with path.open("rb") as file:
+        assert segment.read_opening(file, str(path)) is not None
+        for frames, head_size, _ in segment.read_frames(file, str(path)):
+            yield segment.parse(frames, head_size)
 
 
 def test_writer_holds_the_groups_before_a_segment_whose_opening_is_torn(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from typing import BinaryIO, Literal
 
 import msgspec
 
+from gristmill.archive.disk import make_folder, sync_folder
+
 DROPS_FILE, OLDER_DROPS_FILE = "drops.jsonl", "drops.1.jsonl"
 MAX_BYTES = 64 << 20
 """Largest size of each of the two files, about half a million lines."""
@@ -50,10 +52,11 @@ _DECODER = msgspec.json.Decoder(Drop)
 def append_drops(run: Path, drops: Iterable[Drop], max_bytes: int = MAX_BYTES) -> None:
     """Appends to the file of the run's folder. The lines are on disk when this returns. Raises OSError."""
     lines = b"".join(_ENCODER.encode(drop) + b"\n" for drop in drops)
-    run.mkdir(parents=True, exist_ok=True)
+    make_folder(run)
     path = run / DROPS_FILE
     if path.exists() and path.stat().st_size + len(lines) > max_bytes:
         path.replace(run / OLDER_DROPS_FILE)
+    is_new = not path.exists()
     handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     with os.fdopen(handle, "r+b", buffering=0) as file:
         size = _without_torn_line(file)
@@ -61,6 +64,8 @@ def append_drops(run: Path, drops: Iterable[Drop], max_bytes: int = MAX_BYTES) -
             os.ftruncate(handle, size)
             raise OSError(f"{path}: only {written} of {len(lines)} bytes could be written")
         os.fsync(handle)
+    if is_new:
+        sync_folder(run)
 
 
 def read_drops(path: Path, start: int = 0) -> Iterator[tuple[Drop, int]]:

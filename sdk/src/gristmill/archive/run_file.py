@@ -15,6 +15,7 @@ from typing import Final
 
 from pydantic import BaseModel, ValidationError
 
+from gristmill.archive.disk import make_folder, sync_folder
 from gristmill.errors import GristmillError
 from gristmill.redaction import redact
 from gristmill.run import RunRecord, RunState
@@ -48,7 +49,7 @@ def write_run_file(folder: Path, record: RunRecord) -> bool:
     path = folder / RUN_FILE
     if path.is_file() and path.read_bytes() == content:
         return False
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     # Several processes of the API may write. In containers they have the same process id, and different host names.
     partial = folder / f".{RUN_FILE}.{socket.gethostname()}.{os.getpid()}"
     try:
@@ -57,6 +58,7 @@ def write_run_file(folder: Path, record: RunRecord) -> bool:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
+        sync_folder(folder)
     finally:
         partial.unlink(missing_ok=True)
     return True

@@ -7,6 +7,10 @@ that the segment has already (`RunWriter.holds`), so a process that was killed a
 processes write at once only if one of them was paused inside a write for longer than its lease. Each group is one write
 to a file that is opened for appending, so the writes of two processes never mix. A group may then be in the file twice,
 and readers handle that.
+
+After a failed fsync the kernel keeps the data in memory, marks them as written, and reports the error only once. So a
+writer makes a segment read-only whose fsync failed. No writer appends to such a segment or counts its groups as held:
+they are written again, to a new segment.
 """
 
 from __future__ import annotations
@@ -18,12 +22,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gristmill.archive import segment
+from gristmill.archive.disk import make_folder, sync_folder
 from gristmill.archive.segment import ArchiveError
 from gristmill.logs import line
 
 _LOG = logging.getLogger(__name__)
 SEGMENT_BYTES = 64 << 20
 _SEGMENTS_A_RUN = 8
+_WRITABLE, _NOT_SYNCED = 0o644, 0o444
+"""Modes of a segment. The second mode marks it for all processes. It need not survive a power cut: then readers see
+which bytes are on disk."""
 _RECENT_BYTES = 96 << 20
 """Bytes of the newest segments whose ids a writer reads when it opens. The API writes less between two calls of `sync`:
 16 MiB and one group of at most API_MAX_BODY_BYTES."""
@@ -50,7 +58,7 @@ class _Tail:
     run: tuple[str, int] | None
     """Run id and creation; None when not even its opening is whole."""
     sound: bool
-    """False: damaged before its end. It is left as it is."""
+    """False: damaged before its end, or its fsync failed. It is left as it is."""
 
 
 class RunWriter:
@@ -81,7 +89,7 @@ class RunWriter:
         self._unsure = False
         self._older: list[tuple[Path, int]] = []
         self._held: frozenset[str] = frozenset()
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self._resume()
 
     def holds(self, group_id: str) -> bool:
@@ -119,11 +127,21 @@ class RunWriter:
         if self._unsure:
             raise OSError(f"{self._current}: the disk failed, and tells so only once")
         if self._file is not None:
-            self._unsure = True
-            os.fsync(self._file)
-            self._unsure = False
+            self._flush()
             if not os.path.samestat(os.fstat(self._file), self._current.stat()):
                 raise OSError(f"{self._current} was replaced while it was written")
+
+    def _flush(self, *, name_too: bool = False) -> None:
+        """Syncs the segment, and its name in the folder. Marks the segment if that fails."""
+        assert self._file is not None
+        try:
+            os.fsync(self._file)
+            if name_too:
+                sync_folder(self._folder)
+        except OSError:
+            self._unsure = True
+            os.fchmod(self._file, _NOT_SYNCED)
+            raise
 
     def close(self) -> None:
         if self._file is not None:
@@ -145,8 +163,7 @@ class RunWriter:
             self._size = tail.size
             os.ftruncate(self._file, tail.size)
             self._current = tail.path
-        if tail.sound:
-            self._held = self._recent_ids()
+        self._held = self._recent_ids()
 
     def _recent_ids(self) -> frozenset[str]:
         """Returns the ids in this run's newest segments. A torn end is cut before."""
@@ -156,7 +173,7 @@ class RunWriter:
         for path, taken in (*newest, *reversed(self._older)):
             if size >= _RECENT_BYTES or _run_of(path) != self._run:
                 break
-            found += _ids(path)
+            found += _ids(path) if _is_synced(path) else []
             size += taken
         return frozenset(found)
 
@@ -167,11 +184,10 @@ class RunWriter:
             self._older.append((self._current, self._size))
         number = int(self._older[-1][0].stem) + 1 if self._older else 1
         self._current = self._folder / f"{number:06}{segment.SUFFIX}"
-        self._file = os.open(self._current, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
+        self._file = os.open(self._current, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, _WRITABLE)
         self._size = 0
         self._write(segment.opening(*self._run))
-        self.sync()
-        _sync_names(self._folder)
+        self._flush(name_too=True)
 
     def _write(self, data: bytes) -> None:
         assert self._file is not None
@@ -219,7 +235,17 @@ def _ids(path: Path) -> list[str]:
         return []
 
 
+def _is_synced(path: Path) -> bool:
+    """Returns False for a segment whose fsync failed, and for a missing segment."""
+    try:
+        return bool(path.stat().st_mode & (_WRITABLE & ~_NOT_SYNCED))
+    except FileNotFoundError:
+        return False
+
+
 def _look(path: Path) -> _Tail:
+    if not _is_synced(path):
+        return _Tail(path, 0, None, sound=False)
     with path.open("rb") as file:
         try:
             opening = segment.read_opening(file, str(path))
@@ -231,12 +257,3 @@ def _look(path: Path) -> _Tail:
         except ArchiveError:
             return _Tail(path, 0, None, sound=False)
         return _Tail(path, size, (opening.run_id, opening.created_ms), sound=True)
-
-
-def _sync_names(folder: Path) -> None:
-    """A new file's name is on disk when its folder is."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
