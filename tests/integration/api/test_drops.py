@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 from redis.asyncio import Redis
 from tests.integration.api.store_harness import trainer
 from tests.support.api_server import ApiServer
@@ -99,6 +100,37 @@ async def test_fates_wait_in_redis_while_the_disk_fails(redis: Redis, redis_url:
         (tmp_path / RUN).unlink()
         await until(lambda: _none(redis))
     assert facts(tmp_path) == [(permit.group_id, "dropped", "too_long")]
+
+
+async def test_deletion_and_replacement_of_a_run_wait_for_its_fates(
+    redis: Redis, redis_url: str, tmp_path: Path
+) -> None:
+    """While the disk is nearly full, fates stay in Redis."""
+    full = {"API_ARCHIVE_MIN_FREE_BYTES": str(1 << 60)}
+    async with served(redis_url, tmp_path, **full) as (server, client, _), httpx.AsyncClient() as http:
+        (permit,) = (await client.permits(RUN, "env-1", 1, wait=5)).permits
+        await client.return_permit(RUN, "env-1", permit.group_id, "too_long")
+        other = {"run_id": RUN, "env": {"dataset": "other"}, "group_size": 2}
+        answer = await http.post(f"{server.url}/v1/runs", json=other)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "archiving")
+        assert answer.headers["retry-after"] == "1"
+        await client.close_run(RUN)
+        answer = await http.delete(f"{server.url}/v1/runs/{RUN}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "archiving")
+        assert await waiting(redis) == 1
+    with ApiServer(redis_url, GRISTMILL_RUNS_DIR=str(tmp_path), API_ARCHIVE_MIN_FREE_BYTES="0") as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=30) as http:
+            while (answer := await http.delete(f"/v1/runs/{RUN}")).status_code == 409:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert answer.is_success
+        async with Client(server.url, patience=60) as client:
+            await client.create_run(RUN, {"dataset": "d"}, 2)
+            incarnation, _ = await client.take(RUN, trainer(), [])
+            await client.record_version(RUN, PolicyVersion(incarnation, 0))
+            (permit,) = (await client.permits(RUN, "env-1", 1, wait=5)).permits
+            await client.return_permit(RUN, "env-1", permit.group_id, "same_scores")
+            await client.create_run(RUN, {"dataset": "other"}, 2)  # It replaces the run, once the fate is on disk.
+    assert [fate[2] for fate in facts(tmp_path)] == ["too_long", "same_scores"]
 
 
 async def test_without_an_archive_no_fate_stays_in_redis(redis: Redis, redis_url: str, tmp_path: Path) -> None:

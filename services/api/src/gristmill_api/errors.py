@@ -117,9 +117,19 @@ def run_not_finished(run_id: str) -> ApiProblem:
 
 def archiving(run_id: str, groups: int) -> ApiProblem:
     refused = ApiProblem(
-        "archiving", 409, f"{groups} trained groups of run {run_id!r} wait to be archived.", "Try again in a moment."
+        "archiving",
+        409,
+        f"{groups} groups of run {run_id!r} wait to be written to disk: trained groups, or what became of others.",
+        "Try again in a moment. If the number stays, free some space on the archive's disk.",
     )
     refused.retry_after = 1
+    return refused
+
+
+def replaced_later(run_id: str, groups: int) -> ApiProblem:
+    """`archiving` as a status that clients wait for: a run of other settings replaces this run in a moment."""
+    refused = archiving(run_id, groups)
+    refused.status = 503
     return refused
 
 

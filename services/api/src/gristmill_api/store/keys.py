@@ -25,6 +25,11 @@ def record(run_id: str) -> str:
     return prefix(run_id) + "record"
 
 
+def deletion(run_id: str) -> tuple[str, str]:
+    """Returns two keys. The first exists while the run is being deleted, the second for some days afterwards."""
+    return prefix(run_id) + "deleted", prefix(run_id) + "fence"
+
+
 def payload(run_id: str, group_id: str) -> str:
     return f"{prefix(run_id)}payload:{group_id}"
 

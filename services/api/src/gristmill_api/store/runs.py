@@ -79,9 +79,12 @@ class Runs:
                 secrets.token_hex(16),
                 *compared,
                 MOST_RUNS,
+                self._archive,
             )
             if status == "DELETING":
                 await self._delete(run_id, "continue")
+            elif status == "ARCHIVING":
+                raise errors.replaced_later(run_id, int(rest[0]))
             elif status == "FULL":
                 raise errors.too_many(
                     "runs", f"the store holds {MOST_RUNS} runs", "Delete finished runs: DELETE /v1/runs/RUN."
@@ -121,6 +124,10 @@ class Runs:
 
     async def exists(self, run_id: str) -> bool:
         return bool(await self._redis.exists(keys.record(run_id)))
+
+    async def was_deleted(self, run_id: str) -> bool:
+        """Returns whether the store deleted a run of this id in the last FENCE_S, or is deleting it."""
+        return bool(await self._redis.exists(*keys.deletion(run_id)))
 
     async def all(self, offset: int = 0, limit: int = MOST_RUNS) -> list[RunRecord]:
         """Returns runs, oldest first."""
@@ -232,7 +239,9 @@ class Runs:
     async def _delete(self, run_id: str, what: Literal["begin", "continue"]) -> list[Any]:
         """Returns the last reply of delete.lua. A crash in between leaves a run that is missing, and in gm:deleting."""
         while True:
-            reply = await self._scripts.call("delete", run_id, DELETED_AT_ONCE, milliseconds(FENCE_S), what)
+            reply = await self._scripts.call(
+                "delete", run_id, DELETED_AT_ONCE, milliseconds(FENCE_S), what, self._archive
+            )
             if reply[0] != "MORE":
                 return reply
 

@@ -48,6 +48,11 @@ local function release_stack(stack, id)
   if redis.call('HGET', STACKS, stack) == id then redis.call('HDEL', STACKS, stack) end
 end
 
+-- Returns the trained groups and, if `archive` is '1', the fates of other groups that no process has written to disk yet.
+local function waiting_for_disk(archive)
+  return redis.call('LLEN', ARCHIVE) + (archive == '1' and redis.call('LLEN', FATES) or 0)
+end
+
 -- From here on the run does not exist; delete.lua deletes its keys.
 local function begin_deletion()
   local facts = redis.call('HMGET', RECORD, 'run_id', 'stack')

@@ -4,13 +4,15 @@
 -- Open a run, join it, or resume it. A run of other settings is extended or replaced if the API asks for that: the API
 -- compares the settings, and sends the digest of those that it compared with.
 -- ARGV: run id, environment (canonical JSON), digest, group size, stack or '', protocol, creation (random),
---       '' | 'extend' | 'replace', compared digest or '', most runs
+--       '' | 'extend' | 'replace', compared digest or '', most runs,
+--       '1' if the fates of groups go to disk
 -- -> {CREATED|JOINED|RESUMED|EXTENDED, record...} | {DELETING}: call delete.lua until it is done, then this again
 --  | {DIFFERS, env, group size, stack, protocol, digest, training steps or nil, '1' if a step is finished, now, environment
 --     alive, deadline, ...}
+--  | {ARCHIVING, groups and fates that wait to be written}: the run cannot be replaced yet
 --  | {FULL}: there are too many runs
 --  | {BUSY, open run id, now, environment alive, deadline, ...}
-local id, settings, digest, group_size, stack, protocol, creation, change, compared, most = unpack(ARGV)
+local id, settings, digest, group_size, stack, protocol, creation, change, compared, most, archive = unpack(ARGV)
 
 if redis.call('EXISTS', DELETED) == 1 then return {'DELETING'} end
 local at, current = now(), state()
@@ -20,6 +22,8 @@ if current then
   if same and current ~= 'suspended' then return {'JOINED', redis.call('HGETALL', RECORD)} end
   local envs = alive_with_deadlines(P, at)
   if not same and change == 'replace' and known[5] == compared and not started() and #envs == 0 then
+    local waiting = waiting_for_disk(archive)
+    if waiting > 0 then return {'ARCHIVING', waiting} end
     begin_deletion()
     return {'DELETING'}
   end
