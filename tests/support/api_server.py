@@ -98,10 +98,10 @@ class ApiServer:
     def kill(self) -> None:
         self._end(signal.SIGKILL)
 
-    def stop(self) -> float:
-        """Sends SIGTERM. Returns the seconds until the process exited."""
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> float:
+        """Sends the signal. Returns the seconds until the process exited."""
         started = time.monotonic()
-        self._end(signal.SIGTERM)
+        self._end(number)
         return time.monotonic() - started
 
     def _end(self, number: signal.Signals) -> None:

@@ -16,6 +16,7 @@ import sys
 from urllib.parse import urlsplit
 
 from gristmill.errors import ConfigError
+from gristmill.hangup import stop_on_hangup
 from gristmill.logs import line, setup
 from gristmill.model_servers import ServerAddresses, find_all, split_urls
 
@@ -81,6 +82,7 @@ async def _run(address: str, urls: str) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop_on_hangup()
     server = await ModelPort(urls).serve(host, int(port))
     _LOG.info("%s", line("model port", address=address, servers=urls))
     await stop.wait()

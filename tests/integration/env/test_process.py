@@ -15,7 +15,7 @@ from gristmill import SyncClient
 
 
 def test_stopped_environment_returns_every_permit(environments: Environments, trainer: HandTrainer) -> None:
-    for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 143)):
         env = environments.process(trainer.url)
         # The label is not a version, so work is under way and cannot end.
         trainer.take(label="default")

@@ -54,14 +54,28 @@ async def test_connections_go_to_the_servers_in_turn_and_skip_a_dead_server() ->
 
 
 @pytest.mark.slow
-def test_program_ends_with_sigterm() -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_program_ends_with_a_signal_to_stop(number: signal.Signals) -> None:
     address = f"127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "gristmill.model_port", address, "http://127.0.0.1:9"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as program:
         assert program.stderr is not None
         assert address in program.stderr.readline()
-        os.kill(program.pid, signal.SIGTERM)
+        os.kill(program.pid, number)
         assert program.wait(timeout=30) == 0
+
+
+@pytest.mark.slow
+def test_program_under_nohup_ignores_sighup() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    command = ["nohup", sys.executable, "-m", "gristmill.model_port", address, "http://127.0.0.1:9"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as program:
+        assert program.stderr is not None
+        while address not in program.stderr.readline():
+            pass
+        os.kill(program.pid, signal.SIGHUP)
+        os.kill(program.pid, signal.SIGINT)
+        assert program.wait(timeout=30) == 0, "SIGINT stopped it, and SIGHUP did not"
 
 
 @pytest.mark.parametrize(("address", "urls", "code"), [("9001", "http://m:1", "listen_address"), (":1", "m", "listen")])

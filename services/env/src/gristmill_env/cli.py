@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from gristmill import ConfigError, GristmillError
+from gristmill.hangup import stop_on_hangup
 from gristmill.logs import setup as set_up_logging
 from gristmill.settings import did_you_mean
 from gristmill_env.commands import COMMANDS, Order
@@ -62,7 +63,7 @@ def _about() -> str:
 
 
 async def _until_signal(work: Coroutine[Any, Any, None]) -> int:
-    """Runs `work`; SIGTERM and SIGINT cancel it, so that it can stop cleanly. A second signal ends the process."""
+    """Runs `work`. SIGTERM, SIGINT and SIGHUP cancel it, so that it can stop cleanly. A second one ends the process."""
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
     loop.set_default_executor(DaemonExecutor())
@@ -77,6 +78,7 @@ async def _until_signal(work: Coroutine[Any, Any, None]) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, number)
+    stop_on_hangup()
     try:
         await task
     except asyncio.CancelledError:

@@ -15,6 +15,7 @@ import os
 from pathlib import Path
 
 from gristmill import Deployment, hosts
+from gristmill.hangup import stop_on_hangup
 from gristmill.hosts import AllowedHosts
 from gristmill_model import publication
 from gristmill_model.asgi import App, Receive, Refusal, Scope, Send
@@ -44,6 +45,7 @@ class DeveloperGate:
 
     def __init__(self, app: App, token_file: Path | None = None) -> None:
         """`token_file` is for tests. vLLM passes only `app`; the token file is then in GRISTMILL_WEIGHTS_DIR."""
+        stop_on_hangup()  # vLLM's server runs in this process, and handles SIGTERM only.
         self._app = app
         self._hosts = AllowedHosts.read(os.environ)
         self._publications = Publications(app, Path(os.environ.get(FIRST_WEIGHTS, "")))

@@ -18,6 +18,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from gristmill import GristmillError
+from gristmill.hangup import stop_on_hangup
 from gristmill.logs import setup as set_up_logging
 from gristmill_trainer.dist_context import join
 from gristmill_trainer.errors import FencedError
@@ -35,6 +36,7 @@ def main() -> int:
     it makes no progress (gristmill.stall).
     """
     rank = os.environ.get("RANK", "0")
+    stop_on_hangup()
     set_up_logging("trainer" if rank == "0" else f"trainer/{rank}")
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # two bars for every checkpoint
     dist = join(os.environ, "cuda" if torch.cuda.is_available() else "cpu")

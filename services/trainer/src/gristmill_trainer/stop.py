@@ -1,4 +1,4 @@
-"""Stop requests: SIGTERM and SIGINT, and the grace period after them."""
+"""Stop requests: SIGTERM and SIGINT, and the grace period after them. SIGHUP becomes SIGTERM (gristmill.hangup)."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class StopRequest:
 
         def listen() -> None:
             while number := here.recv(1):
-                if number[0] in _SIGNALS and self.asked_at is None:
+                if number[0] in (*_SIGNALS, signal.SIGHUP) and self.asked_at is None:
                     self.asked_at = time.monotonic()
 
         self._ends = there  # Keep the socket open while signals are written to it.

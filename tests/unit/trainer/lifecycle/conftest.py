@@ -72,7 +72,7 @@ def progress(
 @pytest.fixture(autouse=True)
 def _handlers() -> Iterator[None]:
     """Restores the signal handlers, because a StopRequest leaves its own handlers."""
-    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     yield
     for number, handler in kept.items():
         signal.signal(number, handler)

@@ -15,6 +15,7 @@ import yaml
 from tests.support.errors import raises
 
 from gristmill import ApiUnreachable
+from gristmill.hangup import stop_on_hangup
 from gristmill_trainer.settings import TrainerSettings
 from gristmill_trainer.stop import StoppedError, StopRequest, leave_to_rank_0, torchrun_grace
 
@@ -29,6 +30,13 @@ def test_stop_abandons_work_that_would_end_after_the_deadline() -> None:
     assert stop.should_abandon(101.0)
     with pytest.raises(StoppedError):
         stop.raise_if_requested()
+
+
+def test_stop_is_requested_by_a_closed_terminal() -> None:
+    stop = StopRequest(grace=100.0)
+    stop_on_hangup()
+    signal.raise_signal(signal.SIGHUP)
+    assert stop.requested
 
 
 def test_stop_grace_period_ends_before_compose_kills() -> None:
