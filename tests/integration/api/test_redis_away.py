@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import Iterator
 
@@ -131,11 +132,12 @@ async def test_long_poll_continues_across_a_redis_restart(server: RedisServer, a
         assert [group.group_id for group in batch] == [permit.group_id]
 
 
-async def test_stop_does_not_wait_for_long_polls(server: RedisServer, api: ApiServer) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+async def test_stop_does_not_wait_for_long_polls(server: RedisServer, api: ApiServer, number: signal.Signals) -> None:
     async with Client(api.url, patience=5) as client:
         waiting = asyncio.create_task(client.open_run(wait=50))
         await asyncio.sleep(0.5)
-        assert await asyncio.to_thread(api.stop) < 5
+        assert await asyncio.to_thread(api.stop, number) < 5
         assert await waiting is None
 
 

@@ -6,13 +6,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
+import redis
 from tests.integration.api.store_harness import trainer
 from tests.support.api_server import ApiServer
 
 from gristmill import PolicyVersion, RunRecord, RunState, SyncClient
 from gristmill.archive.run_file import RUN_FILE, read_run_file
 from gristmill_api.archive import run_files
+from gristmill_api.store import keys
 
 RUN = "run-1"
 
@@ -102,3 +105,70 @@ def test_disk_that_fails_delays_no_request_and_is_logged_once(
     assert server.log().count(f"file={RUN_FILE}") == 1
     (tmp_path / RUN).unlink()
     until_written(tmp_path / RUN / RUN_FILE, api.get_run(RUN))
+
+
+def until_logged(server: ApiServer, text: str) -> None:
+    deadline = time.monotonic() + 60
+    while text not in server.log():
+        assert time.monotonic() < deadline, server.log()
+        time.sleep(0.1)
+
+
+def lost_runs(server: ApiServer) -> list[str]:
+    """Returns the samples of the metric."""
+    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    return [line.split()[-1] for line in lines if line.startswith("gristmill_api_lost_runs ")]
+
+
+@pytest.mark.parametrize("api_runs", [True, False], ids=["while the API runs", "before the API starts"])
+def test_api_reports_open_runs_that_redis_has_lost(
+    api: SyncClient, server: ApiServer, redis_url: str, tmp_path: Path, api_runs: bool
+) -> None:
+    for name in ("lost", "finished", "deleted"):
+        api.create_run(name, {}, 2, stack=None)
+        until_written(tmp_path / name / RUN_FILE, api.get_run(name))
+    api.close_run("finished")
+    api.close_run("deleted")
+    api.delete_run("deleted")
+    until_written(tmp_path / "finished" / RUN_FILE, api.get_run("finished"))
+    deadline = time.monotonic() + 30
+    while read_run_file(tmp_path / "deleted" / RUN_FILE).state != RunState.FINISHED:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert lost_runs(server) == ["0.0"]
+    if not api_runs:
+        server.stop()
+    with redis.Redis.from_url(redis_url) as client:
+        client.flushall()  # As a server that cannot replay its file, or that started with another folder.
+    if not api_runs:
+        server.start()
+    until_logged(server, "REDIS HAS LOST RUN lost [store_lost_run]")
+    assert lost_runs(server) == ["1.0"]
+    assert server.log().count("REDIS HAS LOST RUN") == 1, "once, and not of runs that had ended"
+    (tmp_path / "lost" / RUN_FILE).unlink()
+    until_logged(server, "run=lost lost=")
+    assert lost_runs(server) == ["0.0"]
+
+
+def test_api_reports_a_run_that_redis_has_in_an_older_state(
+    api: SyncClient, server: ApiServer, redis_url: str, tmp_path: Path
+) -> None:
+    path = tmp_path / RUN / RUN_FILE
+    api.create_run(RUN, {}, 2)
+    with redis.Redis.from_url(redis_url) as client:
+        before = client.hgetall(keys.record(RUN))
+        for _ in range(2):
+            api.take(RUN, trainer(steps=3, groups=2), [])
+        newer = until_written(path, api.get_run(RUN))
+        server.stop()
+        client.hset(keys.record(RUN), mapping=before)
+        server.start()
+        until_logged(server, f"REDIS HAS LOST RUN {RUN} [store_lost_run]")
+        assert read_run_file(path) == newer, "the file of the newer state stays"
+        client.flushall()
+        server.stop()
+        server.start()
+    api.create_run(RUN, {}, 2)  # As an environment that starts again.
+    until_written(path, api.get_run(RUN))
+    assert server.log().count(f"REDIS HAS LOST RUN {RUN} [store_lost_run]") >= 2
+    assert lost_runs(server) == ["1.0"], "a new run of this id does not hide the loss"

@@ -166,6 +166,7 @@ FIRES = {
     "ApiDown": {'up{job="api",instance="api:8000"}': "0+0x60"},
     "RedisDown": {"gristmill_api_redis_up": "0+0x60"},
     "RedisCannotWrite": {"gristmill_api_redis_aof_write_ok": "0+0x60"},
+    "RedisLostRuns": {"gristmill_api_lost_runs": "1+0x60"},
     "RedisNearlyFull": {
         "gristmill_api_redis_memory_bytes": "95+0x60",
         "gristmill_api_redis_max_memory_bytes": "100+0x60",
@@ -196,6 +197,7 @@ HEALTHY = {
     'up{job="api",instance="api:8000"}': "1+0x60",
     "gristmill_api_redis_up": "1+0x60",
     "gristmill_api_redis_aof_write_ok": "1+0x60",
+    "gristmill_api_lost_runs": "0+0x60",
     "gristmill_api_redis_memory_bytes": "50+0x60",
     "gristmill_api_redis_max_memory_bytes": "0+0x60",
     'gristmill_api_task_up{task="archive"}': "1+0x60",

@@ -17,6 +17,9 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol, cast
 
+import msgspec
+
+from gristmill.run import RunState
 from gristmill.view.facts import Facts
 from gristmill.view.overview import flat, metric_names, overview, series, to_json
 from gristmill.view.source import (
@@ -30,6 +33,7 @@ from gristmill.view.source import (
     Series,
     ViewError,
 )
+from gristmill.view.trouble import LOST
 
 _CHUNK: Final = 1 << 20
 _RUN: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
@@ -96,9 +100,16 @@ class RunSource:
     async def overview(self, run: str) -> Overview:
         """Returns the state of a run: from the API, else from its files."""
         facts = await self._facts(run)
-        if facts is None:
-            return cast(Overview, await self._ask("overview_of", run))
-        return self._overview(facts)
+        if facts is not None:
+            return self._overview(facts)
+        return self._of_files(await self._ask("overview_of", run))
+
+    def _of_files(self, found: Any) -> Overview:
+        """Returns the overview of a run's files. An API that shows the files of an open run has lost the run."""
+        if self._live is not None and found["state"] != RunState.FINISHED:
+            found["trouble"] = msgspec.to_builtins(LOST)
+            found["troubles"] = [found["trouble"], *found["troubles"]]
+        return cast(Overview, found)
 
     def _overview(self, facts: Facts) -> Overview:
         return cast(Overview, {**to_json(overview(facts)), "metrics": metric_names(facts.rows[-1:])})
@@ -120,7 +131,8 @@ class RunSource:
         """Returns what changed in a run since a step."""
         facts = await self._facts(run)
         if facts is None:
-            return cast(News, await self._ask("news_of", run, after_step))
+            found = await self._ask("news_of", run, after_step)
+            return cast(News, {**found, "overview": self._of_files(found["overview"])})
         last = int(facts.rows[-1]["step"]) if facts.rows else 0
         rows = flat_rows(facts.rows, after_step)
         return {"steps": rows, "last_step": last, "overview": self._overview(facts)}

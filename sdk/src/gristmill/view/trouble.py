@@ -45,6 +45,13 @@ class Trouble(msgspec.Struct, frozen=True):
     remedy: str
 
 
+LOST: Final = Trouble(
+    "store_lost_run",
+    "the run's files say that the run has not ended, and the API's store does not have the run",
+    "docs/troubleshooting.md, 'Redis has lost a run'; remove the run's folder if the run is from another store",
+)
+"""An API shows the files of a run that is not finished and not in its store."""
+
 Rows = Sequence[Mapping[str, Any]]
 
 

@@ -18,6 +18,7 @@ from fastapi.telemetry import TelemetryConfig
 from redis.exceptions import RedisError
 
 from gristmill import logs
+from gristmill.hangup import stop_on_hangup
 from gristmill.view.run_source import RunSource
 from gristmill_api import access, atropos, routes, view
 from gristmill_api.access.guard import HostCheck
@@ -52,6 +53,7 @@ def create_app(settings: Settings) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         _log_as_one()
+        stop_on_hangup()
         listener = connect(settings.redis_url, settings.redis_login)
         # If Redis is away, the task that listens to it checks it later.
         with contextlib.suppress(RedisError, OSError, TimeoutError):
@@ -62,7 +64,7 @@ def create_app(settings: Settings) -> FastAPI:
         archiver = Archiver(store.archive, context.notifications, metrics, settings.archive_dir, settings.limits)
         tasks.start("archive", archiver.run, archiver.stop)
         if settings.archive_dir is not None:
-            run_files = RunFiles(store.runs, settings.archive_dir)
+            run_files = RunFiles(store.runs, settings.archive_dir, metrics)
             tasks.start("run-files", run_files.run, run_files.stop)
             reports = RunReports(store, functools.partial(RunSource, settings.roots, live), settings.archive_dir)
             tasks.start("reports", reports.run)

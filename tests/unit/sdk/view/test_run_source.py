@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import AsyncIterator
@@ -12,6 +13,8 @@ import pytest
 from tests.unit.sdk.view.recorded import record
 
 from gristmill.archive.run_file import write_run_file
+from gristmill.run import RunState
+from gristmill.view.facts import Facts
 from gristmill.view.queries import _where
 from gristmill.view.run_source import RunSource
 from gristmill.view.source import RolloutQuery, ViewError
@@ -43,6 +46,31 @@ async def test_run_without_an_api_is_read_from_its_files(source: RunSource) -> N
     news = await source.news("sums", 3)
     assert [row["step"] for row in news["steps"]] == [4, 5]
     assert news["steps"][0]["reward_parts.format"] == 1.0
+
+
+class EmptyStore:
+    """An API without runs."""
+
+    async def runs(self) -> list[str]:
+        return []
+
+    async def facts(self, run: str) -> Facts | None:
+        return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("state", "lost"), [("open", True), ("suspended", True), ("finished", False)])
+async def test_files_of_an_open_run_that_the_api_does_not_have_are_trouble(
+    source: RunSource, tmp_path: Path, state: str, lost: bool
+) -> None:
+    write_run_file(tmp_path / "sums", record(run_id="sums", state=RunState(state)))
+    with contextlib.closing(RunSource([tmp_path], EmptyStore())) as of_api:
+        shown = [await of_api.overview("sums"), (await of_api.news("sums", 3))["overview"]]
+    for overview in shown:
+        trouble = overview["trouble"]
+        assert (trouble is not None and trouble["code"] == "store_lost_run") is lost
+    alone = await source.overview("sums")
+    assert alone["trouble"] is None or alone["trouble"]["code"] != "store_lost_run"
 
 
 @pytest.mark.slow

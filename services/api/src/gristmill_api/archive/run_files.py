@@ -1,19 +1,26 @@
-"""The task that keeps `<run>/run.json`, the settings and the state of each run, up to date."""
+"""The task that keeps `<run>/run.json`, the settings and the state of each run, up to date.
+
+The files are also the witness of what Redis should have. The task reports a run whose file is newer than Redis: Redis
+started with an empty or an older append-only file, or could not replay the file.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Final
 
 from redis.exceptions import RedisError
 
 from gristmill import RunRecord, RunState
-from gristmill.archive.run_file import RUN_FILE, write_run_file
+from gristmill.archive.run_file import RUN_FILE, read_run_file, write_run_file
+from gristmill.errors import GristmillError
 from gristmill.logs import line
 from gristmill_api.errors import ApiProblem
+from gristmill_api.metrics import Metrics
 from gristmill_api.store.runs import Runs
 
 _LOG = logging.getLogger(__name__)
@@ -28,9 +35,12 @@ class RunFiles:
     An error of the disk is logged once per run, and tried again.
     """
 
-    def __init__(self, runs: Runs, runs_dir: Path) -> None:
+    def __init__(self, runs: Runs, runs_dir: Path, metrics: Metrics) -> None:
         self._runs = runs
         self._runs_dir = runs_dir
+        self._metrics = metrics
+        self._lost: dict[str, str] = {}
+        """The runs that Redis has lost, and their creations."""
         self._written: dict[str, str] | None = None
         """The revision of each run that its file has; None before the first update."""
         self._failing: set[str] = set()
@@ -54,6 +64,8 @@ class RunFiles:
         try:
             revisions = await self._runs.revisions()
             known = self._written or {}
+            if self._written is None or not known.keys() <= revisions.keys() or self._lost:
+                await self._find_lost(revisions)
             begins, self._written = self._written is None, {one: known[one] for one in known if one in revisions}
             for run_id, revision in revisions.items():
                 if self._written.get(run_id) != revision and await self._write(run_id, begins=begins):
@@ -70,17 +82,85 @@ class RunFiles:
         except ApiProblem:
             return True  # It was deleted meanwhile.
         try:
-            await asyncio.to_thread(_write, self._runs_dir / run_id, record, begins=begins)
+            newer = await asyncio.to_thread(_write, self._runs_dir / run_id, record, begins=begins)
         except OSError as error:
             if run_id not in self._failing:
                 self._failing.add(run_id)
                 _LOG.warning(line("run-files", run=run_id, file=RUN_FILE, why=str(error)))
             return False
         self._failing.discard(run_id)
+        if newer is not None:
+            self._report_lost(newer, f"Redis has an older state of it (creation {record.creation})")
+        elif self._lost.get(run_id) == record.creation:
+            self._found(run_id)
         return True
 
+    async def _find_lost(self, revisions: Mapping[str, str]) -> None:
+        """Reports the runs that are open by their files and not in Redis."""
+        unfinished = await asyncio.to_thread(_unfinished, self._runs_dir, revisions)
+        for run_id in self._lost.keys() - revisions.keys() - unfinished.keys():
+            self._found(run_id)  # A user removed its folder.
+        for run_id, record in unfinished.items():
+            if not await self._runs.was_deleted(run_id):
+                self._report_lost(record, f"Redis has {len(revisions) or 'no'} other runs")
+                continue
+            # It ended and was deleted before the file said so.
+            with contextlib.suppress(OSError):  # Then the next start of the API tries again.
+                ended = record.model_copy(update={"state": RunState.FINISHED})
+                await asyncio.to_thread(write_run_file, self._runs_dir / run_id, ended)
 
-def _write(folder: Path, record: RunRecord, *, begins: bool) -> None:
+    def _report_lost(self, record: RunRecord, instead: str) -> None:
+        if self._lost.get(record.run_id) == record.creation:
+            return
+        self._lost[record.run_id] = record.creation
+        self._metrics.lost_runs.set(len(self._lost))
+        _LOG.error(
+            "REDIS HAS LOST RUN %s [store_lost_run]: %s is of a run that is %s (creation %s), and %s. Stop the "
+            "services, keep a copy of Redis' data, and read docs/troubleshooting.md, 'Redis has lost a run'.",
+            record.run_id,
+            self._runs_dir / record.run_id / RUN_FILE,
+            record.state,
+            record.creation,
+            instead,
+        )
+
+    def _found(self, run_id: str) -> None:
+        del self._lost[run_id]
+        self._metrics.lost_runs.set(len(self._lost))
+        _LOG.info(line("run-files", run=run_id, lost="no longer"))
+
+
+def _write(folder: Path, record: RunRecord, *, begins: bool) -> RunRecord | None:
+    """Writes the file. Returns the earlier file's record if Redis lost it. Of the same run, the newer file stays."""
     if begins and record.state == RunState.FINISHED and not folder.exists():
-        return  # A user removed the folder of a finished run: it stays away.
-    write_run_file(folder, record)
+        return None  # A user removed the folder of a finished run: it stays away.
+    before = _read(folder / RUN_FILE)
+    newer = before if before is not None and _is_newer(before, record) else None
+    if newer is None or newer.creation != record.creation:
+        write_run_file(folder, record)
+    return newer
+
+
+def _is_newer(file: RunRecord, record: RunRecord) -> bool:
+    """Returns whether Redis forgot what the file says. Each new trainer, also of the next run of this id, has a higher
+    incarnation."""
+    if file.creation == record.creation:
+        return file.incarnation > record.incarnation
+    return file.state != RunState.FINISHED and 0 < file.incarnation >= record.incarnation
+
+
+def _unfinished(runs_dir: Path, known: Container[str]) -> dict[str, RunRecord]:
+    """Returns the runs in the folder that are not known and not finished, by their files."""
+    if not runs_dir.is_dir():
+        return {}
+    names = [entry.name for entry in runs_dir.iterdir() if entry.name not in known]
+    found = {name: _read(runs_dir / name / RUN_FILE) for name in names}
+    return {name: one for name, one in found.items() if one and one.run_id == name and one.state != RunState.FINISHED}
+
+
+def _read(path: Path) -> RunRecord | None:
+    """Returns the record; None if there is no file that this version can read."""
+    try:
+        return read_run_file(path)
+    except (OSError, GristmillError):
+        return None
