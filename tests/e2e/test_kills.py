@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -73,3 +75,22 @@ def test_the_run_survives_a_kill_of_each_service(way: str, tmp_path: Path) -> No
         metrics = stack.metrics(RUN, tmp_path)
         assert [row["step"] for row in metrics] == list(range(1, 61))
         assert max(row["rollout_logprob_diff_max"] for row in metrics) <= 0.01
+
+
+def test_environment_of_compose_run_is_not_started_again_after_a_kill(tmp_path: Path) -> None:
+    """docs/operations.md says so, and names `docker compose up` for runs that must survive a kill."""
+    with ComposeStack(tmp_path, "gristmill-run-env", {}) as stack:
+        name = f"{stack.project}-env"
+        stack.compose("run", "--detach", "--no-deps", "--name", name, "--entrypoint", "sleep", "env", "600")
+        try:
+            _docker("kill", "--signal", "KILL", name)
+            assert _docker("wait", name).strip() == "137"
+            shown = json.loads(_docker("inspect", name))[0]
+        finally:
+            _docker("rm", "--force", name)
+        assert (shown["State"]["Status"], shown["RestartCount"]) == ("exited", 0)
+        assert shown["HostConfig"]["RestartPolicy"]["Name"] == "no"
+
+
+def _docker(*arguments: str) -> str:
+    return subprocess.run(["docker", *arguments], check=True, capture_output=True, text=True).stdout
