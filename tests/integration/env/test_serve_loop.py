@@ -4,8 +4,8 @@ trains on the tokens."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
+import logging
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 from tests.integration.env.conftest import TRAINER
 from tests.support.api_server import ApiServer
+from tests.support.errors import raises
 from tests.unit.env.conftest import FailingServer, tokenizer  # noqa: F401
 from tests.unit.env.inference.conftest import GENERATE, choice
 
 from gristmill import Client, PolicyVersion
+from gristmill_env.errors import EnvError
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.serve import serve
-from gristmill_env.settings import DatasetConfig
+from gristmill_env.settings import DatasetConfig, EnvironmentSpec
 
 from .test_serve_again import launch, server  # noqa: F401
 
@@ -83,6 +85,12 @@ def dataset() -> dict[str, Any]:
 
 
 @pytest.fixture
+def environment() -> str:
+    """The environment's type, for a test to override."""
+    return "dataset"
+
+
+@pytest.fixture
 def files() -> dict[str, str]:
     """Files of the configuration's folder, for a test to override."""
     return {}
@@ -91,7 +99,8 @@ def files() -> dict[str, str]:
 @pytest.fixture
 async def run(
     redis_url: str, session_api: ApiServer, launch: RunSettings, server: FailingServer,  # noqa: F811
-    held: dict[int, threading.Event], dataset: dict[str, Any], files: dict[str, str], tmp_path: Path,
+    held: dict[int, threading.Event], dataset: dict[str, Any], files: dict[str, str],
+    environment: str, tmp_path: Path,
 ) -> AsyncIterator[Run]:  # fmt: skip
     def complete() -> tuple[int, Any]:
         if not hasattr(server.now, "body"):  # the client was cancelled before it sent the request
@@ -101,12 +110,15 @@ async def run(
         return 200, {"choices": [choice(weight_versions=None)] * count}
 
     server.answers[GENERATE] = complete
+    if environment == "game.py:Game":
+        (tmp_path / "game.py").write_text(GAME)
     for name, content in files.items():
         (tmp_path / name).write_text(content)
     section = launch.config.dataset.model_dump(exclude_unset=True) | dataset
     changes = {
         "ensure_scores_are_not_same": False,
         "steps_per_eval": 2,
+        "environment": EnvironmentSpec(type=environment),
         "dataset": DatasetConfig.model_validate(section),
     }
     config = launch.config.model_copy(update=changes)
@@ -116,8 +128,7 @@ async def run(
         for event in held.values():
             event.set()
         run.serving.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await run.serving
+        await asyncio.wait([run.serving])
 
 
 async def test_serve_feeds_and_evaluates_a_run_until_it_is_finished(run: Run) -> None:
@@ -161,6 +172,48 @@ async def test_failing_evaluation_does_not_end_or_change_the_training(run: Run, 
     found = await run.api.metrics("sums", "eval")
     assert [row.step for row in found] == evaluated
     assert [row.values["reward/scored_with_hint"] for row in found] == [0.0] * len(evaluated)
+
+
+GAME = """
+from gristmill_env.environments import Environment
+
+class Game(Environment):
+    def reset(self, item):
+        return item.messages
+    def step(self, reply):
+        raise KeyError("no board")
+"""
+REFUSES_SYSTEM = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{{ messages[0].content }}"
+)
+
+
+@pytest.mark.parametrize(
+    ("files", "dataset", "environment", "words"),
+    [
+        (
+            {"tokenizer/chat_template.jinja": REFUSES_SYSTEM},
+            {"system_prompt": "Think.", "eval_split": None},
+            "dataset",
+            ("System role not supported", "leave system_prompt out"),
+        ),
+        ({}, {"eval_split": None}, "game.py:Game", ("Game.step", "no board")),
+    ],
+    ids=["template refuses every prompt", "step always raises"],
+)
+async def test_run_in_which_every_row_fails_ends_with_the_first_error(
+    run: Run, words: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    await run.take()
+    with raises(EnvError, "every_row_fails") as raised:
+        await asyncio.wait_for(run.serving, 60)
+    assert [word for word in words if word not in str(raised.value)] == []
+    dropped = sum((await run.api.status("sums")).dropped.values())
+    assert 64 <= dropped < 200
+    lines = [record for record in caplog.records if record.name.startswith("gristmill_env.")]
+    assert len(lines) < dropped / 2, "no line per row"
 
 
 async def test_cancelled_serve_gives_its_permits_back(run: Run, held: dict[int, threading.Event]) -> None:

@@ -406,6 +406,20 @@ async def test_numbers_of_other_types_are_rewards(rolls: Make, monkeypatch: pyte
     assert [(type(rollout.reward), rollout.reward) for rollout in group.rollouts] == [(float, 1.0)] * 3
 
 
+class FailsForAWhile(Recorded):
+    def step(self, reply: Reply) -> StepResult:
+        if self.number < 4:
+            raise ConnectionRefusedError("no sandbox")
+        return super().step(reply)
+
+
+async def test_group_is_made_again_after_an_error_that_may_pass(rolls: Make) -> None:
+    group: RolloutGroup = await rolls(FailsForAWhile)()
+    assert [rollout.reward for rollout in group.rollouts] == [1.0] * 3
+    assert len(Recorded.made) == 9
+    assert closed() == [1] * 9
+
+
 async def test_errors_of_other_packages_parts_are_errors_of_the_environment(rolls: Make) -> None:
     class Refuses(Recorded):
         def step(self, reply: Reply) -> StepResult:

@@ -15,6 +15,9 @@ from gristmill_env.values import whole
 class EnvError(GristmillError):
     """The base class of all errors of the environment."""
 
+    may_pass = False
+    """Whether the error is of a service that may answer later. (`outages.may_pass` also reads an error's causes.)"""
+
     def __init__(self, code: str, message: str, /, **values: object) -> None:
         """Replaces half characters in `message`, which may quote a user's code, so that files and logs can hold it."""
         super().__init__(code, whole(message), **values)

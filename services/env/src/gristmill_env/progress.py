@@ -8,12 +8,14 @@ from collections import Counter, deque
 from collections.abc import Callable
 
 from gristmill.logs import line
-from gristmill_env.errors import DropReason
+from gristmill_env.errors import DropReason, EnvError
 
 logger = logging.getLogger(__name__)
 
 _WINDOW = 48
 _NEARLY_ALL = 0.9
+_STEPS_OF_FAILURES = 10
+_LEAST_FAILURES = 64
 
 
 class Tally:
@@ -26,16 +28,36 @@ class Tally:
         """Completions excluded from their groups because a reward failed or no reward returned a value."""
         self._recent: deque[DropReason | None] = deque(maxlen=_WINDOW)
         self._next_hint = _WINDOW
+        self._last: dict[DropReason, str] = {}
+        self._failed = 0
+        """Rows that failed since the last row that did not."""
+        self._first: dict[DropReason, str] = {}
+        """The first error of each reason among these rows."""
 
-    def add(self, reason: DropReason | None) -> None:
-        """Counts a finished row: submitted (None) or dropped for `reason`."""
+    def add(self, reason: DropReason | None, why: str = "") -> None:
+        """Counts a finished row: submitted (None) or dropped for `reason`. `why`: the row's error."""
         if reason is None:
             self.submitted += 1
         else:
             self.dropped[reason.value] += 1
+            self._last[reason] = why
+        self._count_failures(reason, why)
         self._recent.append(reason)
         if self._total >= self._next_hint:
             self._hint()
+
+    def check(self, groups_per_step: int | None) -> None:
+        """Raises EnvError, with the first error, if every row failed for ten steps' worth of rows, at least 64."""
+        if self._failed < max(_LEAST_FAILURES, _STEPS_OF_FAILURES * (groups_per_step or 0)):
+            return
+        reasons = "; ".join(f"{reason.value}: {why or _HINTS[reason]}" for reason, why in self._first.items())
+        raise EnvError(
+            "every_row_fails",
+            f"the last {self._failed} rows were all dropped, so that nothing is left to train on. The first errors: "
+            f"{reasons}",
+            rows=self._failed,
+            reasons=[reason.value for reason in self._first],
+        )
 
     def __str__(self) -> str:
         dropped = ", ".join(f"{count} {reason}" for reason, count in self.dropped.most_common())
@@ -46,12 +68,22 @@ class Tally:
     def _total(self) -> int:
         return self.submitted + self.dropped.total()
 
+    def _count_failures(self, reason: DropReason | None, why: str) -> None:
+        if reason is None or reason is DropReason.SAME_SCORES:
+            self._failed = 0
+            self._first.clear()
+        else:
+            self._failed += 1
+            self._first.setdefault(reason, why)
+
     def _hint(self) -> None:
         reason, count = Counter(self._recent).most_common(1)[0]
         if reason is None or count < _NEARLY_ALL * len(self._recent):
             return
         self._next_hint = self._total + _WINDOW
-        logger.warning("%d of the last %d groups were dropped as %s: %s", count, _WINDOW, reason.value, _HINTS[reason])
+        last = f"; the last error: {self._last[reason]}" if self._last.get(reason) else ""
+        hint = f"{_HINTS[reason]}{last}"
+        logger.warning("%d of the last %d groups were dropped as %s: %s", count, _WINDOW, reason.value, hint)
 
 
 _HINTS = {
@@ -59,14 +91,14 @@ _HINTS = {
     "completions and scores with `try`; raise temperature or group_size, change how hard the task is, or take a finer "
     "reward",
     DropReason.TOO_LONG: "raise max_token_length",
-    DropReason.PROMPT_REFUSED: "see the model server's words above",
-    DropReason.REWARD_ERROR: "see the reward's error above",
-    DropReason.ENVIRONMENT_ERROR: "see the environment's error above",
+    DropReason.PROMPT_REFUSED: "the model server refuses these prompts",
+    DropReason.REWARD_ERROR: "a reward fails on their completions",
+    DropReason.ENVIRONMENT_ERROR: "the environment fails on them",
     DropReason.TIMEOUT: "raise timeout of server_configs or worker_timeout, or lower max_tokens",
     DropReason.NO_SCORE: "no reward says anything of these rows; accuracy needs an answer that is mathematics, "
     "exact_match any text",
-    DropReason.BAD_ROW: "check prompt_field and answer_field",
-    DropReason.REFUSED: "see the API's reason above",
+    DropReason.BAD_ROW: "their rows make no prompt, or the chat template refuses it",
+    DropReason.REFUSED: "the API does not accept them",
 }
 
 

@@ -177,7 +177,7 @@ class ServeLoop:
         publishes = (record.trainer or {}).get("publisher") != "none"
         if publishes:
             self._server.trust_only(is_version)
-        return _Trainer(publishes, record.training_steps)
+        return _Trainer(publishes, record.training_steps, record.groups_per_step)
 
     async def _row(self, permit: Permit, version: PolicyVersion) -> None:
         """Finishes one row: submits its group, or drops the row with a reason. `version`: the newest at the grant."""
@@ -227,7 +227,7 @@ class ServeLoop:
             if error.code != "bad_group" and error.status != 413:
                 raise
             logger.error("group %s is refused: %s", group.group_id, error)
-            await self._drop(permit, DropReason.REFUSED)
+            await self._drop(permit, DropReason.REFUSED, str(error))
             return
         kept = [scored.rollouts[n] for n in trainable(scored)]
         self.tally.unscored += len(scored.rollouts) - len(kept)
@@ -237,11 +237,18 @@ class ServeLoop:
         await self._observers.submitted(group, [in_words(rollout) for rollout in kept], self.tally, scored)
 
     async def _drop(self, permit: Permit, reason: DropReason, why: str = "") -> None:
-        fields = {"why": why} if why else {}
-        logger.info(line("drop", run=self._run_id, group=permit.group_id, row=permit.row, reason=reason, **fields))
-        if await self._permits.drop(permit, reason.value):
-            self.tally.add(reason)
-            self._observers.dropped(reason)
+        """Gives the row's permit back. `why`: the row's error. Raises EnvError if every row fails."""
+        if not await self._permits.drop(permit, reason.value):
+            return
+        self.tally.add(reason, why)
+        count = self.tally.dropped[reason.value]
+        fields: dict[str, object] = {"run": self._run_id, "group": permit.group_id, "row": permit.row}
+        fields |= {"reason": reason, "count": count, **({"why": why} if why else {})}
+        # All lines of a run in which many rows fail would hide the others. The API's drops.jsonl has every row.
+        rare = str(count).strip("0") == "1"
+        logger.log(logging.INFO if rare else logging.DEBUG, "%s", line("drop", **fields))
+        self._observers.dropped(reason)
+        self.tally.check(self._trainer.groups_per_step if self._trainer is not None else None)
 
     def _report(self, group: TrajectoryGroup) -> None:
         fields: dict[str, object] = {
@@ -261,6 +268,7 @@ class _Trainer:
     publishes: bool
     """Whether it updates the model servers."""
     steps: int | None
+    groups_per_step: int | None
 
 
 @contextlib.contextmanager

@@ -58,6 +58,7 @@ class Task:
             columns=dataset.columns,
             execution=how,
             failure_limit=run.config.reward_failure_limit,
+            patience=run.config.patience,
         )
         logger.info("%s: %d rows; rewards: %s", dataset.label, len(dataset), ", ".join(scorer.names))
         return cls(dataset, scorer, environments)

@@ -7,9 +7,10 @@ from collections import Counter
 import pytest
 
 from gristmill import SamplingParams
+from gristmill_env.backoff import Backoff
 from gristmill_env.errors import InferenceError
 from gristmill_env.inference import GenerationRequest, Thinking
-from gristmill_env.inference.failover import Backoff, Endpoint, EndpointState, RetryBudget, choose
+from gristmill_env.inference.failover import Endpoint, EndpointState, RetryBudget, choose
 from gristmill_env.inference.server import ModelServer
 from gristmill_env.settings import ServerConfig
 

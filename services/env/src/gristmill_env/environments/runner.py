@@ -13,6 +13,7 @@ import functools
 import inspect
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -22,6 +23,7 @@ from gristmill_env.data import Item, Message
 from gristmill_env.environments.base import Environment, EnvironmentFactory, Reply, StepResult
 from gristmill_env.environments.returned import opening_messages, step_result
 from gristmill_env.errors import ROW_ERRORS, EnvError, EpisodeError
+from gristmill_env.outages import may_pass
 from gristmill_env.rewards.inputs import private
 from gristmill_env.running import Call, Limits, Runner
 from gristmill_env.running.calls import CallError
@@ -49,6 +51,7 @@ class EnvironmentRunner:
         """`timeout`: seconds that one call of a method may take."""
         self.factory = factory
         self._timeout = timeout
+        self._failures: Counter[str] = Counter()
         self._runner = Runner(
             Limits(cpu=math.inf, wall=timeout), threads=_THREADS, what="environment", error=EnvError,
             remedy="give what it waits for a time-out, or raise step_timeout",
@@ -132,8 +135,19 @@ class EnvironmentRunner:
             raise
         value, error = call.result
         if error is not None:
+            self._report(call.name, error)
             raise error
         return value
+
+    def _report(self, name: str, error: Exception) -> None:
+        """Logs a method's first exception in full, and further exceptions at a count of 10, 100, 1000 and so on."""
+        if not isinstance(error.__cause__, Exception):
+            return
+        self._failures[name] += 1
+        if (count := self._failures[name]) == 1:
+            logger.error("environment %s failed", name, exc_info=error.__cause__)
+        elif str(count).strip("0") == "1":
+            logger.error("environment %s has failed %d times, last: %s", name, count, error)
 
 
 class EnvironmentGroup:
@@ -236,8 +250,7 @@ class _MethodCall(Call[_Result]):
             error=type(why).__name__,
         )
         error.__cause__ = why
-        if isinstance(why, Exception):
-            logger.error("environment %s failed", self.name, exc_info=why)
+        error.may_pass = may_pass(why)
         return None, error
 
 

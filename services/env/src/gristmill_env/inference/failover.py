@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gristmill.logs import line
+from gristmill_env.backoff import Backoff
 from gristmill_env.errors import EnvError, InferenceError, RequestTimeoutError
 from gristmill_env.inference.http import ServerTroubleError
 from gristmill_env.inference.server import ModelServer
@@ -40,25 +40,6 @@ class EndpointState(StrEnum):
     """The server failed, and is checked repeatedly until it answers again."""
     UNPUBLISHED = "unpublished"
     """The server answers, but with weights that no trainer published to it."""
-
-
-@dataclass
-class Backoff:
-    """Exponential backoff in seconds, from `first` to `longest`, doubled each time. Jitter: 0.5 to 1.5 times."""
-
-    first: float
-    longest: float
-    made: int = 0
-
-    def next(self) -> float:
-        """Returns the next pause in seconds."""
-        pause: float = min(self.first * 2**self.made, self.longest)
-        self.made = min(self.made + 1, 32)
-        return pause * random.uniform(0.5, 1.5)
-
-    def reset(self) -> None:
-        """Resets the pauses to the shortest pause."""
-        self.made = 0
 
 
 @dataclass(eq=False)

@@ -11,9 +11,10 @@ from types import TracebackType
 from gristmill import Manifest
 from gristmill.model_servers import LOOK_UP_EVERY, ServerAddresses
 from gristmill.redaction import redact_text
+from gristmill_env.backoff import Backoff
 from gristmill_env.errors import InferenceError, PromptRefusedError
 from gristmill_env.gather import gather
-from gristmill_env.inference.failover import Backoff, Endpoint, EndpointState, Failover, RetryBudget, UnpublishedError
+from gristmill_env.inference.failover import Endpoint, EndpointState, Failover, RetryBudget, UnpublishedError
 from gristmill_env.inference.http import RefusedError, ServerTroubleError, SlowAnswerError
 from gristmill_env.inference.server import ModelServer, Thinking, no_token_ids
 from gristmill_env.inference.types import Completion, GenerationRequest, ServedModel

@@ -30,6 +30,7 @@ class _Failure(msgspec.Struct, frozen=True, array_like=True):
     text: str
     code: str
     values: dict[str, Any]
+    may_pass: bool = False
 
 
 _RESULTS = msgspec.msgpack.Decoder(list[dict[str, float | _Failure | None]])
@@ -139,8 +140,13 @@ def serve(settings: bytes) -> Callable[[bytes], bytes]:
 def _sent(outcome: Outcome) -> float | _Failure | None:
     if not isinstance(outcome, Failure):
         return outcome
-    return _Failure(outcome.text, outcome.code, {name: plain(value) for name, value in outcome.values.items()})
+    values = {name: plain(value) for name, value in outcome.values.items()}
+    return _Failure(outcome.text, outcome.code, values, outcome.may_pass)
 
 
 def _received(outcome: float | _Failure | None) -> float | RewardError | None:
-    return RewardError(outcome.code, outcome.text, **outcome.values) if isinstance(outcome, _Failure) else outcome
+    if not isinstance(outcome, _Failure):
+        return outcome
+    error = RewardError(outcome.code, outcome.text, **outcome.values)
+    error.may_pass = outcome.may_pass
+    return error

@@ -20,6 +20,7 @@ from gristmill.redaction import redact_text
 from gristmill_env.answers.comparison import canonical_answer
 from gristmill_env.answers.extraction import final_answer
 from gristmill_env.errors import RewardError
+from gristmill_env.outages import may_pass
 from gristmill_env.rewards.inputs import ANSWER, PLURALS, RowSchema, Sample, private, resolve
 from gristmill_env.rewards.registry import ExtractAnswer
 from gristmill_env.running import Call, Limits, Runner
@@ -55,6 +56,8 @@ class Failure:
     """The error's values."""
     cause: BaseException | None = field(default=None, compare=False)
     """The error that the reward raised; None if a worker process reported the failure."""
+    may_pass: bool = field(default=False, compare=False)
+    """Whether the failure is of a service that may answer later."""
 
     def __str__(self) -> str:
         return f"{self.reward}: {self.text}"
@@ -260,6 +263,16 @@ class RewardCall(Call[list[Outcomes]]):
         self.task = task
         self.samples = samples
 
+    @property
+    def may_pass(self) -> Failure | None:
+        """The failure of a settled call because of a service that may answer later; None if it did not fail so."""
+        own = (outcomes.get(self.task.name) for outcomes in self.result)
+        return next((outcome for outcome in own if isinstance(outcome, Failure) and outcome.may_pass), None)
+
+    def again(self) -> RewardCall:
+        """Returns the same call, to be made again."""
+        return RewardCall(self.task, self.samples)
+
     def run(self) -> list[Outcomes]:
         if not self.needed:
             return self.not_needed()
@@ -341,12 +354,12 @@ def _outcome(reward: str, value: object) -> Outcome:
 def _failure(reward: str, error: BaseException, hint: str = "") -> Failure:
     """Returns the failure for an `error` of a reward or for a CallError. `hint`: text added to a TypeError."""
     if isinstance(error, RewardError):
-        return Failure(reward, whole(redact_text(str(error))), error.code, error.values, error)
+        return Failure(reward, whole(redact_text(str(error))), error.code, error.values, error, may_pass(error))
     if isinstance(error, CallError):
         return Failure(reward, whole(redact_text(str(error))), error.code, error.values)
     kind = type(error).__name__
     text = f"{kind}: {error}{hint if isinstance(error, TypeError) else ''}"
-    return Failure(reward, whole(redact_text(text)), "reward_raised", {"error": kind}, error)
+    return Failure(reward, whole(redact_text(text)), "reward_raised", {"error": kind}, error, may_pass(error))
 
 
 def _short(value: object) -> str:

@@ -12,9 +12,11 @@ from types import TracebackType
 from typing import Self
 
 from gristmill_env.errors import RewardError
+from gristmill_env.gather import gather
+from gristmill_env.outages import Outages, Wait
 from gristmill_env.rewards.composed import weighted_sum
 from gristmill_env.rewards.inputs import RowSchema, Sample
-from gristmill_env.rewards.reward import Execution, Failure, Outcome, Reward, outcomes_by_name
+from gristmill_env.rewards.reward import Execution, Failure, Outcome, Reward, RewardCall, outcomes_by_name
 from gristmill_env.running import Runner
 
 logger = logging.getLogger(__name__)
@@ -69,9 +71,11 @@ class Scorer:
         columns: Sequence[str] = (),
         execution: Execution = Execution(),  # noqa: B008  it is frozen
         failure_limit: float = 1.0,
+        patience: float = 0.0,
     ) -> None:
         """`columns`: the data set's columns. `failure_limit`: the share of the last 64 completions on which a reward
-        may fail. A reward with weight 0 may fail on all completions.
+        may fail. A reward with weight 0 may fail on all completions. `patience`: seconds for which calls are repeated
+        whose error may pass, such as a judge's status 503; a reward with weight 0 is not repeated.
 
         Raises RewardError if `rewards` is empty, if all weights are 0, or if two rewards have the same name.
         Also raises RewardError if a reward asks for an input that the rows do not have.
@@ -94,8 +98,10 @@ class Scorer:
             )
         self.execution = execution
         schema = RowSchema(columns, has_answer)
-        bound = (weighted.reward.bind(schema, weighted.reward.name, execution) for weighted in self.rewards)
-        self._tasks = [task for tasks in bound for task in tasks]
+        bound = [(weighted, weighted.reward.bind(schema, weighted.reward.name, execution)) for weighted in self.rewards]
+        self._tasks = [task for _, tasks in bound for task in tasks]
+        self._repeated = {task.name for weighted, tasks in bound for task in tasks if weighted.weight != 0}
+        self._outages = Outages(patience, "reward", RewardError)
         self._runner = Runner(execution.limits, threads=execution.threads)
         self._failure_limit = failure_limit
         self._errors: Counter[str] = Counter()
@@ -120,17 +126,14 @@ class Scorer:
         """Returns the scores of the completions of one prompt, in the order of `samples`.
 
         The scores contain the errors of rewards. Raises RewardError when a reward hangs so often that the run cannot
-        continue, or fails on more of the last 64 completions than `failure_limit` allows.
+        continue, fails on more of the last 64 completions than `failure_limit` allows, or calls a service that does not
+        answer for `patience` seconds.
         """
         if not samples:
             return []
         calls = {task.name: task.calls(samples) for task in self._tasks}
-        batch = self._runner.submit(call for made in calls.values() for call in made)
-        try:
-            await asyncio.wrap_future(batch.done)
-        except asyncio.CancelledError:
-            self._runner.drop(batch)
-            raise
+        await self._settle(call for made in calls.values() for call in made)
+        await gather(self._repeat(name, calls[name]) for name in self._repeated)
         called = {name: outcomes_by_name(made) for name, made in calls.items()}
         found: dict[str, Sequence[Outcome]] = {}
         for weighted in self.rewards:
@@ -159,6 +162,27 @@ class Scorer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    async def _settle(self, calls: Iterable[RewardCall]) -> None:
+        batch = self._runner.submit(calls)
+        try:
+            await asyncio.wrap_future(batch.done)
+        except asyncio.CancelledError:
+            self._runner.drop(batch)
+            raise
+
+    async def _repeat(self, name: str, calls: list[RewardCall]) -> None:
+        """Repeats those of a task's settled calls whose failure may pass, in place."""
+        wait = Wait()
+        while True:
+            failed = {at: failure for at, call in enumerate(calls) if (failure := call.may_pass) is not None}
+            if len(failed) < len(calls):
+                self._outages.answered(name)
+            if not failed or not await self._outages.wait(name, wait, next(iter(failed.values())).text):
+                return
+            for at in failed:
+                calls[at] = calls[at].again()
+            await self._settle(calls[at] for at in failed)
 
     def _score(self, said: Mapping[str, Outcome]) -> Score:
         parts = {name: None if isinstance(outcome, Failure) else outcome for name, outcome in said.items()}

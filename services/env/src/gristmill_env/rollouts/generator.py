@@ -12,9 +12,10 @@ from gristmill import SamplingParams
 from gristmill.logs import line
 from gristmill_env.data import Item, Message
 from gristmill_env.environments import Environment, EnvironmentGroup, EnvironmentRunner, Reply
-from gristmill_env.errors import PromptTooLongError
+from gristmill_env.errors import EnvError, EpisodeError, PromptTooLongError
 from gristmill_env.gather import gather
 from gristmill_env.inference import Completion, GenerationRequest, ModelServers
+from gristmill_env.outages import Outages, Wait, may_pass
 from gristmill_env.rewards import Sample, Scorer
 from gristmill_env.rollouts.groups import Rollout, RolloutGroup, Transcript
 from gristmill_env.rollouts.prompts import Prompt, PromptBuilder
@@ -66,6 +67,7 @@ class RolloutGenerator:
         self._scorer = scorer
         self._environments = environments
         self._max_length = max_length
+        self._outages = Outages(config.patience, "environment", EnvError)
 
     def for_task(self, scorer: Scorer, environments: EnvironmentRunner) -> RolloutGenerator:
         """Returns a generator with the same model, which uses other rewards and environments."""
@@ -111,7 +113,7 @@ class RolloutGenerator:
         started = time.monotonic()
         sampling = sampling or self.sampling(step)
         ask = _Ask(sampling, evaluation)
-        rollouts = await self._rollouts(item, ask, count or self._config.group_size)
+        rollouts = await self._repeated_rollouts(item, ask, count or self._config.group_size)
         self._log_rollouts(item, rollouts, name, time.monotonic() - started)
         return UnscoredGroup(item, name, step, sampling, rollouts, started)
 
@@ -131,6 +133,19 @@ class RolloutGenerator:
             progress = step / dataset.length_warmup_steps
             most = max(1, round(dataset.min_tokens + progress * (dataset.max_tokens - dataset.min_tokens)))
         return SamplingParams(temperature=dataset.temperature, top_p=dataset.top_p, max_tokens=most)
+
+    async def _repeated_rollouts(self, item: Item, ask: _Ask, count: int) -> list[Rollout]:
+        """Makes the rollouts, and makes them again after an error of the environment that may pass."""
+        name, wait = self._environments.factory.name, Wait()
+        while True:
+            try:
+                rollouts = await self._rollouts(item, ask, count)
+            except EpisodeError as error:
+                if not may_pass(error) or not await self._outages.wait(name, wait, str(error)):
+                    raise
+            else:
+                self._outages.answered(name)
+                return rollouts
 
     async def _rollouts(self, item: Item, ask: _Ask, count: int) -> list[Rollout]:
         async with self._environments.group() as group:

@@ -190,8 +190,11 @@ class PromptBuilder:
                 )
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
+            remedy = ""
+            if self._system_prompt and messages and messages[0]["role"] == "system":
+                remedy = ". If it takes no system message, leave system_prompt out, or put it into prompt_template"
             raise PromptError(
                 "chat_template_failed",
-                f"the chat template of {self._tokenizer.name_or_path} refuses the prompt: {error}",
+                f"the chat template of {self._tokenizer.name_or_path} refuses the prompt: {error}{remedy}",
                 tokenizer=self._tokenizer.name_or_path,
             ) from error

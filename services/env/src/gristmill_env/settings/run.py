@@ -254,7 +254,8 @@ class EnvConfig(Settings):
     """Seconds to wait at the start for the model server and the API. Default: 300 in serve, 20 in try."""
 
     patience: float = Field(default=600.0, gt=0)
-    """Seconds for which the API may be away, or all model servers may fail, before serve ends."""
+    """Seconds for which the API may be away, or all model servers or a service that a reward or an environment calls
+    may fail, before serve ends."""
 
     environment: EnvironmentSpec = Field(default_factory=EnvironmentSpec)
     """The task: `dataset` with one turn per row, or an environment of several turns."""
