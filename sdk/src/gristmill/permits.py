@@ -243,7 +243,7 @@ class PermitSession:
             for group_id in lost:
                 # The API reports a permit as "lost" while this process submits or drops it.
                 if (task := self._held.get(group_id)) is not None and group_id not in self._settling:
-                    _LOG.warning("the permit of group %s went to another worker; its work is given up", group_id)
+                    _LOG.info("the permit of group %s is lost or not needed any more; its work is given up", group_id)
                     task.cancel()
 
     async def _renew_registration(self) -> None:

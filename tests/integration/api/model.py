@@ -9,6 +9,7 @@ STEPS, STALENESS, PER_STEP, MAX_ATTEMPTS = 8, 1, 3, 2
 SIZE, SEQUENCES, TOKENS = 100, 2, 10
 """Of every group."""
 LATEST = 8
+LATELY, LEAST, MOST_AHEAD = 64, 8, 16
 
 
 @dataclass
@@ -58,6 +59,10 @@ class Model:
     latest: list[str] = field(default_factory=list)
     expiries: int = 0
     redeliveries: int = 0
+    lately: list[int] | None = None
+    """Groups that were accepted and dropped lately; None before the first drop."""
+    ahead: int = 0
+    """Issued permits beyond the need."""
     envs: dict[str, Env] = field(default_factory=dict)
 
     def take(self, covered: set[str]) -> None:
@@ -96,14 +101,20 @@ class Model:
                 self.rows += 1
             self.holders[group_id] = holder
             granted.append(group_id)
+        if granted:
+            self.ahead = max(0, len(self.holders) - self.needed())
         return granted
 
     def renew(self, holder: str, group_ids: list[str]) -> list[str]:
         lost = []
         for group_id in group_ids:
-            if self.waiting.get(group_id) == holder:
+            if self.waiting.get(group_id) == holder and not self._surplus(None):
                 del self.waiting[group_id]
                 self.holders[group_id] = holder
+            elif self.holders.get(group_id) == holder and self._surplus(holder):
+                self._reissue(group_id)
+                lost.append(group_id)
+                continue
             if self.holders.get(group_id) == holder:
                 self.overdue_permits.discard(group_id)
             else:
@@ -122,6 +133,10 @@ class Model:
             self.waiting[group_id] = holder
         else:
             self.dropped[group_id] = reason
+            if self.lately is None:
+                self.lately = [min(self.accepted(), LATELY // 2), 0]
+            self._count_lately(1)
+            self.ahead = max(0, self.ahead - 1)
         return None
 
     def abandon(self, holder: str) -> int:
@@ -137,10 +152,15 @@ class Model:
             return False if known.content == content else "conflict"
         if holder not in (self.waiting.get(group_id), self.holders.get(group_id)):
             return "permit_lost"
+        if self._surplus(self.holders.get(group_id)):
+            if group_id in self.holders:
+                self._reissue(group_id)
+            return "permit_lost"
         self._release(group_id)
         self.seq += 1
         self.groups[group_id] = Group(content, self.seq, holder, step=self.step())
         self.latest = [group_id, *self.latest][:LATEST]
+        self._count_lately(0)
         return True
 
     def lease(
@@ -243,10 +263,17 @@ class Model:
 
     def free(self) -> int:
         """Returns the number of permits that may still be issued. An expired permit does not count as issued."""
-        if self.version is None:
+        needed = self.needed()
+        if self.version is None or needed <= 0:
             return 0
-        capacity = min(self.version[1] + 1 + STALENESS, STEPS) * PER_STEP
-        return max(0, capacity - self.accepted() - len({*self.holders} - self.overdue_permits))
+        if self.lately is not None and sum(self.lately) >= LEAST:
+            needed += int(needed * min(self.lately[1] / max(self.lately[0], 1), MOST_AHEAD))
+        return max(0, needed - len({*self.holders} - self.overdue_permits))
+
+    def needed(self) -> int:
+        """Returns the number of groups that the run still takes."""
+        step = self.version[1] if self.version is not None else -1 - STALENESS
+        return min(step + 1 + STALENESS, STEPS) * PER_STEP - self.accepted()
 
     def _sharing(self) -> list[tuple[str, float, Env, int, int]]:
         """Returns by name: environment, part of a batch, ready groups, issued permits."""
@@ -307,6 +334,22 @@ class Model:
             "trained": sorted(states["trained"]),
             "outstanding": sorted(self.holders),
         }
+
+    def _surplus(self, holder: str | None) -> bool:
+        """Whether the run has all its groups, and the holder's permit is one too many."""
+        return self.version is not None and self.needed() <= 0 and (holder is None or self.ahead > 0)
+
+    def _reissue(self, group_id: str) -> None:
+        holder = self.holders[group_id]
+        self._release(group_id)
+        self.waiting[group_id] = holder
+        self.ahead = max(0, self.ahead - 1)
+
+    def _count_lately(self, place: int) -> None:
+        if self.lately is not None:
+            self.lately[place] += 1
+            if sum(self.lately) >= LATELY:
+                self.lately = [groups // 2 for groups in self.lately]
 
     def _drop(self, group_id: str, reason: str) -> None:
         self.groups[group_id].state = "dropped"

@@ -151,3 +151,49 @@ async def test_permit_request_on_an_atropos_run_is_refused(harness: StoreHarness
     with pytest.raises(ApiProblem) as refused:
         await harness.store.permits.grant("other", "env-1", 1)
     assert refused.value.code == "no_permits"
+
+
+async def dropped(harness: StoreHarness, groups: int) -> None:
+    """Drops that many groups of env-1, as an environment does with groups whose scores are equal."""
+    for _ in range(groups):
+        (group_id,) = await harness.ask("env-1", 1)
+        await harness.store.permits.return_permit(RUN, "env-1", group_id, "same_scores")
+
+
+async def test_run_that_drops_groups_issues_permits_ahead_and_keeps_its_bound(harness: StoreHarness) -> None:
+    """Otherwise one prompt at a time is generated when the last group of a step is missing."""
+    await harness.start(staleness=0, groups=4)
+    assert len(await harness.ask("env-0", 9)) == 4, "without drops, as many permits as groups"
+    await harness.store.permits.release_all(RUN, "env-0")
+    await dropped(harness, 9)
+    for _ in range(3):
+        (group_id,) = await harness.ask("env-1", 1)
+        assert await harness.submit("env-1", group_id)
+    ids = await harness.ask("env-1", 8)
+    assert len(ids) == 4, "one group is missing, and three of four groups were dropped"
+    assert await harness.submit("env-1", ids[0])
+    with raises(ApiProblem, "permit_lost"):
+        await harness.submit("env-1", ids[1])
+    assert (await harness.store.runs.status(RUN)).accepted == 4
+    assert (await harness.store.permits.renew(RUN, "env-1", ids[1:])).lost == ids[1:], "their work is given up"
+    with raises(ApiProblem, "permit_lost"):
+        await harness.submit("env-1", ids[2])
+    assert await harness.ask("env-1", 8) == [], "the step has its groups"
+    await harness.store.runs.record_version(RUN, 1, 1)
+    assert (await harness.ask("env-1", 3)) == ids[1:], "the rows come back before any new row"
+
+
+async def test_permits_ahead_end_when_no_more_groups_are_dropped(harness: StoreHarness) -> None:
+    incarnation = await harness.start(staleness=0, groups=40, steps=9)
+    await dropped(harness, 40)
+    issued = []
+    for step in range(6):
+        ids = await harness.ask("env-1", 500)
+        issued.append(len(ids))
+        for group_id in ids[:40]:
+            assert await harness.submit("env-1", group_id)
+        await harness.store.permits.release_all(RUN, "env-1")
+        await harness.store.runs.record_version(RUN, incarnation, step + 1)
+    assert issued == sorted(issued, reverse=True)
+    assert issued[0] > 60
+    assert issued[-1] == 40

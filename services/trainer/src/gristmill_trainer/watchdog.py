@@ -105,12 +105,13 @@ def _cause(
         if problem is not None:
             return Diagnosis(problem.code, f"{so_far}: {problem.message}")
     dropped = _newly_dropped(before, status)
-    if dropped and (before is None or status.accepted == before.accepted):
+    came = 0 if before is None else status.accepted - before.accepted
+    if (many := sum(dropped.values())) > came:
         counts = ", ".join(f"{reason} {count}" for reason, count in sorted(dropped.items(), key=lambda pair: -pair[1]))
         return Diagnosis(
             "groups_dropped",
-            f"every group that was generated is dropped ({counts}): choose other rows, or a reward that differs "
-            "between the completions of a prompt",
+            f"{many} of {many + came} generated groups are dropped ({counts}): choose other rows, or a reward that "
+            "differs between the completions of a prompt",
         )
     if permits and status.outstanding == 0:
         return Diagnosis(
@@ -118,10 +119,10 @@ def _cause(
             f"the environment asks for permits and gets none, and {submitted}: {status.accepted} groups are accepted, "
             f"{status.leased} of them leased; is another trainer of this run at work?",
         )
-    if before is not None and status.accepted > before.accepted:
+    if came:
         return Diagnosis(
             "generation_slow",
-            f"{so_far}, {status.accepted - before.accepted} groups came meanwhile: generation is slow",
+            f"{so_far}, {came} groups came meanwhile: generation is slow",
         )
     advice = "completions are long, or scoring hangs" if permits else "look at the log of the environments of Atropos'"
     return Diagnosis("no_groups_come", f"{so_far}, and the model server answers: {advice}")

@@ -122,6 +122,9 @@ class GroupQueue:
             raise errors.permit_lost(run_id, group.group_id, f"it was dropped ({rest[0].decode()})")
         if status == "UNKNOWN":
             raise errors.permit_lost(run_id, group.group_id, "none was ever issued to this holder")
+        if status == "SURPLUS":
+            why = "the run has all groups of the step, so the row is issued again for the next one"
+            raise errors.permit_lost(run_id, group.group_id, why)
         if status == "SIZE":
             raise errors.bad_group(
                 group.group_id,

@@ -3,15 +3,10 @@
 -- permits, permits that are free. So no lease waits for groups that cannot arrive, and an environment that only sends
 -- heartbeats keeps nothing.
 
--- Permits that may still be issued when `out` are out: accepted groups and permits together stay within
--- min(version step + 1 + max staleness, training steps) x groups per step. 0 before a version was recorded.
-local MAX_OUT = 65536
+-- Permits that may still be issued when `out` are out (_ahead.lua); 0 before a version was recorded.
 local function free_permits(out)
-  local plan = redis.call('HMGET', RECORD, 'version_step', 'max_staleness', 'training_steps', 'groups_per_step')
-  if not plan[1] then return 0 end
-  local steps = math.min(plan[1] + 1 + plan[2], tonumber(plan[3]))
-  local accepted = tonumber(redis.call('HGET', COUNTERS, 'accepted') or 0)
-  return math.max(0, math.min(steps * plan[4] - accepted, MAX_OUT) - out)
+  local needed = needed_groups()
+  return needed and needed > 0 and math.max(0, most_out(needed) - out) or 0
 end
 
 -- The environments with a share, by name: {name, share, asks, ready = {size -> groups}, groups (ready ones), out (permits

@@ -2,6 +2,7 @@
 -- include: _keys.lua
 -- include: _moves.lua
 -- include: _atropos.lua
+-- include: _ahead.lua
 -- include: _shares.lua
 -- include: _sums.lua
 -- include: _select_in_order.lua

@@ -1,12 +1,12 @@
 #!lua flags=allow-oom
 -- include: _keys.lua
 -- include: _atropos.lua
+-- include: _ahead.lua
 -- include: _shares.lua
 -- Hand out up to `count` permits: rows that came back first, then new ones, as far as the run's capacity goes.
 -- A holder that is registered with a weight holds no more of them than its share among the live environments' weights.
 -- Others leave the permits for an environment with a min_batch_allocation that it needs for its share (_shares.lua).
--- Capacity: accepted + permits out < min(version step + 1 + max staleness, training steps) x groups per step;
--- nothing before a trainer took the run and recorded a version.
+-- Capacity: _ahead.lua. Nothing before a trainer took the run and recorded a version.
 -- ARGV: holder, count, ttl ms, environment's ttl ms
 -- -> {MISSING} | {PROTOCOL} | {SUSPENDED} | {OK, state, version incarnation|'', version step|'', creation, group id...}
 local holder, count, ttl, env_ttl = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -80,4 +80,6 @@ for _ = 1, math.min(count, free - kept_for_others(), share()) do
   redis.call('HSET', HOLDERS, id, holder)
   answer[#answer + 1] = id
 end
+local beyond = redis.call('ZCARD', PERMITS) - (needed_groups() or 0)
+if #answer > 5 and (beyond > 0 or permits_ahead() > 0) then redis.call('HSET', COUNTERS, 'ahead', math.max(0, beyond)) end
 return answer

@@ -1,7 +1,8 @@
 #!lua flags=allow-oom
 -- include: _keys.lua
+-- include: _ahead.lua
 -- Keep permits alive: those named, or with none named all of the holder. An expired permit that was not issued
--- again is alive again, if the holder had it.
+-- again is alive again, if the holder had it. A permit of those named that is one too many is issued again later, and is lost.
 -- ARGV: holder, ttl ms, 'all' | 'named', group id...
 -- -> {MISSING} | {SUSPENDED} | {OK, renewed count, lost group id...}
 local holder, ttl, which = unpack(ARGV, 1, 3)
@@ -23,10 +24,15 @@ if which == 'all' then
 end
 for i = 4, #ARGV do
   local id = ARGV[i]
-  if redis.call('HGET', HOLDERS, id) == holder then
+  local by = redis.call('HGET', HOLDERS, id)
+  if by == holder and is_surplus(by) then
+    reissue(id)
+    one_less_ahead()
+    answer[#answer + 1] = id
+  elseif by == holder then
     redis.call('ZADD', PERMITS, deadline, id)
     answer[2] = answer[2] + 1
-  elseif lapsed(id, holder) then
+  elseif lapsed(id, holder) and not is_surplus(nil) then
     leave_reissue(id)
     redis.call('ZADD', PERMITS, deadline, id)
     redis.call('HSET', HOLDERS, id, holder)

@@ -1,6 +1,7 @@
 #!lua flags=allow-oom
 -- include: _keys.lua
 -- include: _moves.lua
+-- include: _ahead.lua
 -- Return one permit of a holder, or all of its permits. Reason "abandoned": the row is issued again. Any other reason
 -- drops the group.
 -- ARGV: holder, group id or '' for all, reason, most reasons that are counted by name: others are counted as "other"
@@ -44,6 +45,8 @@ else
   add_tombstone(id)
   log_event('drop', 'group', id, 'reason', reason)
   log_fate(id, 'dropped', reason, holder)
+  count_lately('lately_dropped')
+  one_less_ahead()
 end
 publish('permits')
 return {'OK'}

@@ -1,12 +1,13 @@
 #!lua
 -- include: _keys.lua
 -- include: _moves.lua
+-- include: _ahead.lua
 -- Store a group and consume its permit. Not flagged allow-oom: at maxmemory Redis refuses this script, and its like.
 -- The payload was set before, under a separate key: a long argument costs Lua ten times what SET costs.
 -- ARGV: group id, holder, digest (32 raw bytes), sequences, tokens, raw bytes, env id, step, byte cap of all runs,
 --       byte cap and group cap of a run, bytes of the payload, its key
 -- -> {STORED} | {SAME} | {OTHER} | {MISSING} | {FINISHED} | {SUSPENDED} | {DROPPED, reason} | {LOST} | {UNKNOWN} | {SIZE, group size}
---  | {FULL, bytes of all runs} | {RUN_FULL, bytes of the run, groups of the run} | {GONE}: so is the payload
+--  | {SURPLUS}: the run has all groups that it needs, and the row is issued again | {FULL, bytes of all runs} | {RUN_FULL, bytes of the run, groups of the run} | {GONE}: so is the payload
 local id, holder, digest, sequences, tokens, raw_bytes, env_id, step = unpack(ARGV, 1, 8)
 local max_bytes, max_run_bytes, max_run_groups = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
 local bytes, sent = tonumber(ARGV[12]), ARGV[13]
@@ -31,6 +32,13 @@ if not by and not lapsed(id, holder) then return refuse('UNKNOWN') end
 -- Fewer than the run's group size: some could not be scored. One alone has nothing to be compared with.
 local size, most = tonumber(sequences), tonumber(record[2])
 if size > most or size < math.min(2, most) then return refuse('SIZE', record[2]) end
+if is_surplus(by) then
+  if by then
+    reissue(id)
+    one_less_ahead()
+  end
+  return refuse('SURPLUS')
+end
 local held = tonumber(redis.call('GET', BYTES) or 0)
 if held + bytes > max_bytes then return refuse('FULL', tostring(held)) end
 local run_held = tonumber(redis.call('HGET', COUNTERS, 'bytes') or 0)
@@ -51,4 +59,5 @@ redis.call('RENAME', sent, payload(id))
 redis.call('PERSIST', payload(id))
 enqueue_new(id, {digest = digest, schema = 'group', bytes = bytes, raw_bytes = raw_bytes, sequences = sequences,
   tokens = tokens, env_id = env_id, step = step})
+count_lately('lately_accepted')
 return {'STORED'}
