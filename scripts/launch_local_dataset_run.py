@@ -24,10 +24,12 @@ with --verbose the output of all services. A summary with the next commands ends
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import shlex
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,6 +41,7 @@ from rich.text import Text
 from gristmill import ApiError, Deployment, GristmillError, PolicyVersion, RunState, SyncClient
 from gristmill.deployment import env_file
 from gristmill.dotenv import read_env_file
+from gristmill.errors import FileError
 from gristmill.metrics import METRICS_FILE, read_jsonl
 from gristmill.redaction import redact
 from gristmill.settings import load_yaml, merge, parse
@@ -113,6 +116,9 @@ class Launcher:
         self._check_finished(launch.run_id, settings.training_steps)
         if launch.config.dataset.dataset_path is not None:
             Task.load(launch)  # The environment checks a data set on a hub, because its download may take long.
+        logs = self.runs_dir / launch.run_id / "logs"
+        for folder in (logs, *(self.state / name for name in ("redis", "models", "weights"))):
+            check_folder(folder)
         self._check_ports()
         if not answers(f"{self.model_url}/v1/models"):
             self._check_model(launch)
@@ -261,19 +267,31 @@ class Launcher:
             self.check_store(run.run_id, training_steps)
         run.connect(self._admin(patience=0))
         self._start_model(stack)
-        python = sys.executable
-        trainer = stack.start(
+        with self._admin() as api:
+            interrupted = api.open_run(wait=0, stack=Deployment.read(self.environ).stack)
+        if interrupted is None:
+            trainer, env = self._start_trainer(stack), self._start_env(stack)
+        else:  # The trainer would take the open run before the environment has extended it, or opened another run.
+            env = self._start_env(stack)
+            stack.wait_until(env, lambda: env.ready or env.exit_code == 0, MODEL_TIMEOUT)
+            trainer = self._start_trainer(stack)
+        watch(stack, env, trainer)
+
+    def _start_trainer(self, stack: LocalStack) -> Service:
+        return stack.start(
             "trainer",
-            [python, "-m", "gristmill_trainer", *self._trainer_flags()],
+            [sys.executable, "-m", "gristmill_trainer", *self._trainer_flags()],
             {**self.environ, **_hub_token("HF_WRITE_TOKEN_FILE"), **token_file("trainer", self.secrets)},
             grace=self.trainer_grace + TRAINER_LAST_SECONDS / 2,
         )
-        env = stack.start(
+
+    def _start_env(self, stack: LocalStack) -> Service:
+        return stack.start(
             "env",
-            [python, "-m", "gristmill_env", "serve", *self._env_flags()],
+            [sys.executable, "-m", "gristmill_env", "serve", *self._env_flags()],
             {**self.environ, **_hub_token("HF_TOKEN_FILE"), **token_file("env", self.secrets)},
+            ready_text=" is open at version ",
         )
-        watch(stack, env, trainer)
 
     def close(self, run_id: str) -> None:
         """Ends a run by hand at the API of this machine. Starts the API if it does not answer."""
@@ -395,6 +413,22 @@ def _delete(stack: LocalStack, api: SyncClient, run_id: str) -> None:
             time.sleep(0.5)
 
 
+def check_folder(folder: Path) -> None:
+    """Checks that files can be written into the folder, or into the nearest folder above it if it does not exist yet.
+
+    Creates nothing that stays. Raises OSError.
+    """
+    while not os.path.lexists(folder):
+        folder = folder.parent
+    if not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(4096))
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(folder)) from error
+
+
 def served_name(model: str) -> str:
     """Returns the name that the model server answers to if it loads `model`. Raises ModelError for an invalid name."""
     hub = named(model)
@@ -465,8 +499,9 @@ def main() -> int:
         except StoppedError as stop:
             print(launcher.stopped(run_id))
             return 128 + stop.number
-    except (GristmillError, RedisMissingError, SecretsError) as error:
-        print(f"error [{error.code}]: {error}", file=sys.stderr)
+    except (GristmillError, RedisMissingError, SecretsError, OSError) as error:
+        shown = FileError.of(error) if isinstance(error, OSError) else error
+        print(f"error [{shown.code}]: {shown}", file=sys.stderr)
         return 1
     folder = launcher.runs_dir / run_id
     print(f"run {run_id} is finished; metrics, checkpoints, the final model and logs are in {folder}")

@@ -16,9 +16,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TextIO
 
 from gristmill import GristmillError
 
@@ -106,7 +106,8 @@ class Service:
     echoed: bool = True
     """Whether the stack shows the output. The log file receives the output in any case."""
     ready: bool = False
-    """Whether `LocalStack.wait_until` saw the service ready."""
+    """Whether `LocalStack.wait_until` saw the service ready, or it printed `ready_text`."""
+    ready_text: str | None = None
     grace: float = GRACE
     """Seconds between SIGTERM and SIGKILL."""
 
@@ -196,9 +197,18 @@ class LocalStack:
         return tuple(self._services)
 
     def start(
-        self, name: str, command: Sequence[str], environ: Mapping[str, str] | None = None, grace: float = GRACE
+        self,
+        name: str,
+        command: Sequence[str],
+        environ: Mapping[str, str] | None = None,
+        *,
+        grace: float = GRACE,
+        ready_text: str | None = None,
     ) -> Service:
-        """Starts a process with `environ` added to this process' environment. `grace`: see `Service.grace`."""
+        """Starts a process with `environ` added to this process' environment. The other options are `Service`'s."""
+        log = None if self._logs is None else self._logs / f"{name}.log"
+        if log is not None:
+            log.open("a").close()  # An error of the file is raised here, not in the thread that reads the output.
         process = subprocess.Popen(
             command,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **(environ or {})},
@@ -207,7 +217,8 @@ class LocalStack:
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Only the launcher receives Ctrl-C, and it stops the services in order.
         )
-        service = Service(name, process, None if self._logs is None else self._logs / f"{name}.log", grace=grace)
+        service = Service(name, process, log)
+        service.grace, service.ready_text = grace, ready_text
         service.reader = threading.Thread(target=self._read, args=(service,), daemon=True)
         self._services.append(service)
         service.reader.start()
@@ -263,16 +274,16 @@ class LocalStack:
     def _read(self, service: Service) -> None:
         assert service.process.stdout is not None
         with contextlib.ExitStack() as closing:
-            log: TextIO | None = None
+            log: FileIO | None = None
             if service.log is not None:
-                log = closing.enter_context(service.log.open("a", encoding="utf-8"))
-                log.write(f"--- started {time.strftime('%Y-%m-%d %H:%M:%S')}, process {service.process.pid}\n")
+                log = closing.enter_context(FileIO(service.log, "a"))
+                started = time.strftime("%Y-%m-%d %H:%M:%S")
+                log = self._keep(service, log, f"--- started {started}, process {service.process.pid}")
             for raw in service.process.stdout:
                 text = raw.decode(errors="replace").rstrip("\n")
-                if log is not None:
-                    log.write(text + "\n")
-                    log.flush()
-                if log is not None and _HARMLESS.search(text):
+                log = self._keep(service, log, text)
+                service.ready = service.ready or (service.ready_text is not None and service.ready_text in text)
+                if service.log is not None and _HARMLESS.search(text):
                     continue
                 if match := _ERROR.search(text):
                     service.last_error = next(part for part in match.groups() if part is not None) or text
@@ -282,8 +293,17 @@ class LocalStack:
                         self._say(service.name, text)
                     except OSError as error:  # Nobody reads the output any more; the log file still receives it.
                         service.echoed = False
-                        if log is not None:
-                            log.write(f"--- the launcher's output failed: {error}\n")
+                        log = self._keep(service, log, f"--- the launcher's output failed: {error}")
+
+    def _keep(self, service: Service, log: FileIO | None, text: str) -> FileIO | None:
+        """Appends a line to the log. Returns None after an error, such as a full disk: the service must not block."""
+        try:
+            if log is not None:
+                log.write(text.encode() + b"\n")
+        except OSError as error:
+            self._say(service.name, f"{service.log} cannot be written any more: {error}")
+            return None
+        return log
 
 
 def print_line(name: str, text: str) -> None:

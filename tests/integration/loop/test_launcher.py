@@ -322,6 +322,7 @@ def test_interrupted_run_gives_way_to_another_config_and_is_resumed(
     assert len(launches.steps("quickstart")) < steps
     code, output = launches("--run_id", "other", "--training_steps", "1")
     assert (code, launches.steps("other")) == (0, [1]), output
+    steps += 2  # more than the interrupted start asked for
     code, output = launches("--training_steps", str(steps))
     assert (code, launches.steps("quickstart")) == (0, list(range(1, steps + 1))), output
     assert len(list(read_rollouts(folder))) == steps * 16, "no group is lost or trained twice"

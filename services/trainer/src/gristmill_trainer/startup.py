@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Literal
 
 from gristmill import (
+    ApiError,
     Deployment,
+    ErrorCode,
     LeaseSession,
     Manifest,
     ManifestError,
@@ -84,12 +86,17 @@ def start(arguments: Sequence[str], environ: Mapping[str, str], dist: DistContex
         if not dist.is_main:
             leave_to_rank_0()
         rank_0 = _MainStart(arguments, environ, dist.size, stack)
-        plan = dist.on_main(rank_0.find_run)
-        learner, state = build_learner(plan.learner, dist)
-        resumption = plan.resumption
-        if resumption is not None:
-            plan.checkpoints.restore(resumption.checkpoint, state, own=resumption.own)
-        dist.on_main(lambda: rank_0.take_run(plan, learner.policy))
+        dist.on_main(rank_0.connect)
+        while True:
+            plan = dist.on_main(rank_0.find_run)
+            learner, state = build_learner(plan.learner, dist)
+            resumption = plan.resumption
+            if resumption is not None:
+                plan.checkpoints.restore(resumption.checkpoint, state, own=resumption.own)
+            policy = learner.policy
+            if dist.on_main(partial(rank_0.take_run, plan, policy)):
+                break
+            del learner, state, policy  # A second model would not fit into the memory.
         yield Training(
             settings=plan.learner.settings,
             dist=dist,
@@ -120,7 +127,10 @@ class _Plan:
 
 
 class _MainStart:
-    """Rank 0's part of the start: `find_run`, then `take_run` once every rank has the model.
+    """Rank 0's part of the start: `connect`, `find_run`, then `take_run` once every rank has the model.
+
+    An environment may extend or suspend the run while the model is loaded. Then `take_run` returns False, and the start
+    begins again with `find_run`.
 
     Every rank creates it. The other ranks call none of its methods.
     """
@@ -135,17 +145,16 @@ class _MainStart:
         self._ranks = ranks
         self._stack = stack
 
-    def find_run(self) -> _Plan:
-        """Waits for a run, and finds its settings, its model and the checkpoint to resume from."""
-        flags = parse_flags(
+    def connect(self) -> None:
+        """Handles stop signals, serves metrics, and connects to the API and the model servers."""
+        self._flags = flags = parse_flags(
             self._arguments, TrainerSettings, "python -m gristmill_trainer", "GRPO on the groups of a trajectory API."
         )
         self._deployment = deployment = Deployment.read(self._environ)
         # Settings for addresses and folders are needed before the run is known.
-        here = read_settings(deployment.config_dir, {}, flags, "command line")
-        alone = self._ranks == 1
-        grace = here.stop_grace_seconds if alone else torchrun_grace(self._environ)
-        self._stop = stop = StopRequest(grace, torchrun=not alone)
+        self._here = here = read_settings(deployment.config_dir, {}, flags, "command line")
+        grace = here.stop_grace_seconds if self._ranks == 1 else torchrun_grace(self._environ)
+        self._stop = stop = StopRequest(grace, torchrun=self._ranks > 1)
         self._stack.enter_context(stop.stop_on_timeout())  # Converts errors of the objects that close before it.
         with stop.stop_on_timeout():
             # Before the run is known, so that Prometheus sees a trainer that waits for a run.
@@ -158,15 +167,21 @@ class _MainStart:
             )
             self._api = api
             urls = split_urls(here.base_url or deployment.model_url or MODEL_URL)
-            self._servers = servers = ServerList(urls, stop.patience)
+            self._servers = ServerList(urls, stop.patience)
+
+    def find_run(self) -> _Plan:
+        """Waits for a run, and finds its settings, its model and the checkpoint to resume from."""
+        here, deployment, stop = self._here, self._deployment, self._stop
+        api, servers = self._api, self._servers
+        with stop.stop_on_timeout():
             if here.atropos_run is None:
                 run = wait_for_run(api, deployment.stack, stop)
             else:
                 longest = here.seq_len or int(servers.served().get("max_model_len") or 2048)
                 run = open_atropos_run(api, here, longest)
             self._run = run
-            settings = read_settings(deployment.config_dir, trainer_block(run), flags, f"run {run.run_id}")
-            if alone:
+            settings = read_settings(deployment.config_dir, trainer_block(run), self._flags, f"run {run.run_id}")
+            if self._ranks == 1:
                 stop.grace = settings.stop_grace_seconds
             self._hook = None if settings.on_step is None else load_hook(settings.on_step)
             self._hub = Hub.read(settings.push_to_hub, self._environ)
@@ -186,8 +201,8 @@ class _MainStart:
             probing.probes = Probes.read(run_dir)
         return _Plan(learner, resumption, checkpoints, run_dir, probing)
 
-    def take_run(self, plan: _Plan, policy: Policy) -> None:
-        """Takes the run, and opens everything that only rank 0 uses."""
+    def take_run(self, plan: _Plan, policy: Policy) -> bool:
+        """Takes the run, and opens everything that only rank 0 uses. Returns False if the run is not as planned."""
         stop, stack, resumption = self._stop, self._stack, plan.resumption
         settings, source, first_step = plan.learner.settings, plan.learner.source, plan.first_step
         session = LeaseSession(
@@ -199,7 +214,8 @@ class _MainStart:
             creation=self._run.creation,
         )
         with stop.stop_on_timeout():
-            stack.enter_context(session)
+            if not self._take_as_planned(session):
+                return False
         run, incarnation = session.run, session.incarnation
         _LOG.info(
             "took run %s: incarnation %d, step %d of %d", run.run_id, incarnation, first_step, settings.training_steps
@@ -286,6 +302,24 @@ class _MainStart:
                 records=records,
                 receipts=receipts,
             )
+        return True
+
+    def _take_as_planned(self, session: LeaseSession) -> bool:
+        """Enters the session. Returns False, without a hold on the run, if another environment opened or changed it."""
+        planned = self._run
+        with ExitStack() as held:
+            try:
+                held.enter_context(session)
+            except ApiError as error:
+                if error.code not in (ErrorCode.SUSPENDED, ErrorCode.OTHER_CREATION):
+                    raise
+                _LOG.info("run %s was replaced while the model was loaded: %s", planned.run_id, error)
+                return False
+            if planned.protocol is not Protocol.ATROPOS and session.run.env != planned.env:
+                _LOG.info("run %s got other settings while the model was loaded", planned.run_id)
+                return False
+            self._stack.enter_context(held.pop_all())
+            return True
 
 
 def _manifest(models_dir: Path) -> Manifest | None:

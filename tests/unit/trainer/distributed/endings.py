@@ -47,6 +47,8 @@ class Run(ApiStandIn):
         self.folder = folder
         self.taker = ""
         self.is_open = True
+        self.training_steps = 2
+        self.takes = 0
         self._at = at
 
     def __enter__(self) -> Run:
@@ -63,9 +65,15 @@ class Run(ApiStandIn):
 
     def get_run(self, run_id: str) -> RunRecord:
         return RunRecord(
-            run_id=RUN, state=RunState.OPEN, digest="", group_size=2, env={}, created_at=0.0, taker=self.taker,
-            groups_per_step=2,
+            run_id=RUN, state=RunState.OPEN, digest="", group_size=2, created_at=0.0, taker=self.taker,
+            groups_per_step=2, env={"trainer": {"training_steps": self.training_steps}},
         )  # fmt: skip
+
+    def take(self, *arguments: Any) -> tuple[int, RunRecord]:
+        self.takes += 1
+        self._at("take", self.takes, self)
+        incarnation, record = super().take(*arguments)
+        return incarnation, record.model_copy(update={"env": self.get_run(RUN).env})
 
     def lease(self, run_id: str, incarnation: int, batch_id: str, *more: Any, **named: Any) -> Any:
         self._at("lease", PolicyVersion.parse(batch_id).step, self)
@@ -103,6 +111,15 @@ def _refuse(code: str) -> Callable[[str, int, Run], None]:
         run.error = ApiError(code, 409, "refused")
 
     return refuse
+
+
+def _extend(event: str, step: int, run: Run) -> None:
+    run.training_steps = 4
+
+
+def _suspend_and_extend(event: str, step: int, run: Run) -> None:
+    run.training_steps = 4
+    raise ApiError("suspended", 409, "another run took the stack, and gave it back")
 
 
 def _fill_disk(size: int) -> Callable[[str, int, Run], None]:
@@ -151,6 +168,8 @@ SCENARIOS = {
     "fenced ack": Scenario("ack", 0, _refuse("fenced"), {"checkpoint_interval": "2"}),
     "fenced checkpoint": Scenario("report", 2, _write_newer_checkpoint, {"checkpoint_interval": "2"}),
     "suspended": Scenario("lease", 3, _refuse("suspended")),
+    "extended before the take": Scenario("take", 1, _extend, {"training_steps": ""}),
+    "suspended before the take": Scenario("take", 1, _suspend_and_extend, {"training_steps": ""}),
     "error": Scenario("lease", 3, _refuse("run_missing")),
     "full disk, model": Scenario("report", 2, _fill_disk(30_000), {"checkpoint_interval": "2"}),
     "full disk, optimizer": Scenario("report", 2, _fill_disk(120_000), {"checkpoint_interval": "2"}),
@@ -174,7 +193,7 @@ def _run(scenario: Scenario, folder: Path, model: str) -> int:
         _spoil(group) if number // 2 + 1 in scenario.spoilt else group for number, group in enumerate(api.ready)
     ]
     flags = _FLAGS | {"model_name": model} | scenario.flags
-    sys.argv = ["trainer", *(part for name, value in flags.items() for part in (f"--{name}", value))]
+    sys.argv = ["trainer", *(part for name, value in flags.items() if value for part in (f"--{name}", value))]
     served = {"id": model, "max_model_len": 512}
     try:
         with (

@@ -42,6 +42,9 @@ ENDINGS = {
     "fenced checkpoint": Ending(["0", "0"], [["fenced"], ["fenced"]], ["step-000002"], leased=2),
     # The checkpoint covers the leased groups; the next trainer settles them.
     "suspended": Ending(["1", "1"], [["suspended"], ["suspended"]], ["step-000002"], leased=2),
+    # The environment changes the run while the trainer loads the model.
+    "extended before the take": Ending(["0", "0"], [[], []], ["step-000004"], acked=8),
+    "suspended before the take": Ending(["0", "0"], [[], []], ["step-000004"], acked=8),
     "error": Ending(["1", "1"], [["run_missing"], LOST], [], leased=2),
     "full disk, model": Ending(["1", "1"], [["write_failed"], LOST], [], leased=2),
     "full disk, optimizer": Ending(["1", "1"], [["write_failed"], LOST], [], leased=2),
