@@ -6,6 +6,7 @@ same in a sentence that names the thing, the place and the remedy; its wording m
 
 from __future__ import annotations
 
+import errno
 from enum import StrEnum
 from typing import Any
 
@@ -42,6 +43,34 @@ class ConfigError(GristmillError):
 
 class UnknownKeyError(ConfigError):
     """At least one of the keys is unknown."""
+
+
+class FileError(GristmillError):
+    """A file or folder cannot be used: missing rights, a file in the place of a folder, a full or read-only disk."""
+
+    @staticmethod
+    def of(error: OSError) -> FileError:
+        """Returns the error for an OSError that no code expected. `values`: the path and the name of errno."""
+        path = error.filename if error.filename2 is None else error.filename2
+        name = errno.errorcode.get(error.errno or 0, type(error).__name__)
+        where = f"{path}: " if path is not None else ""
+        remedy = _REMEDIES.get(name, "the system reports no more")
+        return FileError("file_unusable", f"{where}{error.strerror or error} ({name}): {remedy}", path=path, errno=name)
+
+
+_REMEDIES = {
+    "EACCES": "give this user the right, or name another folder",
+    "EPERM": "give this user the right, or name another folder",
+    "EROFS": "the file system is read-only; name a folder elsewhere",
+    "ENOTDIR": "a file is in the place of a folder; remove it, or name another folder",
+    "EEXIST": "a file is in the place of a folder; remove it, or name another folder",
+    "EISDIR": "a folder is in the place of a file; remove it, or name another file",
+    "ENOENT": "create it, or name another path",
+    "ENOSPC": "the disk is full; free space, or name a folder on another disk",
+    "EDQUOT": "the quota of this user is used up; free space, or name a folder on another disk",
+    "ENAMETOOLONG": "choose a shorter name",
+    "EMFILE": "this process has too many open files; raise `ulimit -n`",
+}
 
 
 class PluginError(GristmillError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -14,8 +15,10 @@ from pathlib import Path
 
 import pytest
 from tests.support.errors import raises
+from tests.support.small_disk import mounted
 
-from launch_local_dataset_run import served_name, watch
+from gristmill.errors import FileError
+from launch_local_dataset_run import check_folder, served_name, watch
 from local_processes import LocalStack, LocalStackError
 
 pytestmark = pytest.mark.slow
@@ -60,7 +63,7 @@ def refusal(tmp_path: Path) -> Launch:
             )  # fmt: skip
         assert done.returncode == 1, done.stderr
         assert "Traceback" not in done.stderr
-        assert not (tmp_path / "state").exists(), "a service was started"
+        assert not (tmp_path / "state" / "redis").is_dir(), "a service was started"
         return done.stderr
 
     return run
@@ -133,6 +136,32 @@ def test_launcher_reads_its_ports_from_the_env_file(tmp_path: Path, name: str) -
 def test_served_name_leaves_out_the_revision() -> None:
     assert served_name("Qwen/Qwen2.5-1.5B@8faed76") == "Qwen/Qwen2.5-1.5B"
     assert served_name("tiny") == "tiny"
+
+
+@pytest.mark.parametrize("folder", ["state", "state/redis", "runs/mine/logs"])
+def test_launcher_refuses_a_folder_that_is_a_file(refusal: Launch, tmp_path: Path, folder: str) -> None:
+    (tmp_path / folder).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / folder).touch()
+    assert re.fullmatch(rf"error \[file_unusable\]: {tmp_path / folder}: .* \(ENOTDIR\): .*\n", refusal())
+
+
+def test_folder_that_does_not_exist_is_checked_above(tmp_path: Path) -> None:
+    check_folder(tmp_path / "a" / "b")
+    assert not list(tmp_path.iterdir())
+    for name, target in (("dangling", "gone"), ("loop", "loop")):
+        (tmp_path / name).symlink_to(tmp_path / target)
+        with pytest.raises(OSError, match=str(tmp_path / name)):
+            check_folder(tmp_path / name / "x")
+    with pytest.raises(OSError, match="'/sys/kernel'"):  # No user may create files there.
+        check_folder(Path("/sys/kernel/runs"))
+    with mounted(tmp_path, megabytes=1):
+        check_folder(tmp_path)
+        with contextlib.suppress(OSError), (tmp_path / "large").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        with pytest.raises(OSError, match=str(tmp_path)) as full:
+            check_folder(tmp_path / "runs")
+    assert FileError.of(full.value).values == {"path": str(tmp_path), "errno": "ENOSPC"}
 
 
 @pytest.mark.parametrize("port", ["api_port", "model_port"])

@@ -20,7 +20,7 @@ import gristmill
 from gristmill.archive.drops import Drop, append_drops
 from gristmill.archive.run_file import write_run_file
 from gristmill.archive.trained import TrainedGroup, TrainedSequence
-from gristmill.view import rollouts
+from gristmill.view import cli, rollouts
 from gristmill.view.folders import RunFolder, RunMissingError, list_runs
 from gristmill.view.rollouts import SCHEMA, Completeness, SqlError, build
 
@@ -418,3 +418,19 @@ def test_metrics_of_steps_have_flat_names(tmp_path: Path) -> None:
         {"step": 1, "seconds_train": 0.5, "policy_version": "1.1", "reward_mean": None},
         {"step": 2, "seconds_train": None, "policy_version": None, "reward_mean": 1.0},
     ]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *(["--step", text] for text in ("abc", "-1", "1-", "1-x", "1-2-3", "1.5", "٣")),
+        *(["--part", text] for text in ("x", "x=", "=1", "x=nan", "x=inf", "a=b=c")),
+    ],
+)
+def test_filter_of_rollouts_that_is_not_a_number_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    run = RunFolderWriter(tmp_path)
+    name, value = flags
+    assert cli.main(["--runs", str(run.path.parent), "rollouts", run.path.name, f"{name}={value}"]) == 1
+    assert capsys.readouterr().err.startswith("error [invalid_flag]: ")

@@ -24,7 +24,9 @@ import contextlib
 import importlib
 import itertools
 import json
+import math
 import os
+import re
 import socket
 import sys
 import threading
@@ -41,7 +43,7 @@ from rich.text import Text
 from gristmill.archive.pack import SUFFIX, secrets_of, write_pack
 from gristmill.archive.pack import unpack as unpack_run
 from gristmill.deployment import API_URL, MODEL_URL, Deployment, env_file
-from gristmill.errors import ApiUnreachable, GristmillError
+from gristmill.errors import ApiUnreachable, ConfigError, FileError, GristmillError
 from gristmill.slurm import Job, Nodes, submit
 from gristmill.view import doctor
 from gristmill.view.check import Check
@@ -75,8 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe, such as head, has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except GristmillError as error:
-        print(f"error [{error.code}]: {error}", file=sys.stderr)  # noqa: T201 - the one clear line
+    except (GristmillError, OSError) as error:
+        shown = FileError.of(error) if isinstance(error, OSError) else error
+        print(f"error [{shown.code}]: {shown}", file=sys.stderr)  # noqa: T201 - the one clear line
         return 1
 
 
@@ -136,8 +139,10 @@ def where(options: argparse.Namespace) -> str:
     """Returns the SQL condition of the filters of `rollouts`."""
     conditions = []
     if options.step:
-        low, _, high = options.step.partition("-")
-        conditions.append(f"step BETWEEN {int(low)} AND {int(high or low)}")
+        steps = re.fullmatch(r"(\d+)(?:-(\d+))?", options.step, re.ASCII)
+        if steps is None:
+            raise _invalid("--step", options.step, "a step, or two steps such as 10-20")
+        conditions.append(f"step BETWEEN {steps[1]} AND {steps[2] or steps[1]}")
     equal = {"group_id": options.group, "env_id": options.env, "finish_reason": options.finish_reason}
     equal |= {"outcome": options.outcome}
     conditions += [f"{column} = {_quoted(value)}" for column, value in equal.items() if value is not None]
@@ -149,9 +154,19 @@ def where(options: argparse.Namespace) -> str:
         text = _quoted(options.text)
         conditions.append(f"(contains(lower(prompt), lower({text})) OR contains(lower(completion), lower({text})))")
     for part in options.part or ():
-        name, _, value = part.partition("=")
-        conditions.append(f"reward_parts[{_quoted(name)}] = {float(value)!r}")
+        name, _, text = part.rpartition("=")
+        try:
+            value = float(text)
+        except ValueError as error:
+            raise _invalid("--part", part, "NAME=NUMBER") from error
+        if not name or not math.isfinite(value):
+            raise _invalid("--part", part, "NAME=NUMBER")
+        conditions.append(f"reward_parts[{_quoted(name)}] = {value!r}")
     return " AND ".join(conditions) or "true"
+
+
+def _invalid(flag: str, value: str, wanted: str) -> ConfigError:
+    return ConfigError("invalid_flag", f"command line: {flag} {value!r} is not {wanted}", flag=flag, value=value)
 
 
 def _quoted(text: str) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from gristmill import ConfigError, GristmillError
+from gristmill.errors import FileError
 from gristmill.hangup import stop_on_hangup
 from gristmill.logs import setup as set_up_logging
 from gristmill.settings import did_you_mean
@@ -51,8 +52,9 @@ def run_command(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
             flags = [f"--{command.takes}", *flags]
         run, options = RunSettings.read_with(command.options, flags, environ, f"gristmill-env {name}", _about())
         return asyncio.run(_until_signal(command.work(Order(run, options, environ, Console()))))
-    except GristmillError as error:
-        for text in error.report().splitlines():
+    except (GristmillError, OSError) as error:
+        shown = FileError.of(error) if isinstance(error, OSError) else error
+        for text in shown.report().splitlines():
             logger.error("%s", text)
         return 1
 

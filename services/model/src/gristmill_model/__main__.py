@@ -13,6 +13,7 @@ from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from gristmill import GristmillError, Manifest
+from gristmill.errors import FileError
 from gristmill.logs import line, setup
 from gristmill_model.lora import first_adapter
 from gristmill_model.resolve import ResolvedModel, resolve
@@ -41,8 +42,9 @@ def main(argv: list[str] | None = None) -> int:
         manifest.write(settings.models_dir)
         adapter = first_adapter(resolved.weights_path, settings.models_dir) if settings.lora_rank else None
         exec_vllm(settings, manifest, adapter)
-    except GristmillError as error:
-        print(f"gristmill-model: {error.report()}", file=sys.stderr)  # noqa: T201 - the one clear line
+    except (GristmillError, OSError) as error:
+        shown = FileError.of(error) if isinstance(error, OSError) else error
+        print(f"gristmill-model: {shown.report()}", file=sys.stderr)  # noqa: T201 - the one clear line
         return 1
 
 

@@ -18,6 +18,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from gristmill import GristmillError
+from gristmill.errors import FileError
 from gristmill.hangup import stop_on_hangup
 from gristmill.logs import setup as set_up_logging
 from gristmill_trainer.dist_context import join
@@ -50,8 +51,9 @@ def main() -> int:
         # Exit with 0, because a restart policy would let two trainers take the run from each other forever.
         _LOG.error("%s", fenced.report())
         return 0
-    except GristmillError as error:
-        for text in error.report().splitlines():
+    except (GristmillError, OSError) as error:
+        shown = FileError.of(error) if isinstance(error, OSError) else error
+        for text in shown.report().splitlines():
             _LOG.error("%s", text)
         return 1
     finally:
