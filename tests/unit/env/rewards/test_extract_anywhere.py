@@ -115,6 +115,12 @@ async def test_integers_in_a_box_and_texts_without_mathematics_need_no_process(u
     assert untouched_pool.asked == 0
 
 
+@pytest.mark.parametrize("piece", [r"\[ x ", r"\( ", "$ x ", r"\boxed{"])
+async def test_a_long_hostile_text_does_not_exceed_the_limit_of_a_check(piece: str) -> None:
+    assert await accuracy(piece * 50_000, "72", extract="anywhere") == 0.0
+    assert await accuracy(piece * 50_000 + r" $x$ \boxed{72}", "72", extract="anywhere") in (0.0, 1.0)
+
+
 async def test_extract_anywhere_respects_the_other_options() -> None:
     thought = "<think>It is 72.</think> I do not know."
     assert await accuracy(thought, "72", extract="anywhere") == 0.0

@@ -18,8 +18,9 @@ _NUMBER = re.compile(
     r"(?:(?<![\w)\]}])[-\u2212])?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
 )
 _FORMULA_OR_NUMBER = re.compile(
-    rf"\$\$([^$]+)\$\$|\$([^$\n]+)\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|{_NUMBER.pattern}", re.DOTALL
+    r"\$\$([^$]+)\$\$|\$([^$\n]+)\$|\\\[((?:(?!\\\[).)+?)\\\]|\\\(((?:(?!\\\().)+?)\\\)|" + _NUMBER.pattern, re.DOTALL
 )
+"""A formula contains no other opening mark of its kind, so that the search takes one pass."""
 _HEADING = re.compile(r"(?:^|[^\\A-Za-z])[A-Za-z]{4,}")
 _PIECES = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|(?P<open>\{)|(?P<close>\})", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
@@ -127,9 +128,9 @@ def last_boxed(text: str) -> str | None:
         inside = text[start:end].strip()
         if not inside or (insides and (end >= follows or not _is_list(text[end + 1 : follows]))):
             break
-        insides.insert(0, inside)
+        insides.append(inside)
         follows = command
-    return ", ".join(dict.fromkeys(insides)) or None
+    return ", ".join(dict.fromkeys(reversed(insides))) or None
 
 
 def _closed_boxes(text: str) -> list[tuple[int, int, int]]:

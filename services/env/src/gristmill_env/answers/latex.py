@@ -35,6 +35,8 @@ _MEANT = str.maketrans({
 
 
 _VARIANTS = ("<wide>", "<narrow>", "<font>")
+_NOT_ASCII = re.compile(r"[\x00-\x7f]?[^\x00-\x7f]{1,500}")
+"""Bounded, because the time to compose a run of combining marks is quadratic."""
 _QUOTES = str.maketrans({"\u2018": "'", "\u2019": "'", "\u02bc": "'", "\u201c": '"', "\u201d": '"', "\u2032": "'"})
 
 
@@ -45,7 +47,7 @@ def plain_characters(text: str) -> str:
     """
     if text.isascii():
         return text
-    composed = unicodedata.normalize("NFC", text).translate(_QUOTES)
+    composed = _NOT_ASCII.sub(lambda run: unicodedata.normalize("NFC", run[0]), text).translate(_QUOTES)
     return "".join(char if char.isascii() else _plain_character(char) for char in composed)
 
 
