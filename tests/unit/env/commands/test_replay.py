@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 from tests.support.errors import raises
@@ -83,6 +84,10 @@ def test_replay_counts_changed_orders_and_advantage_signs() -> None:
     assert compared(totals(0, None), totals(1, 0)) == (0, 1, 1)  # of one score, only that one counts
     assert compared(totals(0.1 + 0.2, 0.3), totals(0.3, 0.1 + 0.2)) == (0, 0, 0)
     assert compared(totals(None), totals(None)) == (0, 0, 0)
+    stored = [float(np.float32(value)) for value in (0.1, 0.3, 0.5, 0.3)]  # an archive keeps float32
+    assert compared(totals(*stored), totals(0.1, 0.3, 0.5, 0.3)) == (0, 0, 0)
+    assert compared(totals(*(1000 * value for value in stored)), totals(100, 300, 500, 300)) == (0, 0, 0)
+    assert compared(totals(0.1, 0.3, 0.5, 0.3), totals(0.1, 0.3001, 0.5, 0.3)) == (0, 2, 1)
     assert compared(totals(0.5), totals(-0.5)) == (0, 1, 1)  # a group of one: its raw reward
 
 

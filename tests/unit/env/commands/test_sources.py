@@ -9,11 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 from tests.support.errors import raises
 from transformers import PreTrainedTokenizerFast
 
 from gristmill import SamplingParams, TrajectoryGroup, VersionSpan
 from gristmill.archive import segment
+from gristmill_env.commands import DpoOptions, ReplayOptions, SftOptions
+from gristmill_env.commands.export import dpo, sft
+from gristmill_env.commands.replay import replay
 from gristmill_env.commands.source import open_groups
 from gristmill_env.errors import PromptError, SavedError
 from gristmill_env.rollouts.prompts import PromptBuilder, load_tokenizer
@@ -33,9 +37,13 @@ def folder(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pyte
     return tmp_path
 
 
-def groups_of(source: Path, *flags: str, tokenizer: bool = True) -> list[SavedGroup]:
+def settings_of(*flags: str, tokenizer: bool = True) -> RunSettings:
     named = ["--tokenizer_name", "tokenizer"] if tokenizer else []
-    return list(open_groups(RunSettings.read([*named, *flags], {"GRISTMILL_MODELS_DIR": "/nowhere"}, "test"), source))
+    return RunSettings.read([*named, *flags], {"GRISTMILL_MODELS_DIR": "/nowhere"}, "test")
+
+
+def groups_of(source: Path, *flags: str, tokenizer: bool = True) -> list[SavedGroup]:
+    return list(open_groups(settings_of(*flags, tokenizer=tokenizer), source))
 
 
 def scored(prompt: list[int], answers: list[list[int]], **fields: Any) -> dict[str, Any]:
@@ -182,7 +190,7 @@ def test_source_keeps_the_turns_of_archived_conversations(folder: Path) -> None:
     assert [(c.text, c.messages) for c in found.completions] == [("2", long[1:]), ("2", None)]
 
 
-def test_source_without_messages_keeps_several_turns_as_one_text(folder: Path) -> None:
+async def test_source_without_messages_keeps_several_turns_as_one_text(folder: Path, console: Console) -> None:
     prompts = PromptBuilder.load("tokenizer")
     size = len(prompts.build("1 + 1?").token_ids)
     run = archive(folder / "run", prompts, [1], untrained=[size + 2])  # the third token is the environment's
@@ -195,3 +203,30 @@ def test_source_without_messages_keeps_several_turns_as_one_text(folder: Path) -
     assert (first.tokens, len(first.token_ids), first.mask.count(False)) == (5, 6, 1)
     assert first.sampled_ids == first.token_ids[:2] + first.token_ids[3:]
     assert second.mask is None
+    out = folder / "out.jsonl"
+    for flags in ((), (*SUMS, "--no-shuffle_dataset")):
+        settings = settings_of(*flags)
+        for refused in (
+            sft(settings, SftOptions(saved=run, out=out), console),
+            dpo(settings, DpoOptions(saved=run, out=out), console),
+            replay(settings, ReplayOptions(saved=run, out=out), console),
+        ):
+            with raises(SavedError, "turns_unknown", row=1):
+                await refused
+    assert not out.exists()
+
+
+async def test_text_of_several_turns_is_not_exported_from_a_file_of_atropos(folder: Path, console: Console) -> None:
+    tokens = [1, 2, 3, 4, 5]
+    line = {"tokens": [tokens, tokens], "scores": [1.0, 0.0], "masks": [[-100, 2, -100, 4, 5], [-100, 2, 3, 4, 5]]}
+    saved = folder / "theirs.jsonl"
+    saved.write_text(json.dumps(line) + "\n")
+    with raises(SavedError, "turns_unknown", row=None):
+        await sft(settings_of(), SftOptions(saved=saved, out=folder / "out.jsonl"), console)
+
+
+def test_prompt_that_an_environment_wrote_is_named_as_the_reason(folder: Path) -> None:
+    run = archive(folder / "runs" / "sums", PromptBuilder.load("tokenizer"), [1])
+    (folder / "run.yaml").write_text("environment: my_task.py:Sums\n")
+    with raises(SavedError, "prompt_from_environment", row=1, environment="my_task.py:Sums"):
+        groups_of(run, *SUMS, "--shuffle_dataset", "--seed", "1", "--config", "run.yaml")

@@ -13,7 +13,7 @@ import msgspec
 from rich.console import Console
 
 from gristmill_env.commands import DpoOptions, SftOptions
-from gristmill_env.commands.source import count_lines, open_groups
+from gristmill_env.commands.source import count_lines, open_groups, require_turns
 from gristmill_env.console import Steps, say
 from gristmill_env.errors import SavedError
 from gristmill_env.run_settings import RunSettings
@@ -144,6 +144,7 @@ async def export(run: RunSettings, saved: Path, out: Path, pick: Pick[Row], cons
     with new_file(out, saved) as temporary, Steps("groups", count_lines(saved)) as steps:
         with temporary.open("wb") as file:
             for group in open_groups(run, saved):
+                require_turns(group, saved)
                 for row in pick(group, left_out):
                     if kind not in (None, type(row)):
                         raise SavedError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,7 +15,7 @@ from rich.table import Table
 from gristmill.redaction import redact
 from gristmill.settings import parse
 from gristmill_env.commands import ReplayOptions
-from gristmill_env.commands.source import count_lines, open_groups
+from gristmill_env.commands.source import count_lines, open_groups, require_turns
 from gristmill_env.console import Steps, plain, say
 from gristmill_env.data.dataset import NoFieldError, lookup
 from gristmill_env.errors import SavedError
@@ -47,7 +48,9 @@ class ScoreChanges:
         self.new.add(new)
         pairs = [(a.total, b.total) for a, b in zip(old.completions, new.completions, strict=True)]
         known = [(a, b) for a, b in pairs if a is not None and b is not None]
-        self.reordered += any(_sign(a - c) * _sign(b - d) < 0 for a, b in known for c, d in known)
+        self.reordered += any(
+            _sign(a - c, _rounding(a, c)) * _sign(b - d, _rounding(b, d)) < 0 for a, b in known for c, d in known
+        )
         turned = (
             sum(a != b for a, b in zip(*map(_advantage_signs, zip(*known, strict=True)), strict=True)) if known else 0
         )
@@ -66,6 +69,7 @@ async def replay(run: RunSettings, options: ReplayOptions, console: Console) -> 
         try:
             with Steps("groups", count_lines(options.saved)) as steps:
                 for group in open_groups(run, options.saved):
+                    require_turns(group, options.saved)
                     scorer = scorer or _scorer(run, group)
                     scored = _with(group, await score_group(scorer, group, config.gold_field), config)
                     changes.add(group, scored)
@@ -193,11 +197,20 @@ def show_changes(console: Console, changes: ScoreChanges) -> None:
         say(console, text)
 
 
-def _sign(value: float) -> int:
-    return (value > SAME) - (value < -SAME)
+_FLOAT32 = 1e-6
+
+
+def _sign(value: float, rounding: float) -> int:
+    return (value > rounding) - (value < -rounding)
 
 
 def _advantage_signs(values: Sequence[float]) -> list[int]:
     # A group of one is trained on its raw reward.
-    mean = sum(values) / len(values) if len(values) > 1 else 0.0
-    return [_sign(value - mean) for value in values]
+    mean = math.fsum(values) / len(values) if len(values) > 1 else 0.0
+    rounding = _rounding(*values)
+    return [_sign(value - mean, rounding) for value in values]
+
+
+def _rounding(*values: float) -> float:
+    """Returns the difference that may be rounding alone: archives keep rewards as float32, with 24 bits."""
+    return max(SAME, _FLOAT32 * max(map(abs, values)))

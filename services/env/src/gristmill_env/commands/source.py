@@ -50,7 +50,21 @@ def open_groups(run: RunSettings, source: Path) -> Iterator[SavedGroup]:
         if group.columns or group.row is None or (rows := dataset()) is None:
             yield group
         else:
-            yield _completed(group, rows, prompts())
+            kind = run.config.environment.type
+            yield _completed(group, rows, prompts(), None if kind == "dataset" else kind)
+
+
+def require_turns(group: SavedGroup, source: Path) -> None:
+    """Raises SavedError if the texts of the group hold the environment's turns, because messages were not saved."""
+    if not group.turns_known:
+        place = "a group" if group.row is None else f"the group of row {group.row}"
+        raise SavedError(
+            "turns_unknown",
+            f"{place} of {source} has several turns and no messages, so its text holds the environment's words too; "
+            "set include_messages: true in the run's configuration and train again, or save groups with process",
+            path=source,
+            row=group.row,
+        )
 
 
 def count_lines(source: Path) -> int | None:
@@ -61,10 +75,20 @@ def count_lines(source: Path) -> int | None:
         return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
 
 
-def _completed(group: SavedGroup, dataset: PromptDataset, prompts: PromptBuilder) -> SavedGroup:
+def _completed(
+    group: SavedGroup, dataset: PromptDataset, prompts: PromptBuilder, environment: str | None
+) -> SavedGroup:
     assert group.row is not None
     item = dataset.item(group.row)
     prompt = prompts.build(item.messages)
+    if list(prompt.token_ids) != group.prompt_token_ids and environment is not None:
+        raise SavedError(
+            "prompt_from_environment",
+            f"the group of row {group.row} has another prompt than that row of {dataset.label}, because the reset of "
+            f"environment '{environment}' writes the prompts: leave --config out",
+            row=group.row,
+            environment=environment,
+        )
     if list(prompt.token_ids) != group.prompt_token_ids:
         raise SavedError(
             "prompt_differs",

@@ -152,6 +152,11 @@ class SavedGroup(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
+    def turns_known(self) -> bool:
+        """Whether each `text` is the model's. Without messages, the text of several turns holds the environment's."""
+        return self.messages is not None or all(c.mask is None or all(c.mask) for c in self.completions)
+
+    @property
     def totals(self) -> list[float]:
         """Totals of the completions that have one."""
         return [completion.total for completion in self.completions if completion.total is not None]

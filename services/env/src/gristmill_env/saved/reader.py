@@ -200,13 +200,14 @@ def from_atropos(group: AtroposGroup, name: str, where: str, decode: Decode) -> 
             SavedCompletion(
                 text=text,
                 messages=turn,
-                tokens=len(tokens) - start,
+                tokens=sum(mark != _NOT_TRAINED for mark in mask[start:]),
                 token_ids=tokens[start:],
+                mask=[mark != _NOT_TRAINED for mark in mask[start:]] if _NOT_TRAINED in mask[start:] else None,
                 logprobs=logprobs[number][start:] if logprobs and len(logprobs[number]) == len(tokens) else None,
                 total=score,
             )
-            for number, (tokens, start, text, turn, score) in enumerate(
-                zip(group.tokens, starts, texts, turns, group.scores, strict=True)
+            for number, (tokens, mask, start, text, turn, score) in enumerate(
+                zip(group.tokens, group.masks, starts, texts, turns, group.scores, strict=True)
             )
         ],
     )
