@@ -41,9 +41,9 @@ GROUP = ["up 1 down 10", "up 3 down 10", "up 2", "neither"]
 @pytest.mark.parametrize(
     ("normalization", "values"),
     [
-        ("none", [2 * 1 + 3 * 10, 2 * 3 + 3 * 10, 2 * 2, None]),
+        ("none", [2 * 1 + 3 * 10, 2 * 3 + 3 * 10, None, None]),
         ("sum", [(2 * 1 + 3 * 10) / 5, (2 * 3 + 3 * 10) / 5, 2.0, None]),
-        ("minmax", [2 * 0.0 + 3 * 0.5, 2 * 1.0 + 3 * 0.5, 2 * 0.5, None]),
+        ("minmax", [2 * 0.0 + 3 * 0.5, 2 * 1.0 + 3 * 0.5, None, None]),
     ],
 )
 def test_combined_adds_weighted_parts_after_normalization(normalization: str, values: list[float | None]) -> None:

@@ -67,6 +67,20 @@ async def test_score_leaves_out_a_part_without_a_value(scorer: Make) -> None:
     assert score.parts == {"format": 1.0, "custom": None}
 
 
+async def test_completion_without_a_value_that_others_of_its_group_have_gets_no_total(scorer: Make) -> None:
+    judge = custom(lambda completion: None if "?" in completion else 0.3, "judge")
+    nobody = custom(lambda completion: None, "nobody")
+    metric = custom(lambda completion: None if "!" in completion else 0.0, "metric")
+    made = scorer((create_reward("format"), 0.2), (judge, 1.0), (nobody, 1.0), (metric, 0.0))
+    samples = [Sample("<answer>1</answer>"), Sample("<answer>?</answer>"), Sample("<answer>1!</answer>")]
+    scores = await made.score(samples)
+    assert [score.total for score in scores] == [pytest.approx(0.5), None, pytest.approx(0.5)]
+    assert [score.error for score in scores] == [None, None, None]
+    combined = create_reward({"type": "combined", "params": {"rewards": ["format", "accuracy"]}})
+    values = [score.total for score in await scorer((combined, 1.0)).score([Sample("1", answer="no")] * 2)]
+    assert values == [0.0, 0.0]
+
+
 async def test_scorer_without_any_value_gives_no_score(scorer: Make) -> None:
     made = scorer((custom(lambda completion: None), 1.0), (create_reward("format"), 0.0))
     [score] = await made.score([Sample("<answer>1</answer>")])

@@ -87,6 +87,11 @@ class ComposedReward(Reward):
         return None
 
 
+def has_value_in_part(column: Sequence[Outcome]) -> bool:
+    """Whether a reward returned None for some completions of a prompt and a value for others."""
+    return None in column and any(item is not None and not isinstance(item, Failure) for item in column)
+
+
 def weighted_sum(values: Iterable[tuple[float, float | None]]) -> float | None:
     """Returns Σ weight × value over (weight, value) pairs with a nonzero weight and a value. None without such a pair.
 
@@ -134,7 +139,14 @@ class Combined(Composed):
         columns = list(parts.values())
         if self._normalization == "minmax":
             columns = [_to_unit(column) for column in columns]
-        return [self._sum(values) for values in zip(*columns, strict=True)]
+        partly = [
+            part.weight != 0 and self._normalization != "sum" and has_value_in_part(column)
+            for part, column in zip(self.parts, columns, strict=True)
+        ]
+        return [
+            None if any(p and value is None for p, value in zip(partly, values, strict=True)) else self._sum(values)
+            for values in zip(*columns, strict=True)
+        ]
 
     def _sum(self, values: Sequence[float | None]) -> float | None:
         weights = [part.weight for part in self.parts]

@@ -14,7 +14,7 @@ from typing import Self
 from gristmill_env.errors import RewardError
 from gristmill_env.gather import gather
 from gristmill_env.outages import Outages, Wait
-from gristmill_env.rewards.composed import weighted_sum
+from gristmill_env.rewards.composed import has_value_in_part, weighted_sum
 from gristmill_env.rewards.inputs import RowSchema, Sample
 from gristmill_env.rewards.reward import Execution, Failure, Outcome, Reward, RewardCall, outcomes_by_name
 from gristmill_env.running import Runner
@@ -43,7 +43,7 @@ class Score:
 
     total: float | None
     """Sum of weight × value over the rewards that have a value. None if no reward has a value, or if a reward with a
-    nonzero weight failed."""
+    nonzero weight failed or has a value for other completions of the group only."""
     parts: Mapping[str, float | None]
     """Unweighted value of each reward, including the parts of composed rewards ("combined/accuracy"). None if the
     reward returned None or failed."""
@@ -56,7 +56,9 @@ class Score:
 class Scorer:
     """The rewards of a run.
 
-    A reward has three outcomes: a score, None or an error. None leaves the reward and its weight out of the sum. An
+    A reward has three outcomes: a score, None or an error. None for all completions of a prompt leaves the reward and
+    its weight out of the sums. None for some of them leaves these completions without a total: without the reward their
+    sums cannot be compared with the others', and would count as a 0. An
     error is counted, and the sample stays unscored. An error is never a silent 0, because the model would learn from
     a 0. If a reward with weight 0 fails, the sample keeps its score, because the reward's value does not count.
 
@@ -142,7 +144,8 @@ class Scorer:
             self._count(name, column)
         for weighted in self.rewards:
             self._watch(weighted, found[weighted.reward.name])
-        return [self._score({name: column[at] for name, column in found.items()}) for at in range(len(samples))]
+        partly = [w.reward.name for w in self.rewards if w.weight != 0 and has_value_in_part(found[w.reward.name])]
+        return [self._score({name: column[at] for name, column in found.items()}, partly) for at in range(len(samples))]
 
     def begin_window(self) -> None:
         """Forgets earlier failures, so that `failure_limit` counts completions from here on."""
@@ -184,12 +187,12 @@ class Scorer:
                 calls[at] = calls[at].again()
             await self._settle(calls[at] for at in failed)
 
-    def _score(self, said: Mapping[str, Outcome]) -> Score:
+    def _score(self, said: Mapping[str, Outcome], partly: Sequence[str]) -> Score:
         parts = {name: None if isinstance(outcome, Failure) else outcome for name, outcome in said.items()}
         failures = [said[w.reward.name] for w in self.rewards if w.weight != 0]
         error = next((str(failure) for failure in failures if isinstance(failure, Failure)), None)
         total = None
-        if error is None:
+        if error is None and all(said[name] is not None for name in partly):
             total = weighted_sum((w.weight, parts[w.reward.name]) for w in self.rewards)
             if total is not None and math.isinf(total):
                 total, error = None, "the weighted sum of the rewards overflows"
