@@ -310,10 +310,36 @@ def test_repetition_penalty_does_not_punish_a_short_right_answer(text: str) -> N
         ("a b c a b c", {"threshold": 0.25}, 0.0),
         ("a b c a b c", {"threshold": 0.24}, -0.25),
         ("no " * 102, {}, -0.99),
+        ("你好" * 40, {}, -67 / 69),
+        ("a b c a b c " + "x" * 25, {}, -(1 + 13 / 4) / (5 + 14 / 4)),
+        ("x" * 24, {}, 0.0),
     ],
 )
 def test_repetition_penalty_is_the_share_of_repeated_ngrams(text: str, params: dict[str, float], score: float) -> None:
     assert scored("repetition_penalty", params, text) == pytest.approx(score)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "你好" * 40, "そうですね。" * 30, "สวัสดีครับ" * 30, "x=1;" * 60, "!!!!" * 40, r"\frac{1}{2}" * 40, "😀" * 60,
+        "안녕하세요" * 30, "ha" * 60, "The sum is 72. " * 20, "0" * 200, "Short words first, then " + "你好" * 400,
+    ],
+)  # fmt: skip
+def test_repetition_penalty_finds_repetition_in_every_script(text: str) -> None:
+    assert -1.0 <= (scored("repetition_penalty", {}, text) or 0.0) <= -0.85
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "天地玄黄宇宙洪荒日月盈昃辰宿列张寒来暑往秋收冬藏闰余成岁律吕调阳云腾致雨露结为霜金生丽水玉出昆冈",
+        r"\frac{1}{2}+\frac{3}{4}-\frac{5}{6}=\frac{6}{12}+\frac{9}{12}-\frac{10}{12}=\frac{5}{12}",
+        "https://example.org/a/long/path/with/several/parts/and/a/name.html",
+    ],
+)
+def test_repetition_penalty_does_not_punish_long_words(text: str) -> None:
+    assert scored("repetition_penalty", {}, text) == 0.0
 
 
 _TEXT = st.lists(st.sampled_from("abcd"), max_size=40).map(" ".join)
@@ -352,6 +378,14 @@ def test_repetition_penalty_never_shrinks_with_one_more_repetition(text: str, ti
         ("<think>Rome?</think> Paris.", "#### Paris"),
         ("STRASSE", "Straße"),
         ("#### 東京", "東京"),
+        ("#### cafe\u0301", "caf\u00e9"),
+        ("caf\u00e9", "cafe\u0301"),
+        ("It\u2019s", "it's"),
+        ("\u201cyes\u201d", '"yes"'),
+        ("#### \uff30aris", "Paris"),
+        ("\uff17\uff12", "72"),
+        ("\U0001d7d5\U0001d7d0", "72"),
+        ("#### \u1112\u1161\u11ab", "\ud55c"),
     ],
 )
 def test_exact_match_scores_one_for_the_same_text(completion: str, gold: str) -> None:
@@ -370,6 +404,8 @@ def test_exact_match_scores_one_for_the_same_text(completion: str, gold: str) ->
         ("#### 72.0", "72"),
         ("#### well-known", "well known"),
         ("#### NewYork", "New York"),
+        ("7\u00b2", "72"),
+        ("cafe", "caf\u00e9"),
     ],
 )
 def test_exact_match_scores_zero_for_another_text(completion: str, gold: str) -> None:

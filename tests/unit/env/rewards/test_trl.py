@@ -70,6 +70,32 @@ def test_trl_function_with_optional_token_ids_works_without_them() -> None:
         assert made.score([Sample("x", tokens=(1,)), Sample("y", tokens=())]) == [1.0, 1.0]
 
 
+def test_trl_function_gets_all_turns_of_a_conversation() -> None:
+    seen: list[Any] = []
+
+    def used_a_tool(completions: list[Any], **kwargs: Any) -> list[float]:
+        seen.extend(completions)
+        return [float(any(message["role"] == "tool" for message in one)) for one in completions]
+
+    asked = {"role": "user", "content": "What is 6 · 7?"}
+    turns: list[dict[str, Any]] = [
+        {"role": "assistant", "content": "", "tool_calls": []},
+        {"role": "tool", "content": "42"},
+        {"role": "assistant", "content": "It is 42."},
+    ]
+    several = Sample("It is 42.", messages=[asked], conversation=[asked, *turns], conversational=True)
+    one = Sample(
+        "42", messages=[asked], conversation=[asked, {"role": "assistant", "content": "42"}], conversational=True
+    )
+    made = trl_reward("made", used_a_tool, {})
+    assert made.score([several, one]) == [1.0, 0.0]
+    assert seen == [turns, [{"role": "assistant", "content": "42"}]]
+    as_text = trl_reward(
+        "made", lambda completions, **kwargs: [float(c == "It is 42.") for c in completions], {"conversational": False}
+    )
+    assert as_text.score([several]) == [1.0]
+
+
 def test_trl_function_gets_its_configured_parameter() -> None:
     reference = "trl:trl.rewards:reasoning_accuracy_reward"
     made = create_reward(reference, {"conversational": True, "reasoning_delimiters": ["####"]})

@@ -175,16 +175,27 @@ def repetition_penalty(
 
     Words are what stands between spaces, without regard to case. A text of fewer than `ngram_size` words
     has no n-gram and no penalty: a short answer is never punished for being short. Nor is a share of
-    repeated n-grams up to `threshold`, for some repetition is good style. After the n-gram repetition
+    repeated n-grams up to `threshold`, for some repetition is good style. Text without spaces (Chinese,
+    Thai, formulas) counts by characters: in a word of more than 8 × `ngram_size` characters, every
+    4 × `ngram_size` characters are an n-gram of a quarter of the weight. After the n-gram repetition
     penalty of Yeo et al. (2025), arXiv:2502.03373, appendix C.2, taken over the whole completion.
     """
     words = completion.lower().split()
-    total = len(words) - ngram_size + 1
-    if total < 1:
-        return 0.0
-    unique = len({tuple(words[start : start + ngram_size]) for start in range(total)})
-    repeated = 1 - unique / total
+    long = [word for word in words if len(word) > 2 * _CHARS_PER_WORD * ngram_size]
+    of_words, different_words = _ngrams([tuple(words)], ngram_size)
+    of_chars, different_chars = _ngrams(long, _CHARS_PER_WORD * ngram_size)
+    total = of_words + of_chars / _CHARS_PER_WORD
+    repeated = 1 - (different_words + different_chars / _CHARS_PER_WORD) / total if total else 0.0
     return repeated * max_penalty if repeated > threshold else 0.0
+
+
+_CHARS_PER_WORD = 4
+
+
+def _ngrams(texts: Sequence[tuple[str, ...]] | Sequence[str], size: int) -> tuple[int, int]:
+    """Returns the number of n-grams within each of `texts`, and the number of different n-grams."""
+    found = [text[start : start + size] for text in texts for start in range(len(text) - size + 1)]
+    return len(found), len(set(found))
 
 
 def _extracted_text(

@@ -3,7 +3,8 @@
 TRL calls the function once for several completions, with keyword arguments: `prompts`, `completions`, `completion_ids`,
 every column of the data set as a list, `trainer_state`, `log_extra`, `log_metric`. The function returns a list whose
 items are numbers or None, and may be async. In a conversational data set the row's prompt is a list of messages. Then a
-prompt is that list, and a completion is `[{"role": "assistant", "content": text}]`. Otherwise both are text.
+prompt is that list, and a completion is `[{"role": "assistant", "content": text}]`, or all turns after the prompt if
+there are several. Otherwise both are text, and the completion is the last reply.
 Source: https://huggingface.co/docs/trl/grpo_trainer#using-a-custom-reward-function
 """
 
@@ -174,7 +175,12 @@ def _prompt(sample: Sample, conversational: bool) -> Any:
 
 
 def _completion(sample: Sample, conversational: bool) -> Any:
-    return [{"role": "assistant", "content": sample.completion}] if conversational else sample.completion
+    if not conversational:
+        return sample.completion
+    turns = sample.conversation[len(sample.messages) :]
+    if len(turns) > 1:
+        return [dict(message) for message in turns]
+    return [{"role": "assistant", "content": sample.completion}]
 
 
 def _not_logged(name: str, values: object) -> None:
