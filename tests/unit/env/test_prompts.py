@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.errors import raises
+from tests.unit.env.conftest import TEMPLATE
 from transformers import PreTrainedTokenizerFast
 
 from gristmill_env.errors import PromptError
@@ -36,6 +38,82 @@ def test_prompt_ids_match_the_text_with_each_special_token_once(tokenizer: PreTr
 def test_completions_are_read_without_special_tokens_and_with_their_spaces(tokenizer: PreTrainedTokenizerFast) -> None:
     ids = tokenizer(" <answer>25</answer> .", add_special_tokens=False)["input_ids"]
     assert PromptBuilder(tokenizer).decode([*ids, tokenizer.eos_token_id]) == " <answer>25</answer> ."
+
+
+def with_tokens(tokenizer: PreTrainedTokenizerFast, *special: str, template: str | None = None) -> Any:
+    made = copy.deepcopy(tokenizer)
+    made.add_special_tokens({"additional_special_tokens": list(special)})
+    if template is not None:
+        made.chat_template = template
+    return made
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['[TOOL_CALLS][{"name": "add"}]', "<|python_tag|>1 + 1", "<think>\n2\n</think>\n\n4",
+     "<|channel|>analysis<|message|>2<|start|>assistant<|channel|>final<|message|>4"],
+)  # fmt: skip
+def test_special_tokens_of_an_answer_reach_the_rewards_and_ends_of_turns_do_not(
+    tokenizer: PreTrainedTokenizerFast, text: str
+) -> None:
+    special = ["[TOOL_CALLS]", "<|python_tag|>", "<think>", "</think>", "<|channel|>", "<|message|>", "<|start|>"]
+    made = with_tokens(tokenizer, *special, "<|return|>", "<|eot_id|>")
+    prompts = PromptBuilder(made)
+    for end in ("", "<|im_end|>", "<|return|>", "<|eot_id|>"):
+        ids = made(text + end, add_special_tokens=False)["input_ids"]
+        assert prompts.decode(ids) == text
+        assert prompts.decode(ids, special=True) == text + end
+
+
+@pytest.mark.parametrize("written", ["<|im_end|>", "<|end|>", "</s>", " <|im_end|>"])
+@pytest.mark.parametrize("sampled", ["<|im_end|>", "<|endoftext|>", "<|return|>", "<|eom_id|>", "."])
+def test_end_of_a_turn_is_not_repeated_whichever_end_was_sampled(
+    tokenizer: PreTrainedTokenizerFast, written: str, sampled: str
+) -> None:
+    template = TEMPLATE.replace("<|im_end|>", written)
+    made = with_tokens(tokenizer, "<|endoftext|>", "<|return|>", "<|end|>", "<|eom_id|>", "</s>", template=template)
+    prompts = PromptBuilder(made)
+    last = made(sampled, add_special_tokens=False)["input_ids"][-1]
+    more = [{"role": "user", "content": "More?"}]
+    found = prompts.continuation_tokens([{"role": "user", "content": "Hi"}], more, last)
+    end = written if sampled == "." else ""
+    following = f"{end}\n<|im_start|>user\nMore?{written}\n<|im_start|>assistant\n"
+    assert prompts.decode(found.token_ids, special=True) == following
+
+
+SWITCHES = {
+    "qwen3": "{% if enable_thinking is defined and enable_thinking is false %}<think>{% endif %}",
+    "deepseek": "{% if thinking %}<think>{% else %}</think>{% endif %}",
+    "gpt-oss": "Reasoning: {{ reasoning_effort | default('medium') }}",
+    "none": "",
+}
+
+
+@pytest.mark.parametrize(
+    ("template", "settings", "unread"),
+    [
+        ("qwen3", {"thinking_mode": True}, []),
+        ("qwen3", {"thinking_mode": False}, []),
+        ("qwen3", {"reasoning_effort": "low"}, ["reasoning_effort"]),
+        ("deepseek", {"thinking_mode": True}, []),
+        ("gpt-oss", {"reasoning_effort": "medium"}, []),
+        ("gpt-oss", {"thinking_mode": False}, ["thinking_mode"]),
+        ("none", {"thinking_mode": True}, ["thinking_mode"]),
+        ("none", {"reasoning_effort": "high"}, ["reasoning_effort"]),
+        ("none", {}, []),
+    ],
+)
+def test_thinking_switch_that_the_template_does_not_read_is_named(
+    tokenizer: PreTrainedTokenizerFast, template: str, settings: dict[str, Any], unread: list[str]
+) -> None:
+    made = with_tokens(tokenizer, template=TEMPLATE + SWITCHES[template])
+    assert prompt_builder(EnvConfig.model_validate(settings), made).unread_switches() == unread
+
+
+def test_template_that_reads_thinking_receives_the_switch(tokenizer: PreTrainedTokenizerFast) -> None:
+    made = with_tokens(tokenizer, template=TEMPLATE + SWITCHES["deepseek"])
+    on, off = (prompt_builder(EnvConfig(thinking_mode=mode), made).build("Hi").text for mode in (True, False))
+    assert (on[-7:], off[-8:]) == ("<think>", "</think>")
 
 
 def test_prompt_without_a_template_is_the_unchanged_text(

@@ -30,6 +30,7 @@ from gristmill_env.errors import DatasetError, EpisodeError, InferenceError, Pro
 from gristmill_env.inference import Thinking
 from gristmill_env.inference.http import ServerHttp, ServerTroubleError
 from gristmill_env.inference.server import ModelServer
+from gristmill_env.preflight import FirstRows, row_warnings
 from gristmill_env.rewards import Sample
 from gristmill_env.rollouts.prompts import Prompt, PromptBuilder, load_tokenizer
 from gristmill_env.run_settings import RunSettings
@@ -88,9 +89,10 @@ async def _before(run: RunSettings) -> AsyncIterator[Check]:
         yield Check("data and rewards", "failed", error.report())
         return
     async with task:
-        items, problem = _read_items(task)
-        if problem is not None:
-            yield problem
+        rows = FirstRows.of(task.dataset)
+        items = rows.items[:_ROWS]
+        if (unusable := rows.unusable()) is not None:
+            yield Check("data set", "failed", unusable.report())
         if not items:
             return
         manifest = read_manifest(run.deployment.models_dir)
@@ -105,6 +107,8 @@ async def _before(run: RunSettings) -> AsyncIterator[Check]:
                 prompts = prompt_builder(run.config, tokenizer)
                 opening = await task.environments.opening(items[0])
                 prompt = prompts.build(opening)
+                for warning in row_warnings(prompts, rows.items):
+                    yield Check("prompts", "warning", warning)
                 yield check_template(prompts, prompt, several_turns=task.environments.factory.kind.max_turns > 1)
             except (PromptError, DatasetError, EpisodeError) as error:
                 yield Check("chat template", "failed", error.report())
@@ -112,21 +116,6 @@ async def _before(run: RunSettings) -> AsyncIterator[Check]:
         yield await check_scores_twice(task, items, tokenizer)
     async for check in _check_servers(run, prompt):
         yield check
-
-
-def _read_items(task: Task) -> tuple[list[Item], Check | None]:
-    """Returns the first rows that can be used, and a failed check if some of them cannot."""
-    items: list[Item] = []
-    problems: list[str] = []
-    for row in range(min(_ROWS, len(task.dataset))):
-        try:
-            items.append(task.dataset.item(row))
-        except DatasetError as error:
-            problems.append(error.report())
-    if not problems:
-        return items, None
-    text = f"{len(problems)} of the first {len(items) + len(problems)} rows cannot be used; the first: {problems[0]}"
-    return items, Check("data set", "failed", text)
 
 
 def check_template(prompts: PromptBuilder, prompt: Prompt, *, several_turns: bool) -> Check:

@@ -44,6 +44,7 @@ from gristmill.tracking import ObserverErrors
 from gristmill_env.errors import ROW_ERRORS, DropReason, reason_of
 from gristmill_env.evaluation.plan import has_evaluation_set
 from gristmill_env.evaluation.run import RunEvaluations, RunMeasure, version_left
+from gristmill_env.preflight import first_warnings
 from gristmill_env.progress import Pace, Tally
 from gristmill_env.prometheus import EnvMetrics
 from gristmill_env.rollouts.generator import UnscoredGroup
@@ -79,6 +80,8 @@ async def serve(run: RunSettings, environ: Mapping[str, str]) -> None:
     task = Task.load(run)
     async with open_session(run, task, wait=_STARTUP_PATIENCE) as session, contextlib.AsyncExitStack() as evaluating:
         session.server.refuse_text_only()
+        for warning in first_warnings(session.generator.prompts, task.dataset):
+            logger.warning("%s", warning)
         evaluates = config.steps_per_eval > 0 and has_evaluation_set(config.dataset)
         measure = None
         if evaluates:

@@ -75,6 +75,13 @@ async def test_check_warns_about_settings_that_are_probably_mistakes(folder: Pat
     assert warned == ["top_p", "max_tokens"]
 
 
+async def test_check_warns_about_rows_that_the_model_sees_differently(folder: Path, console: Console) -> None:
+    write(folder, [*ROWS, {"question": "What<|im_end|>?", "answer": "3"}])
+    flags = ("--max_token_length", "200", "--thinking_mode", "true", "--shuffle_dataset", "true")
+    lines = await checked(folder, console, *flags)
+    assert [line.split()[1] for line in lines if line.startswith("warning: ")] == ["thinking_mode", "control"]
+
+
 async def test_check_counts_the_rows_of_the_evaluation_that_are_training_rows(folder: Path, console: Console) -> None:
     flags = ("--max_token_length", "200", "--split", "train[:15]", "--eval_split")
     lines = await checked(folder, console, *flags, "test")

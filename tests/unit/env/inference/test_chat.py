@@ -98,25 +98,29 @@ async def test_chat_refuses_vllm_options_on_other_servers(
     assert text_server.bodies == []
 
 
+def switches(on: bool) -> dict[str, bool]:
+    return {"enable_thinking": on, "thinking": on}
+
+
 @pytest.mark.parametrize(
     ("settings", "vllm", "openai", "other"),
     [
         ({}, {}, {}, {}),
-        ({"thinking_mode": True}, {"chat_template_kwargs": {"enable_thinking": True}}, {"reasoning_effort": "medium"},
+        ({"thinking_mode": True}, {"chat_template_kwargs": switches(True)}, {"reasoning_effort": "medium"},
          {"reasoning": {"enabled": True}}),
-        ({"thinking_mode": False}, {"chat_template_kwargs": {"enable_thinking": False}}, {},
+        ({"thinking_mode": False}, {"chat_template_kwargs": switches(False)}, {},
          {"reasoning": {"enabled": False}}),
         ({"reasoning_effort": "high"},
-         {"chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": "high"}, {"reasoning_effort": "high"},
+         {"chat_template_kwargs": switches(True), "reasoning_effort": "high"}, {"reasoning_effort": "high"},
          {"reasoning": {"enabled": True, "effort": "high"}}),
         ({"reasoning_effort": "none"},
-         {"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "none"},
+         {"chat_template_kwargs": switches(False), "reasoning_effort": "none"},
          {"reasoning_effort": "none"}, {"reasoning": {"enabled": False, "effort": "none"}}),
         ({"max_reasoning_tokens": 2048},
-         {"chat_template_kwargs": {"enable_thinking": True}, "thinking_token_budget": 2048},
+         {"chat_template_kwargs": switches(True), "thinking_token_budget": 2048},
          {"reasoning_effort": "medium"}, {"reasoning": {"enabled": True, "max_tokens": 2048}}),
         ({"max_reasoning_tokens": 2048, "reasoning_effort": "low"},
-         {"chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": "low", "thinking_token_budget": 2048},
+         {"chat_template_kwargs": switches(True), "reasoning_effort": "low", "thinking_token_budget": 2048},
          {"reasoning_effort": "low"}, {"reasoning": {"enabled": True, "effort": "low"}}),
     ],
 )  # fmt: skip

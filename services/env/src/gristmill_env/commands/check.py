@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -24,6 +23,7 @@ from gristmill_env.evaluation.plan import (
     number_of_prompts,
     seen_in_training,
 )
+from gristmill_env.preflight import FirstRows, row_warnings
 from gristmill_env.rewards import Sample, Scorer, WeightedReward
 from gristmill_env.rewards.scorer import FULL
 from gristmill_env.rollouts.prompts import Prompt, load_tokenizer
@@ -32,7 +32,6 @@ from gristmill_env.saved.summary import quantile
 from gristmill_env.session import Task, prompt_builder, read_manifest, tokenizer_name
 
 _SHOWN = 3
-_PROMPTS = 1000
 _RESETS = 20
 """Rows for which `check` resets a user's environment; each reset may start a sandbox."""
 _GOLD = 200
@@ -59,8 +58,9 @@ class _Findings:
     """The problems, reported at the end, and the rows read so far."""
 
     problems: list[GristmillError] = field(default_factory=list)
-    items: list[Item] = field(default_factory=list)
-    bad_rows: Counter[str] = field(default_factory=Counter)
+    rows: FirstRows = field(default_factory=lambda: FirstRows([], 0, []))
+    refused: list[str] = field(default_factory=list)
+    """Reports of the rows that the run's environment refuses."""
 
 
 async def check(run: RunSettings, console: Console) -> None:
@@ -82,19 +82,14 @@ async def _check(run: RunSettings, task: Task, console: Console) -> None:
     for warning in run.config.warnings():
         say(console, f"warning: {warning}")
     _check_trainer(run, found)
-    _read_rows(dataset, found)
-    if found.items:
-        say(console, f"columns: {', '.join(found.items[0].columns)}")
+    found.rows = FirstRows.of(dataset)
+    say(console, f"columns: {', '.join(dataset.columns)}")
     say(console, f"rewards: {rewards}")
     _check_evaluation(run, dataset, console)
     await _show_prompts(run, task, console, found)
-    if found.bad_rows:
-        count = found.bad_rows.total()
-        first = next(iter(found.bad_rows))
-        of = _rows_read(dataset)
-        text = f"{count} of {of} rows cannot be used; the first: {first}"
-        found.problems.append(CheckError("rows_unusable", text, count=count, of=of))
-    _show_gold(console, await score_gold(task.scorer.rewards, found.items[:_GOLD]), found)
+    if (unusable := found.rows.unusable(found.refused)) is not None:
+        found.problems.append(unusable)
+    _show_gold(console, await score_gold(task.scorer.rewards, found.rows.items[:_GOLD]), found)
     if found.problems:
         for problem in found.problems:
             say(console, f"wrong: {problem.report()}", style="red")
@@ -127,18 +122,6 @@ def _check_evaluation(run: RunSettings, training: PromptDataset, console: Consol
         say(console, f"warning: {seen_in_training(seen, prompts)}")
 
 
-def _rows_read(dataset: PromptDataset) -> int:
-    return min(_PROMPTS, len(dataset))
-
-
-def _read_rows(dataset: PromptDataset, found: _Findings) -> None:
-    for row in range(_rows_read(dataset)):
-        try:
-            found.items.append(dataset.item(row))
-        except DatasetError as error:
-            found.bad_rows[error.report()] += 1
-
-
 async def _show_prompts(run: RunSettings, task: Task, console: Console, found: _Findings) -> None:
     """Shows the first prompts and the lengths of all prompts; without a tokenizer, shows the messages."""
     manifest = read_manifest(run.deployment.models_dir)
@@ -152,13 +135,13 @@ async def _show_prompts(run: RunSettings, task: Task, console: Console, found: _
             why = error.report()
     prompts = prompt_builder(run.config, tokenizer)
     lengths: list[int] = []
-    for number, item in enumerate(found.items):
+    for number, item in enumerate(found.rows.items):
         if number == (_SHOWN if tokenizer is None else _RESETS if not task.environments.factory.ours else None):
             break
         try:
             prompt = prompts.build(await task.environments.opening(item))
         except DatasetError as error:  # the run's environment cannot begin with this row
-            found.bad_rows[error.report()] += 1
+            found.refused.append(error.report())
             continue
         except (PromptError, EpisodeError) as error:
             found.problems.append(error)
@@ -166,6 +149,11 @@ async def _show_prompts(run: RunSettings, task: Task, console: Console, found: _
         lengths.append(len(prompt.token_ids))
         if number < _SHOWN:
             _show_prompt(console, item, prompt)
+    try:
+        for warning in row_warnings(prompts, found.rows.items):
+            say(console, f"warning: {warning}")
+    except PromptError as error:  # of a template that refuses the rows' own messages, but not the environment's
+        say(console, f"warning: {error}")
     if tokenizer is None:
         say(console, f"no token counts: {why}")
         return

@@ -38,7 +38,7 @@ class Reply:
     """The model's reply in one turn."""
 
     text: str
-    """The reply without special tokens; with the prefill, and with a `<think>` that the chat template opened."""
+    """The reply without the tokens that end a turn; with the prefill, and with a `<think>` that the template opened."""
     finish_reason: str
     """ "stop", or "length" for a truncated reply."""
     tokens: int | None

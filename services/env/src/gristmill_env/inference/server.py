@@ -371,7 +371,7 @@ class Thinking:
             effort = self.effort or ("medium" if self.enabled else None)
             return {} if effort is None else {"reasoning_effort": effort}
         if dialect is Dialect.VLLM:
-            body: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": self.enabled}}
+            body: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": self.enabled, "thinking": self.enabled}}
             if self.effort is not None:
                 body["reasoning_effort"] = self.effort
             if self.enabled and self.max_tokens is not None:

@@ -47,8 +47,8 @@ class Sample:
     """One completion to score, and the row that the completion answers."""
 
     completion: str
-    """The completion's text without special tokens. Includes the start of the answer that is part of the prompt: the
-    prefill, and a `<think>` that the chat template opened."""
+    """The completion's text without the tokens that end a turn. Includes the start of the answer that is part of the
+    prompt: the prefill, and a `<think>` that the chat template opened."""
     answer: str | None = None
     """The reference answer: the row's `ground_truth_field` if set, else its `answer_field`; None if the run has
     neither."""

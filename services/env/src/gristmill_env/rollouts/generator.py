@@ -75,6 +75,11 @@ class RolloutGenerator:
             self._config, self._prompts, self._server, scorer, environments, max_length=self._max_length
         )
 
+    @property
+    def prompts(self) -> PromptBuilder:
+        """Renders the prompts."""
+        return self._prompts
+
     async def generate_and_score(
         self,
         item: Item,

@@ -50,7 +50,7 @@ class Rollout:
     labels: list[LabelSpan]
     """The server's weight labels, by position in `token_ids`."""
     text: str
-    """The last reply without special tokens, including its beginning in the prompt (`Prompt.begun`)."""
+    """The last reply without the tokens that end a turn, including its beginning in the prompt (`Prompt.begun`)."""
     messages: tuple[Message, ...]
     """The whole conversation."""
     finish_reason: str

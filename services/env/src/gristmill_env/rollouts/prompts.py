@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +23,11 @@ logger = logging.getLogger(__name__)
 
 _REPLY = "\u2063reply\u2063"
 """Marks the place of a reply in a rendered conversation."""
+_CLOSERS = (
+    "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<|return|>", "<|call|>",
+    "</s>", "<eos>", "<end_of_turn>", "<turn|>", "<|END_OF_TURN_TOKEN|>", "<\uff5cend\u2581of\u2581sentence\uff5c>",
+)  # fmt: skip
+"""Tokens that end a turn or a text in today's models, in addition to the tokenizer's own end token."""
 _OPENED_THOUGHT = re.compile(r"<think>\s*\Z")
 
 
@@ -88,13 +93,14 @@ class PromptBuilder:
         effort: str | None = None,
     ) -> None:
         """`tokenizer`: None for a text server, which receives messages. `thinking` and `effort`: values of the
-        template's `enable_thinking` and `reasoning_effort`; None leaves the value to the template."""
+        template's switches (`enable_thinking` or `thinking`, `reasoning_effort`); None leaves them to the template."""
         self._tokenizer = tokenizer
-        self._system_prompt = system_prompt
+        self.system_prompt = system_prompt
         self.prefill = prefill or ""
         """Beginning of every first reply."""
-        told = {"enable_thinking": thinking, "reasoning_effort": effort}
+        told = {"enable_thinking": thinking, "thinking": thinking, "reasoning_effort": effort}
         self._options: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
+        self._closers = frozenset[int]() if tokenizer is None else _closers(tokenizer)
         if tokenizer is not None and tokenizer.chat_template is None:
             logger.warning("the tokenizer has no chat template; prompts are sent as plain text")
 
@@ -109,8 +115,8 @@ class PromptBuilder:
         Raises PromptError when the template refuses the messages.
         """
         messages = (user(opening),) if isinstance(opening, str) else tuple(opening)
-        if self._system_prompt and messages[0]["role"] != "system":
-            messages = (system(self._system_prompt), *messages)
+        if self.system_prompt and messages[0]["role"] != "system":
+            messages = (system(self.system_prompt), *messages)
         rendered = self._render(messages)
         text = rendered + self.prefill
         if self._tokenizer is None:
@@ -124,8 +130,9 @@ class PromptBuilder:
     ) -> Continuation:
         """Returns the tokens between two replies: the end of the model's turn, `more`, the generation prompt.
 
-        `said`: the conversation before the reply. `last_token`: the reply's last token, which is not repeated if it is
-        the end of the turn. The reply keeps the sampled tokens and is never tokenized again.
+        `said`: the conversation before the reply. `last_token`: the reply's last token. If it ends the turn, the
+        template's own end is left out, which may be another token (<|endoftext|> and <|im_end|>). The reply keeps the
+        sampled tokens and is never tokenized again.
         Raises PromptError when the template refuses the messages, or leaves the reply out.
         """
         if self._tokenizer is None:
@@ -139,15 +146,61 @@ class PromptBuilder:
                 tokenizer=self._tokenizer.name_or_path,
             )
         ids = self._tokenize(text)
-        return Continuation(ids[1:] if ids[:1] == (last_token,) else ids, opened_thought(text))
+        return Continuation(ids[self._closed_by(ids, last_token) :], opened_thought(text))
+
+    def _closed_by(self, ids: Sequence[int], last_token: int | None) -> int:
+        """Returns how many tokens the template writes to end a turn that `last_token` has ended already."""
+        if ids[:1] == (last_token,):
+            return 1
+        if last_token not in self._closers:
+            return 0
+        for number, token in enumerate(ids[:3]):
+            if token in self._closers:
+                return number + 1
+            if self.decode([token], special=True).strip():
+                break
+        return 0
 
     def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
-        """Returns the text of a completion's tokens, without special tokens unless `special`."""
+        """Returns the text of a completion's tokens, without the tokens that end a turn or a text unless `special`.
+
+        Other special tokens stay, because they are part of the answer: `[TOOL_CALLS]`, `<|python_tag|>`, `<think>`.
+        """
         if self._tokenizer is None:
             raise PromptError("no_tokenizer", "no tokenizer is loaded that could read token ids")
-        return str(
-            self._tokenizer.decode(list(token_ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
-        )
+        kept = list(token_ids) if special else [token for token in token_ids if token not in self._closers]
+        return str(self._tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether prompts are rendered and tokenized here."""
+        return self._tokenizer is not None
+
+    @property
+    def special_tokens(self) -> frozenset[str]:
+        """The texts that the tokenizer reads as control tokens."""
+        if self._tokenizer is None:
+            return frozenset()
+        added = self._tokenizer.added_tokens_decoder.values()
+        return frozenset(self._tokenizer.all_special_tokens) | {token.content for token in added if token.special}
+
+    def unread_switches(self) -> list[str]:
+        """Returns the settings of thinking that are set and change no prompt, because the template does not read them.
+
+        Raises PromptError when the template refuses a short prompt.
+        """
+        if self._tokenizer is None or not self._options:
+            return []
+        opening = [user("Hi")]
+        unread = []
+        if "thinking" in self._options and "reasoning_effort" not in self._options:  # an effort implies thinking
+            both = [self._render(opening, {"thinking": on, "enable_thinking": on}) for on in (True, False)]
+            unread += ["thinking_mode"] if both[0] == both[1] else []
+        if "reasoning_effort" in self._options:
+            efforts = {"low", "high", self._options["reasoning_effort"]}
+            texts = {self._render(opening, {"reasoning_effort": effort}) for effort in efforts}
+            unread += ["reasoning_effort"] if len(texts) == 1 else []
+        return unread
 
     def _tokenize(self, text: str, *, special: bool = False) -> tuple[int, ...]:
         """Returns the tokens of a text. `special`: with the tokens that the tokenizer adds to plain text."""
@@ -161,7 +214,8 @@ class PromptBuilder:
                 tokenizer=self._tokenizer.name_or_path,
             ) from error
 
-    def _render(self, messages: Sequence[Message]) -> str:
+    def _render(self, messages: Sequence[Message], options: Mapping[str, Any] | None = None) -> str:
+        """Returns the rendered conversation. `options`: override the run's values of the template's switches."""
         if (path := next(half_characters(messages), None)) is not None:
             at, _, field = path.partition(".")
             raise PromptError(
@@ -186,15 +240,23 @@ class PromptBuilder:
                     [dict(message) for message in messages],
                     tokenize=False,
                     add_generation_prompt=True,
-                    **self._options,
+                    **{**self._options, **(options or {})},
                 )
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             remedy = ""
-            if self._system_prompt and messages and messages[0]["role"] == "system":
+            if self.system_prompt and messages and messages[0]["role"] == "system":
                 remedy = ". If it takes no system message, leave system_prompt out, or put it into prompt_template"
             raise PromptError(
                 "chat_template_failed",
                 f"the chat template of {self._tokenizer.name_or_path} refuses the prompt: {error}{remedy}",
                 tokenizer=self._tokenizer.name_or_path,
             ) from error
+
+
+def _closers(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Returns the tokens that end a turn or a text, or that begin or fill a text. No answer consists of them."""
+    vocabulary = tokenizer.get_vocab()
+    known = {vocabulary[token] for token in _CLOSERS if token in vocabulary}
+    own = {tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id}
+    return frozenset({token for token in own if token is not None} | known)

@@ -35,7 +35,7 @@ class SavedCompletion(msgspec.Struct, frozen=True, kw_only=True):
     """One completion and its scores."""
 
     text: str
-    """The completion without special tokens; for a conversation, its last message."""
+    """The completion without the tokens that end a turn; for a conversation, its last message."""
     messages: list[Message] | None = None
     """All turns after the group's `messages`, if there is more than one answer; None: `text` is the answer."""
     tokens: int | None = None

@@ -267,8 +267,8 @@ class EnvConfig(Settings):
     """The model servers. A flag of a server (--base_url) sets the first server."""
 
     thinking_mode: bool | None = None
-    """Whether the model thinks before it answers, if its chat template (enable_thinking) or its API has a choice.
-    Default: the model's default. reasoning_effort and max_reasoning_tokens switch it on."""
+    """Whether the model thinks before it answers, if its chat template (enable_thinking, thinking) or its API has a
+    choice. Default: the model's default. reasoning_effort and max_reasoning_tokens switch it on."""
 
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     """Amount of thinking: a word for text APIs and for chat templates (reasoning_effort). Models support different
