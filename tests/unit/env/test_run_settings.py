@@ -215,4 +215,63 @@ def test_the_shipped_configs_are_valid(name: str) -> None:
     sequences = trainer["batch_size"] * trainer["gradient_accumulation_steps"]
     assert sequences % launch.config.group_size == 0
     assert launch.config.dataset.rewards()[1] == RewardSpec(type="accuracy", weight=0.8)
-    assert launch.config.warnings() == []
+    assert launch.warnings() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        ("dataset: {top_p: 0.9}", ["top_p"]),
+        ("group_size: 1", ["group_size"]),
+        ("max_token_length: 64\ndataset: {max_tokens: 65}", ["max_tokens"]),
+        ("max_token_length: 300\ntrainer: {seq_len: 299}", ["trainer.seq_len"]),
+        ("max_token_length: 300\ntrainer: {token_budget: 299}", ["trainer.token_budget"]),
+        ("max_token_length: 64\ndataset: {max_tokens: 8}\ntrainer: {seq_len: 64, token_budget: 64}", []),
+        ("trainer: {overlong_buffer: 300}", ["trainer.overlong_buffer"]),
+        ("reward_timeout: 700", ["reward_timeout"]),
+        ("thinking_mode: false\nreasoning_effort: high", ["thinking_mode"]),
+        ("dataset: {min_tokens: 5}", ["min_tokens"]),
+        ("dataset: {min_tokens: 5, length_warmup_steps: 5}", []),
+        ("dataset: {min_tokens: 256, length_warmup_steps: 5}", ["length_warmup_steps"]),
+        ("dataset: {prompt_field: a, prompt_template: b}", ["prompt_field"]),
+        ("dataset: {answer_field: a, ground_truth_field: b}", ["answer_field"]),
+        ("dataset: {seed: 1, shuffle_dataset: false}", ["seed"]),
+        ("dataset: {dataset_path: rows.jsonl, dataset_config: main}", ["dataset_config"]),
+        ("dataset: {dataset_name: rows.csv, dataset_config: main}", ["dataset_config"]),
+        ("dataset: {dataset_name: openai/gsm8k, dataset_config: main}", []),
+        ("dataset: {dataset_path: folder, dataset_config: main}", []),
+        ("dataset: {dataset_name: 'verifiers:x', dataset_config: main}", ["dataset_config"]),
+        ("dataset: {eval_dataset_config: main}", ["eval_dataset_config"]),
+        ("dataset: {eval_dataset_revision: main}", ["eval_dataset_revision"]),
+        ("steps_per_eval: 5", ["steps_per_eval"]),
+        ("steps_per_eval: 5\ndataset: {eval_split: test}", []),
+        ("eval_handling: NONE", ["eval_handling"]),
+        ("eval_limit_ratio: 0.1\ndataset: {eval_split: test}", ["eval_limit_ratio"]),
+        ("max_num_workers_per_node: 4", ["max_num_workers_per_node"]),
+        ("max_num_workers_per_node: 4\nmax_num_workers: -1", []),
+        ("wandb_name: a\nnum_rollouts_to_keep: 4", ["wandb_name", "num_rollouts_to_keep"]),
+        ("wandb_name: a\nuse_wandb: true", []),
+        ("reward_processes: 4", ["reward_processes"]),
+        ("environment: {step_timeout: 4}", ["environment.step_timeout"]),
+        ("environment: {type: guess, step_timeout: 4}", []),
+    ],
+)
+def test_settings_without_effect_and_limits_that_contradict_are_named(
+    tmp_path: Path, text: str, keys: list[str]
+) -> None:
+    folder = config_file(tmp_path, f"config_format: gristmill\n{text}\n", "run")
+    found = read("--config run", GRISTMILL_CONFIG_DIR=folder).warnings()
+    assert [warning.split()[0] for warning in found] == keys
+
+
+def test_limits_of_the_trainers_file_are_compared_too(tmp_path: Path) -> None:
+    config_file(tmp_path, "token_budget: 64\n", "trainer")
+    folder = config_file(tmp_path, "max_token_length: 65\ndataset: {max_tokens: 8}\n", "run")
+    (warning,) = read("--config run", GRISTMILL_CONFIG_DIR=folder).warnings()
+    assert warning.startswith("trainer.token_budget is 64")
+
+
+@pytest.mark.parametrize("key", ["temperature", "eval_temperature"])
+def test_temperature_above_the_servers_limit_is_refused(key: str) -> None:
+    with raises(ConfigError, "invalid_settings", problems={f"dataset.{key}": "less_than_equal"}):
+        read(f"--{key} 2.1")

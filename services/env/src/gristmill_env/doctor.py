@@ -66,6 +66,7 @@ def before_run(config: str, environ: Mapping[str, str]) -> Iterator[Check]:
         yield Check("settings", "failed", error.report())
         return
     yield _check_trainer_block(run)
+    yield from (Check("settings", "warning", warning) for warning in run.warnings())
     yield from asyncio.run(_gathered(_before(run)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from gristmill.model_servers import split_urls
 from gristmill.settings import Settings, find_config, load_yaml, merge, parse, parse_flag_sets
 from gristmill_env.atropos import could_be_of_atropos, read_file, without_section
 from gristmill_env.settings import TOP_LEVEL, EnvConfig
+from gristmill_env.settings.warnings import warnings_of
 from gristmill_env.slurm import discover
 
 logger = logging.getLogger(__name__)
@@ -71,6 +73,13 @@ class RunSettings:
             logger.warning("the step size is not compared with group_size: %s", error)
             return
         self.check_trainer(defaults)
+
+    def warnings(self) -> list[str]:
+        """Returns one sentence for each setting that is allowed, but probably a mistake. It begins with the key."""
+        defaults: dict[str, Any] = {}
+        with contextlib.suppress(ConfigError):  # trainer.yaml may need a variable that only the trainer has
+            defaults = load_yaml(self.trainer_file) if self.trainer_file.is_file() else {}
+        return warnings_of(self.config, {**defaults, **self.config.trainer_block()})
 
     def check_trainer(self, defaults: Mapping[str, Any]) -> None:
         """Checks the run's `trainer:` block, completed by `defaults`, the contents of `trainer_file`.

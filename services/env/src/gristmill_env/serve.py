@@ -75,7 +75,7 @@ async def serve(run: RunSettings, environ: Mapping[str, str]) -> None:
     """Feeds the run until it is finished; returns at once if it is finished already. Raises GristmillError."""
     config, run_id = run.config, run.run_id
     run.check_step_size()
-    for warning in config.warnings():
+    for warning in run.warnings():
         logger.warning("%s", warning)
     task = Task.load(run)
     async with open_session(run, task, wait=_STARTUP_PATIENCE) as session, contextlib.AsyncExitStack() as evaluating:

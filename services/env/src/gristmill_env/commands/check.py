@@ -79,7 +79,7 @@ async def _check(run: RunSettings, task: Task, console: Console) -> None:
     where = run.config_path or "no configuration file"
     say(console, f"{where}: run {run.run_id}")
     say(console, f"{dataset.label}: {len(dataset)} rows")
-    for warning in run.config.warnings():
+    for warning in run.warnings():
         say(console, f"warning: {warning}")
     _check_trainer(run, found)
     found.rows = FirstRows.of(dataset)

@@ -106,8 +106,8 @@ class DatasetConfig(Settings):
     length_warmup_steps: int = Field(default=0, ge=0)
     """Training steps over which the limit of a completion rises linearly from min_tokens to max_tokens."""
 
-    temperature: float = Field(default=1.0, gt=0)
-    """Sampling temperature. The trainer divides its logits by the same number."""
+    temperature: float = Field(default=1.0, gt=0, le=2)
+    """Sampling temperature, at most 2, as for vLLM. The trainer divides its logits by the same number."""
 
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling. Anything but 1 biases the trainer's importance ratio; serve and check warn."""
@@ -140,7 +140,7 @@ class DatasetConfig(Settings):
     eval_samples: int = Field(default=1, ge=1)
     """Completions per prompt in an evaluation."""
 
-    eval_temperature: float | None = Field(default=None, ge=0)
+    eval_temperature: float | None = Field(default=None, ge=0, le=2)
     """Sampling temperature of an evaluation; 0 is greedy. Default: greedy for one completion per prompt, `temperature`
     for several."""
 

@@ -312,25 +312,6 @@ class EnvConfig(Settings):
         """The model server; the first of several."""
         return self.server_configs[0]
 
-    def warnings(self) -> list[str]:
-        """Returns one sentence for each setting that is allowed, but probably a mistake."""
-        found = []
-        if self.dataset.top_p != 1:
-            found.append(
-                f"top_p is {self.dataset.top_p:g}: tokens outside the nucleus are never sampled, which biases the "
-                "trainer's importance ratio; 1.0 does not"
-            )
-        if self.group_size == 1:
-            found.append(
-                "group_size is 1: the advantage is the reward itself, and ensure_scores_are_not_same has no effect"
-            )
-        if self.dataset.max_tokens > self.max_token_length:
-            found.append(
-                f"max_tokens is {self.dataset.max_tokens}, above max_token_length, {self.max_token_length}, which "
-                "limits prompt and completion together; lower max_tokens or raise max_token_length"
-            )
-        return found
-
     def recorded(self, model: str) -> dict[str, Any]:
         """Returns the environment's part of the run's record: the settings that distinguish this run from others.
 
