@@ -9,7 +9,7 @@ from gristmill import SamplingParams
 from gristmill_env.data import Item
 from gristmill_env.evaluation.results import Summary, summarise
 from gristmill_env.evaluation.samples import answered
-from gristmill_env.rewards import Sample, Scorer, WeightedReward, correctness_reward, create_reward
+from gristmill_env.rewards import Sample, Scorer, WeightedReward, create_reward
 from gristmill_env.rollouts.groups import Rollout, RolloutGroup
 from gristmill_env.rollouts.prompts import Prompt
 
@@ -35,12 +35,12 @@ async def summary(
     item = Item(0, 0, "?", answer, columns)
     async with Scorer(weighted, has_answer=True, columns=[*columns]) as scorer:
         scores = await scorer.score([Sample(text, answer=answer, tokens=tokens, row=columns) for text in completions])
-    correctness = correctness_reward([one.reward for one in weighted])
-    made = plan(samples=len(completions), decides=correctness.name, compares=correctness.compares)
-    group = RolloutGroup(
-        item, SamplingParams(temperature=1.0, max_tokens=8), [rollout(text) for text in completions], scores, 1.0
-    )
-    return summarise(made, [answered(0, group, correctness)])
+        correctness = scorer.correctness
+        made = plan(samples=len(completions), decides=correctness.name, compares=correctness.compares)
+        group = RolloutGroup(
+            item, SamplingParams(temperature=1.0, max_tokens=8), [rollout(text) for text in completions], scores, 1.0
+        )
+        return summarise(made, [await answered(0, group, scorer)])
 
 
 def majority(found: Summary) -> float:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+import threading
 from typing import Any
 
 import pytest
 from tests.support.errors import raises
 
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards import create_reward, reward
+from gristmill_env.rewards import Execution, Scorer, WeightedReward, create_reward, reward
 from gristmill_env.rewards.registry import _REGISTRY
 from gristmill_env.rewards.reward import FunctionReward
+from gristmill_env.running import Limits
 
 
 def extracted(name: str, params: dict[str, Any], *completions: str, **row: Any) -> set[str | None]:
@@ -92,6 +95,43 @@ def test_extracted_answer_that_is_not_text_is_an_error_of_its_reward(answer: Any
     assert isinstance(made, FunctionReward)
     with raises(RewardError, "value_invalid", reward="judge"):
         dataclasses.replace(made, extract_answer=lambda completion, row: answer).extracted("5", {})
+
+
+async def test_extraction_of_a_users_code_runs_on_no_event_loop_and_its_error_is_of_one_text() -> None:
+    threads = set()
+
+    def stated(completion: str, row: Any) -> str | None:
+        threads.add(threading.current_thread())
+        if completion == "fails":
+            raise KeyError("no answer")
+        return sys.exit(1) if completion == "exits" else completion
+
+    made = create_reward("length")
+    assert isinstance(made, FunctionReward)
+    judge = dataclasses.replace(made, extract_answer=stated)
+    async with Scorer([WeightedReward(judge, 1.0)], has_answer=True) as scorer:
+        first, failed, exits = await scorer.extracted(["5", "fails", "exits"], {})
+    assert first == "5"
+    assert [type(one) for one in (failed, exits)] == [RewardError] * 2
+    assert threading.current_thread() not in threads
+
+
+async def test_extraction_that_hangs_ends_with_the_limits_of_rewards() -> None:
+    let_go = threading.Event()
+
+    def stated(completion: str, row: Any) -> str | None:
+        let_go.wait()
+        return None
+
+    made = create_reward("length")
+    assert isinstance(made, FunctionReward)
+    judge = dataclasses.replace(made, extract_answer=stated)
+    limits = Execution(Limits(cpu=60, wall=0.2))
+    async with Scorer([WeightedReward(judge, 1.0)], has_answer=True, execution=limits) as scorer:
+        (found,) = await scorer.extracted(["5"], {})
+        let_go.set()
+    assert isinstance(found, RewardError)
+    assert found.code == "call_overran"
 
 
 def test_canonical_answer_of_other_rewards_is_the_marked_answer() -> None:

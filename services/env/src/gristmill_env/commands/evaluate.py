@@ -61,7 +61,7 @@ async def run_evaluate(run: RunSettings, options: EvaluateOptions, console: Cons
 async def _evaluate(run: RunSettings, options: EvaluateOptions) -> Evaluated:
     config, folder = run.config, _folder(run, options)
     async with open_session(run, evaluation_task(run)) as session:
-        dataset, correctness = session.task.dataset, session.task.scorer.correctness
+        dataset, scorer = session.task.dataset, session.task.scorer
         label = await weight_label(session.server)
         creation = None if (record := await _training(run, label)) is None else record.creation
         training = training_dataset(run) if has_evaluation_set(config.dataset) else dataset
@@ -73,7 +73,7 @@ async def _evaluate(run: RunSettings, options: EvaluateOptions) -> Evaluated:
         with SampleFile(folder, plan, resume=options.resume) as file:
             progress = Steps("prompts evaluated", plan.prompts, done=len(file.done))
             return await evaluate(
-                file, dataset, session.generator.generate_and_score, correctness=correctness,
+                file, dataset, session.generator.generate_and_score, scorer=scorer,
                 workers=config.max_eval_workers, progress=progress,
             )  # fmt: skip
 

@@ -13,7 +13,7 @@ import functools
 import logging
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -23,7 +23,7 @@ from gristmill.logs import line
 from gristmill.permits import Slots
 from gristmill_env.console import Steps
 from gristmill_env.data import Item, PromptDataset
-from gristmill_env.errors import ROW_ERRORS, BusyEvaluationError, InferenceError, reason_of
+from gristmill_env.errors import ROW_ERRORS, BusyEvaluationError, InferenceError, RewardError, reason_of
 from gristmill_env.evaluation.page import write_evaluation_page
 from gristmill_env.evaluation.plan import (
     count_training_rows,
@@ -34,11 +34,11 @@ from gristmill_env.evaluation.plan import (
     seen_in_training,
 )
 from gristmill_env.evaluation.results import SOURCE, Evaluated, row, summarise, write_results
-from gristmill_env.evaluation.samples import SampleFile, answered, skipped
+from gristmill_env.evaluation.samples import EXTRACTION, PromptRecord, SampleFile, answered, skipped
 from gristmill_env.gather import gather
 from gristmill_env.inference import ModelServers
 from gristmill_env.inference.http import RefusedError, ServerTroubleError
-from gristmill_env.rewards import CorrectnessReward
+from gristmill_env.rewards import Scorer
 from gristmill_env.rollouts.generator import RolloutGenerator
 from gristmill_env.rollouts.groups import RolloutGroup
 from gristmill_env.run_settings import RunSettings
@@ -70,14 +70,14 @@ async def evaluate(
     dataset: PromptDataset,
     generate: Generate,
     *,
-    correctness: CorrectnessReward,
+    scorer: Scorer,
     workers: int,
     progress: Steps,
 ) -> Evaluated:
     """Evaluates the missing prompts of `file.plan`, and writes the results. Keeps finished prompts after any error.
 
-    `correctness`: the correctness reward of the rewards by which `generate` scores. Raises InferenceError when the
-    model server does not answer or refuses every prompt, and RewardError when `correctness` cannot extract an answer.
+    `scorer`: the rewards by which `generate` scores. Raises InferenceError when the model server does not answer or
+    refuses every prompt, and RewardError when the correctness reward fails to extract every answer.
     """
     started, resumed, plan = time.time(), len(file.done), file.plan
     missing = iter([number for number in range(plan.prompts) if number not in file.done])
@@ -91,12 +91,14 @@ async def evaluate(
             except ROW_ERRORS as error:
                 record = skipped(number, reason_of(error), str(error))
             else:
-                record = answered(number, group, correctness)
+                record = await answered(number, group, scorer)
             await file.add(record)
             progress.add(tokens=sum(sample.tokens or 0 for sample in record.samples))
 
     def conclude() -> Evaluated:
-        summary = summarise(plan, file.finish())
+        records = file.finish()
+        _check_extraction(records, f"{scorer.correctness.name}.{EXTRACTION}")
+        summary = summarise(plan, records)
         evaluated = Evaluated(plan, summary, file.folder, started=started, ended=time.time(), resumed=resumed)
         write_results(evaluated)
         write_evaluation_page(evaluated)
@@ -106,6 +108,15 @@ async def evaluate(
         await gather(work() for _ in range(workers))
     # On a thread, because serve continues with rollouts meanwhile.
     return await asyncio.to_thread(conclude)
+
+
+def _check_extraction(records: Sequence[PromptRecord], name: str) -> None:
+    """Raises RewardError with the first error if the extraction failed on every completion that was judged."""
+    judged = [sample for record in records for sample in record.samples if sample.right is not None]
+    errors = [sample.failed[name] for sample in judged if name in sample.failed]
+    if errors and len(errors) == len(judged):
+        text = f"{name} failed on all {len(judged)} completions, first: {errors[0]}"
+        raise RewardError("extraction_failed", text, reward=name)
 
 
 class RunMeasure:
@@ -164,8 +175,8 @@ class RunMeasure:
         )  # fmt: skip
         with SampleFile(self._folder / f"{version}-{plan.digest[:8]}", plan, resume=True) as file:
             progress = Steps("prompts evaluated", plan.prompts, done=len(file.done), say=logger.info)
-            correctness, workers = self._task.scorer.correctness, config.max_eval_workers
-            return await evaluate(file, dataset, generate, correctness=correctness, workers=workers, progress=progress)
+            scorer, workers = self._task.scorer, config.max_eval_workers
+            return await evaluate(file, dataset, generate, scorer=scorer, workers=workers, progress=progress)
 
 
 def _writable(folder: Path) -> Path:

@@ -13,11 +13,10 @@ from types import TracebackType
 import msgspec
 
 from gristmill.redaction import redact_text
-from gristmill_env.data import Item
 from gristmill_env.durable import LineFile, read_lines, write_file
-from gristmill_env.errors import BusyEvaluationError, DropReason, EvaluationError
+from gristmill_env.errors import BusyEvaluationError, DropReason, EvaluationError, RewardError
 from gristmill_env.evaluation.plan import Plan
-from gristmill_env.rewards import CorrectnessReward
+from gristmill_env.rewards import Scorer
 from gristmill_env.rollouts.groups import RolloutGroup
 from gristmill_env.values import whole
 
@@ -73,23 +72,33 @@ class SampleRecord(msgspec.Struct, frozen=True, kw_only=True):
 _DECODER = msgspec.json.Decoder(PromptRecord)
 
 
-def answered(number: int, group: RolloutGroup, correctness: CorrectnessReward) -> PromptRecord:
-    """Returns the record of a prompt that has completions. `correctness`: the correctness reward."""
+EXTRACTION = "extract_answer"
+"""Name of a failed extraction in `SampleRecord.failed`, after the name of its reward and a dot."""
+
+
+async def answered(number: int, group: RolloutGroup, scorer: Scorer) -> PromptRecord:
+    """Returns the record of a prompt that has completions. `scorer`: has scored them, and extracts their answers."""
     samples = []
-    for rollout, score in zip(group.rollouts, group.scores, strict=True):
+    correctness = scorer.correctness
+    answers = await scorer.extracted([rollout.text for rollout in group.rollouts], group.item.columns)
+    for rollout, score, answer in zip(group.rollouts, group.scores, answers, strict=True):
         right = correctness.is_right(score.parts[correctness.name])
         judged = correctness.compares and right is not None
+        failed = {name: failure.text for name, failure in score.failed.items()}
+        if judged and isinstance(answer, RewardError):
+            failed[f"{correctness.name}.{EXTRACTION}"] = str(answer)
         samples.append(
             SampleRecord(
                 text=rollout.text,
                 tokens=rollout.sampled,
                 finish_reason=rollout.finish_reason,
-                answer=_extracted(correctness, rollout.text, group.item) if judged else None,
+                # A user's extraction may cut a character in half.
+                answer=whole(answer) if judged and isinstance(answer, str) else None,
                 right=right,
                 total=score.total,
                 parts=dict(score.parts),
                 error=score.error,
-                failed={name: failure.text for name, failure in score.failed.items()},
+                failed=failed,
                 versions=list(dict.fromkeys(span.version for span in rollout.labels)),
             )
         )
@@ -102,11 +111,6 @@ def answered(number: int, group: RolloutGroup, correctness: CorrectnessReward) -
         max_tokens=group.sampling.max_tokens,
         samples=samples,
     )
-
-
-def _extracted(correctness: CorrectnessReward, text: str, item: Item) -> str | None:
-    found = correctness.reward.extracted(text, item.columns)
-    return None if found is None else whole(found)  # a user's extraction may cut a character in half
 
 
 def skipped(number: int, reason: DropReason, why: str) -> PromptRecord:

@@ -9,15 +9,17 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+from gristmill.redaction import redact_text
 from gristmill_env.errors import RewardError
 from gristmill_env.gather import gather
 from gristmill_env.outages import Outages, Wait
 from gristmill_env.rewards.composed import has_value_in_part, weighted_sum
 from gristmill_env.rewards.inputs import RowSchema, Sample
 from gristmill_env.rewards.reward import Execution, Failure, Outcome, Reward, RewardCall, outcomes_by_name
-from gristmill_env.running import Runner
+from gristmill_env.running import Call, Runner
+from gristmill_env.running.calls import CallError
 
 logger = logging.getLogger(__name__)
 
@@ -147,6 +149,18 @@ class Scorer:
         partly = [w.reward.name for w in self.rewards if w.weight != 0 and has_value_in_part(found[w.reward.name])]
         return [self._score({name: column[at] for name, column in found.items()}, partly) for at in range(len(samples))]
 
+    async def extracted(self, texts: Sequence[str], row: Mapping[str, Any]) -> list[str | RewardError | None]:
+        """Returns the answer that the correctness reward finds in each text, or its error; None if it compares none.
+
+        The extraction may be a user's code, so it runs on the threads of the rewards, within their limits.
+        """
+        correctness = self.correctness
+        if not correctness.compares:
+            return [None] * len(texts)
+        calls = [_Extraction(correctness, text, row) for text in texts]
+        await self._settle(calls)
+        return [call.result for call in calls]
+
     def begin_window(self) -> None:
         """Forgets earlier failures, so that `failure_limit` counts completions from here on."""
         self._recent: dict[str, deque[Failure | None]] = {name: deque(maxlen=_WINDOW) for name in self.names}
@@ -166,7 +180,7 @@ class Scorer:
     ) -> None:
         await self.close()
 
-    async def _settle(self, calls: Iterable[RewardCall]) -> None:
+    async def _settle(self, calls: Iterable[Call[Any]]) -> None:
         batch = self._runner.submit(calls)
         try:
             await asyncio.wrap_future(batch.done)
@@ -251,6 +265,33 @@ class CorrectnessReward:
     def is_right(self, value: float | None) -> bool | None:
         """Decides from the unweighted value; None if the reward returned None or failed."""
         return None if value is None else value >= FULL
+
+
+class _Extraction(Call[str | RewardError | None]):
+    """One call of a reward's extraction of answers."""
+
+    def __init__(self, correctness: CorrectnessReward, text: str, row: Mapping[str, Any]) -> None:
+        super().__init__(f"extract_answer of {correctness.name}", is_async=False)
+        self._reward, self._text, self._row = correctness.reward, text, row
+
+    def run(self) -> str | RewardError | None:
+        if not self.needed:
+            return self.not_needed()
+        try:
+            return self._reward.extracted(self._text, self._row)
+        except BaseException as error:  # noqa: BLE001  sys.exit() in a user's extraction must not end this thread
+            return self.failed(error)
+
+    async def run_async(self) -> str | RewardError | None:
+        return self.run()
+
+    def failed(self, why: BaseException) -> RewardError:
+        if isinstance(why, RewardError):
+            return why
+        text = redact_text(f"{self.name}: {why!r}")
+        if isinstance(why, CallError):
+            return RewardError(why.code, text, reward=self.name)
+        return RewardError("reward_raised", text, reward=self.name)
 
 
 def correctness_reward(rewards: Sequence[Reward]) -> CorrectnessReward:
