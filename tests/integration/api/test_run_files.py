@@ -14,7 +14,6 @@ from tests.support.api_server import ApiServer
 
 from gristmill import PolicyVersion, RunRecord, RunState, SyncClient
 from gristmill.archive.run_file import RUN_FILE, read_run_file
-from gristmill_api.archive import run_files
 from gristmill_api.store import keys
 
 RUN = "run-1"
@@ -43,6 +42,13 @@ def until_written(path: Path, like: RunRecord) -> RunRecord:
     return found
 
 
+def until_all_are_written(api: SyncClient, folder: Path) -> None:
+    """Waits until the API has written the files of two new runs in turn. In between it looked at all runs."""
+    for name in ("first", "second"):
+        api.create_run(name, {}, 2, stack=name)
+        until_written(folder / name / RUN_FILE, api.get_run(name))
+
+
 def test_file_follows_the_run_from_its_opening_to_its_end(api: SyncClient, server: ApiServer, tmp_path: Path) -> None:
     path = tmp_path / RUN / RUN_FILE
     api.create_run(RUN, {"dataset": "d", "trainer": {"seed": 7}}, 2)
@@ -53,7 +59,7 @@ def test_file_follows_the_run_from_its_opening_to_its_end(api: SyncClient, serve
     assert (found.env["trainer"], found.training_steps, found.groups_per_step) == ({"seed": 7}, 3, 2)
     inode = path.stat().st_ino
     api.record_version(RUN, PolicyVersion(incarnation, 1))
-    time.sleep(2 * run_files._PERIOD_S)
+    until_all_are_written(api, tmp_path)
     assert path.stat().st_ino == inode, "a published version alone does not write the file"
     api.finish(RUN, incarnation)
     server.stop()  # The API writes the last changes when it ends.
@@ -101,7 +107,7 @@ def test_disk_that_fails_delays_no_request_and_is_logged_once(
         assert time.monotonic() < deadline, server.log()
         time.sleep(0.1)
     api.take(RUN, trainer(steps=3, groups=2), [])
-    time.sleep(2 * run_files._PERIOD_S)
+    until_all_are_written(api, tmp_path)
     assert server.log().count(f"file={RUN_FILE}") == 1
     (tmp_path / RUN).unlink()
     until_written(tmp_path / RUN / RUN_FILE, api.get_run(RUN))
