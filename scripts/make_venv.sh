@@ -38,6 +38,8 @@ for stamp in "$venv"/.ready-*; do
     fi
 done
 [ -x .venv/bin/python ] || "${PYTHON:-python3.11}" -m venv .venv
+# An environment that uv made has no pip.
+.venv/bin/python -m pip --version >/dev/null 2>&1 || .venv/bin/python -m ensurepip >/dev/null
 .venv/bin/python -m pip install --quiet --no-deps --only-binary :all: --require-hashes -r requirements/uv.txt
 settings=$(.venv/bin/python scripts/uv_settings.py)
 eval "$settings"

@@ -18,6 +18,8 @@ PYTHON = f"""#!/bin/sh
 # Stands in for Python, whose pip installs a uv that makes "environments" too.
 bin=$(dirname "$0")
 case "$*" in
+"-m pip --version") [ ! -e "$bin/without-pip" ] ;;
+"-m ensurepip") rm "$bin/without-pip" ;;
 "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
 *"-r requirements/uv.txt") cp "$bin/python" "$bin/uv" ;;
 "-m pip config list")
@@ -74,6 +76,16 @@ def test_setup_makes_the_environments_again_for_another_device(checkout: Path) -
     assert not (checkout / ".venv" / "left").exists(), "CPU and CUDA builds of a package would be mixed"
     assert (checkout / ".venv-atropos" / "left").exists()
     assert "Nothing to be done" in make(checkout, device="cuda").stdout
+
+
+def test_environment_without_pip_gets_it(checkout: Path) -> None:
+    """An environment that uv made, for example."""
+    assert make(checkout).returncode == 0
+    (checkout / ".venv" / "bin" / "without-pip").touch()
+    (checkout / ".venv" / ".ready-cpu").unlink()
+    assert make(checkout).returncode == 0
+    assert not (checkout / ".venv" / "bin" / "without-pip").exists()
+    assert ".venv/.ready-cpu" in stamps(checkout)
 
 
 def test_setup_follows_changed_pins(checkout: Path) -> None:
