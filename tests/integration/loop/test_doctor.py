@@ -116,7 +116,7 @@ def test_doctor_and_pack_of_a_real_run(here: None, run: Path, tmp_path: Path) ->
     ("setting", "cause"),
     [
         (["--logprobs-mode", "raw_logprobs"], Cause.RAW),
-        (["--dtype", "bfloat16"], Cause.DTYPE),
+        pytest.param(["--dtype", "bfloat16"], Cause.DTYPE, marks=pytest.mark.long),
     ],
 )
 def test_vllm_with_other_settings_fails_with_the_cause(

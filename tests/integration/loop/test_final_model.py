@@ -6,6 +6,7 @@ from pathlib import Path
 
 import httpx
 import numpy as np
+import pytest
 import torch
 from tests.support.ports import free_port
 from tests.support.stack import Output, Vllm, start_vllm
@@ -18,6 +19,7 @@ from local_processes import LocalStack
 PROMPT = "What is 3 + 4?"
 
 
+@pytest.mark.long
 def test_vllm_serves_the_exported_model_with_the_trained_weights(vllm: Vllm, tmp_path: Path) -> None:
     """Trained with adapters, which are merged into the weights. Checks name, chat template and log-probabilities."""
     manifest = Manifest.read(vllm.models_dir)

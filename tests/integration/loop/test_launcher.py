@@ -328,7 +328,9 @@ def test_interrupted_run_gives_way_to_another_config_and_is_resumed(
     assert len(list(read_rollouts(folder))) == steps * 16, "no group is lost or trained twice"
 
 
-@pytest.mark.parametrize("output", ["standard error", "both in one pipe", "terminal"])
+@pytest.mark.parametrize(
+    "output", ["standard error", pytest.param("both in one pipe", marks=pytest.mark.long), "terminal"]
+)
 def test_failed_service_is_the_last_line_with_its_error_and_its_log(tmp_path: Path, output: str) -> None:
     model = tmp_path / "model"
     model.mkdir()

@@ -36,7 +36,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.mark.parametrize("load", [LOAD, *gpu_cases.loads(64)], ids=["two micro-batches", "eight ragged", "one long"])
+@pytest.mark.parametrize(
+    "load",
+    [
+        pytest.param(LOAD, id="two micro-batches"),
+        *(
+            pytest.param(load, id=name, marks=pytest.mark.long)
+            for name, load in zip(("eight ragged", "one long"), gpu_cases.loads(64), strict=True)
+        ),
+    ],
+)
 def test_ours_and_trl_take_the_same_step(folder: Path, load: Load) -> None:
     ours, theirs = (_found(backend, TINY, folder, load) for backend in ("ours", "trl"))
     assert theirs.first.grad_norm > 0.01
@@ -45,12 +54,14 @@ def test_ours_and_trl_take_the_same_step(folder: Path, load: Load) -> None:
     assert min(ours.peak, ours.before) > 1e8
 
 
+@pytest.mark.long
 def test_checkpointing_changes_no_step(folder: Path) -> None:
     plain = _found("trl", TINY, folder)
     for backend in ("ours", "trl"):
         check(_found(backend, TINY, folder, checkpointing=True).first, plain.first, 1e-4)
 
 
+@pytest.mark.long
 def test_adapters_are_trained_by_both_backends(tmp_path: Path) -> None:
     save(TINY_LORA, tmp_path, "cpu")
     ours, theirs = (_found(backend, TINY_LORA, tmp_path) for backend in ("ours", "trl"))
