@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import io
 import json
 import os
 import pty
@@ -15,12 +16,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+import torch
 from tests.support.ports import free_port
 from tests.support.recorded_run import EVERY, RUN, STEPS, record
 from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis, start_vllm
@@ -30,6 +34,7 @@ from gristmill.archive import ArchivedGroup, read_archive, segment, segments
 from gristmill.archive.run_file import read_run_file
 from gristmill.archive.writer import RunWriter
 from gristmill.metrics import read_jsonl
+from gristmill.view.cli import main
 from gristmill.view.folders import RunFolder
 from gristmill.view.run_source import RunSource
 from gristmill_trainer.checkpoint.digests import DIGESTS_FILE, lineage, read_digests
@@ -47,14 +52,38 @@ def run(recorded: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(recorded, tmp_path / "runs" / recorded.name))
 
 
-def gristmill(run: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command of `gristmill` in another process. No service answers at its addresses.
+@pytest.fixture(scope="module", autouse=True)
+def _threads() -> Iterator[None]:
+    """The commands run in this process. Two processes of the tests share the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+NO_API = "http://127.0.0.1:1"
+
+
+def gristmill(run: Path, *arguments: str, api: str = NO_API) -> subprocess.CompletedProcess[str]:
+    """Runs a command of `gristmill` in this process, because a new process imports torch for five seconds. No service
+    answers at its addresses.
 
     `run`: a run's folder or pack in the folder of runs.
     """
-    environ = {**os.environ, "GRISTMILL_MODELS_DIR": str(run.parent / "no-manifest"), "OMP_NUM_THREADS": "1"}
+    output, errors = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patched, redirect_stdout(output), redirect_stderr(errors):
+        patched.setenv("GRISTMILL_MODELS_DIR", str(run.parent / "no-manifest"))
+        code = main(["--runs", str(run.parent), "--api", api, *arguments])
+    done = subprocess.CompletedProcess(arguments, code, output.getvalue(), errors.getvalue())
+    print(done.stdout, done.stderr)  # noqa: T201  pytest shows it where a test fails
+    return done
+
+
+def gristmill_process(run: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command of `gristmill` as a user does, in another process."""
+    places = {"GRISTMILL_MODELS_DIR": str(run.parent / "no-manifest"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "gristmill", "--runs", str(run.parent), *arguments]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=os.environ | places | environ, capture_output=True, text=True, check=False)
     print(done.stdout, done.stderr)  # noqa: T201  pytest shows it where a test fails
     return done
 
@@ -107,14 +136,14 @@ def test_verify_finds_every_checkpoint_of_a_killed_run_equal(run: Path) -> None:
     assert [one.step for one in lineage(records)] == list(range(EVERY, STEPS + 1, EVERY))
     assert {one.progress.version.incarnation for one in records} == {1, 2, 3}, "each kill gave another trainer"
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    done = gristmill(run, "retrain", RUN, "--verify")
+    done = gristmill_process(run, "retrain", RUN, "--verify")
     assert done.returncode == 0
     assert before == {path: path.stat().st_mtime_ns for path in run.rglob("*")}, "a verification writes nothing"
     assert [path.name for path in run.parent.iterdir()] == [RUN]
 
 
 def test_retrained_run_has_the_checkpoint_files_of_the_original(run: Path) -> None:
-    assert gristmill(run, "retrain", RUN).returncode == 0
+    assert gristmill_process(run, "retrain", RUN).returncode == 0
     retrained = run.parent / f"{RUN}-retrained"
     for step in (STEPS - EVERY, STEPS):
         name = f"checkpoints/step-{step:06d}"
@@ -301,7 +330,7 @@ def test_fork_continues_live_from_a_step_as_a_new_run(
         command = [sys.executable, "-m", "gristmill", "fork", RUN, "--at", "3", "--id", "forked", *changes]
         with SyncClient(places["GRISTMILL_API_URL"]) as api:
             api.create_run("other", {}, 8)
-            refused = gristmill(run, "--api", places["GRISTMILL_API_URL"], "fork", RUN, "--at", "3", "--id", "refused")
+            refused = gristmill(run, "fork", RUN, "--at", "3", "--id", "refused", api=places["GRISTMILL_API_URL"])
             assert (refused.returncode, code_of(refused)) == (1, "run_open"), "the fork would train the open run"
             assert not (runs / "refused").exists()
             api.close_run("other")
@@ -350,7 +379,7 @@ def test_bisect_searches_a_packed_run(packed: Path) -> None:
 
 def test_fork_of_a_packed_run_is_prepared_in_the_folder_of_runs(packed: Path) -> None:
     """A pack has no checkpoint, so the steps up to the fork are trained again."""
-    done = gristmill(packed, "--api", "http://127.0.0.1:1", "fork", str(packed), "--at", "2")
+    done = gristmill(packed, "fork", str(packed), "--at", "2")
     assert done.returncode == 0
     folder = packed.parent / f"{RUN}-fork-2"
     assert (folder / "fork.yaml").is_file()
@@ -358,7 +387,7 @@ def test_fork_of_a_packed_run_is_prepared_in_the_folder_of_runs(packed: Path) ->
 
 
 def test_fork_without_an_api_is_prepared_and_names_the_command(run: Path) -> None:
-    done = gristmill(run, "--api", "http://127.0.0.1:1", "fork", RUN, "--at", str(STEPS))
+    done = gristmill(run, "fork", RUN, "--at", str(STEPS))
     assert done.returncode == 0
     folder = run.parent / f"{RUN}-fork-{STEPS}"
     assert f"--config {folder}/fork.yaml --resume {folder}/origin/step-00000{STEPS}" in done.stdout
@@ -380,7 +409,7 @@ COMMANDS = re.findall(r"^gristmill (.+)$", (ROOT / "docs" / "retrain.md").read_t
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_of_the_documentation_work_as_printed(run: Path, command: str) -> None:
     assert len(COMMANDS) == 5
-    done = gristmill(run, "--api", "http://127.0.0.1:1", *shlex.split(command))
+    done = gristmill(run, *shlex.split(command))
     assert done.returncode == 0
     assert "the archive has the groups of all 6 steps" in done.stdout
 

@@ -28,6 +28,8 @@ from gristmill_trainer.settings import TrainerSettings
 
 BOTH_WAYS = ("passes with penalties", "checkpointed")
 """Settings whose checkpoints are loaded by the other number of processes."""
+OFTEN = ("plain", *BOTH_WAYS)
+"""Settings that CI trains: an abandoned step, mini-batches in two epochs with penalties, and recomputed activations."""
 
 
 def torchrun(what: str, folder: Path, jobs: Sequence[Job]) -> subprocess.CompletedProcess[str]:
@@ -55,10 +57,12 @@ class Trainings:
 
 
 @pytest.fixture(scope="module")
-def trainings(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Trainings:
+def trainings(model_dir: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Trainings:
     folder = tmp_path_factory.mktemp("trainings")
-    one = {name: Job(name, model_dir, folder / "one" / name) for name in SETTINGS}
-    two = {name: Job(name, model_dir, folder / "two" / name) for name in SETTINGS}
+    selected = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
+    names = [name for name in SETTINGS if name in OFTEN or name in selected]
+    one = {name: Job(name, model_dir, folder / "one" / name) for name in names}
+    two = {name: Job(name, model_dir, folder / "two" / name) for name in names}
     for job in one.values():
         run(job, DistContext())
     for name in BOTH_WAYS:
@@ -107,7 +111,9 @@ def _flat(value: Any) -> dict[str, float]:
     return {} if value is None else {"": value}
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(
+    "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.long) for name in SETTINGS]
+)
 def test_two_processes_train_like_one_process(trainings: Trainings, name: str) -> None:
     one, two = trainings.one[name], trainings.two[name]
     rows = step_rows(one)
