@@ -17,6 +17,7 @@ def make_group(
     version: str = "1.0",
     seed: int = 0,
     vocabulary: int = 64,
+    env_id: str = "env-1",
 ) -> TrajectoryGroup:
     """`lengths`: (prompt, completion) tokens per sequence. Log-probabilities are random, not from a model."""
     rng = np.random.default_rng(seed)
@@ -27,7 +28,7 @@ def make_group(
     return TrajectoryGroup(
         group_id=group_id,
         run_id=run_id,
-        env_id="env-1",
+        env_id=env_id,
         row=int(group_id[1:]) if group_id[1:].isdigit() else 0,
         lengths=np.array([prompt + completion for prompt, completion in lengths], np.int32),
         tokens=rng.integers(0, vocabulary, size=total, dtype=np.int32),

@@ -31,7 +31,7 @@ async def serve(
             if drop_every and permit.row % drop_every == drop_every - 1:
                 await client.return_permit(run_id, holder, permit.group_id, "same_scores")
                 return
-            await client.submit(expected_group(run_id, permit.group_id), holder)
+            await client.submit(expected_group(run_id, permit.group_id, holder), holder)
         except ApiError as error:
             if error.code not in _SETTLED:
                 raise

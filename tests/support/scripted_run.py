@@ -24,5 +24,5 @@ def plan(steps: int, groups_per_step: int = GROUPS_PER_STEP, staleness: int = 8)
     }
 
 
-def expected_group(run_id: str, group_id: str) -> TrajectoryGroup:
-    return make_group(group_id, run_id, lengths=((3, 40), (3, 25)), seed=int(group_id[1:]))
+def expected_group(run_id: str, group_id: str, env_id: str = "env-1") -> TrajectoryGroup:
+    return make_group(group_id, run_id, lengths=((3, 40), (3, 25)), seed=int(group_id[1:]), env_id=env_id)

@@ -77,7 +77,8 @@ async def train(
         if batch is None:
             continue
         for group in batch:
-            assert group.encode() == expected_group(run_id, group.group_id).encode(), "not what was submitted"
+            expected = expected_group(run_id, group.group_id, group.env_id)
+            assert group.encode() == expected.encode(), "not what was submitted"
         ids = [group.group_id for group in batch]
         assert len(ids) == groups
         assert not {*ids} & {*covered}, "its own groups again: their lease ran out"

@@ -207,7 +207,12 @@ class TrajectoryGroup:
     @property
     def oldest_version(self) -> PolicyVersion:
         """The oldest weights that sampled any token of the group."""
-        return min(map(PolicyVersion.parse, {span.version for spans in self.versions for span in spans}))
+        return min(self.policy_versions)
+
+    @property
+    def policy_versions(self) -> set[PolicyVersion]:
+        """The weights that sampled the group."""
+        return set(map(PolicyVersion.parse, {span.version for spans in self.versions for span in spans}))
 
     def texts(self, tokenizer: Tokenizer) -> list[SequenceText]:
         """Returns prompt and completion of each sequence as text. See `sequence_texts`."""
@@ -334,6 +339,8 @@ def _check(group: TrajectoryGroup) -> None:
     _same("versions", len(group.versions), size, "sequences")
     for name, values in group.reward_parts.items():
         _same(f"reward_parts[{name!r}]", len(values), size, "sequences")
+        if not all(value is None or math.isfinite(value) for value in values):
+            raise GroupError("not_finite", f"reward_parts[{name!r}] holds NaN or infinity", field="reward_parts")
     for name, flat in (("advantages", group.advantages), ("ref_logprobs", group.ref_logprobs)):
         if flat is not None:
             _same(name, len(flat), total, "tokens")
@@ -346,24 +353,83 @@ def _check(group: TrajectoryGroup) -> None:
         raise GroupError("nothing_trained", "no token of the group is trained (an all-zero mask)")
     if not 0 < group.sampling.temperature < float("inf"):
         raise GroupError("temperature", f"sampling temperature must be positive, found {group.sampling.temperature}")
-    for index, (spans, length) in enumerate(zip(group.versions, lengths, strict=True)):
-        _check_spans(index, spans, length)
+    if not 0 < group.sampling.top_p <= 1:
+        raise GroupError("top_p", f"sampling top_p must be above 0 and at most 1, found {group.sampling.top_p}")
+    _check_teacher(group, total)
+    starts = np.cumsum([0, *lengths[:-1]])
+    trained = np.add.reduceat(group.mask, starts, dtype=np.int64).tolist()
+    for index, (spans, length, count) in enumerate(zip(group.versions, lengths, trained, strict=True)):
+        _check_spans(index, spans, length, count)
+    for name, value in (("overrides", group.overrides), ("messages", group.messages), ("meta", group.meta)):
+        if value:
+            _check_plain(name, value)
 
 
-def _check_spans(index: int, spans: list[VersionSpan], length: int) -> None:
+def _check_teacher(group: TrajectoryGroup, total: int) -> None:
+    ids, logprobs = group.distill_ids, group.distill_logprobs
+    if ids is None and logprobs is None:
+        return
+    entries = [0 if array is None else len(array) for array in (ids, logprobs)]
+    if ids is None or logprobs is None or entries[0] != entries[1] or entries[0] % total or not entries[0]:
+        raise GroupError(
+            "length_mismatch",
+            f"distill_ids and distill_logprobs have {entries[0]} and {entries[1]} entries; both need the same number "
+            f"for each of {total} tokens",
+            field="distill_ids",
+        )
+    if int(ids.min()) < -1:
+        raise GroupError("negative_token", f"distill_ids must be token ids, or -1 for none, found {int(ids.min())}")
+    if not np.isfinite(logprobs[ids >= 0]).all():
+        raise GroupError("not_finite", "distill_logprobs holds NaN or infinity", field="distill_logprobs")
+
+
+def _check_plain(name: str, value: object) -> None:
+    """Checks that a value is what JSON holds, because readers show it as JSON."""
+    left = [value]
+    while left:
+        found = left.pop()
+        if isinstance(found, dict):
+            left += found
+            left += found.values()
+            if not all(isinstance(key, str) for key in found):
+                raise GroupError("not_plain", f"{name} has a key that is not text", field=name)
+        elif isinstance(found, list | tuple):
+            left += found
+        elif isinstance(found, float):
+            if not math.isfinite(found):
+                raise GroupError("not_finite", f"{name} holds NaN or infinity", field=name)
+        elif isinstance(found, str):
+            if not found.isascii() and any("\ud800" <= character <= "\udfff" for character in found):
+                raise GroupError("not_plain", f"{name} holds half of a surrogate pair, which UTF-8 lacks", field=name)
+        elif not (found is None or isinstance(found, bool | int)):
+            raise GroupError("not_plain", f"{name} holds {type(found).__name__}, which JSON does not have", field=name)
+
+
+def _check_spans(index: int, spans: list[VersionSpan], length: int, trained: int) -> None:
+    """`trained`: tokens of the sequence that are trained on."""
     if not spans:
         raise GroupError("no_version", f"sequence {index} does not name a policy version", sequence=index)
+    end = 0
     for span in spans:
         try:
             PolicyVersion.parse(span.version)
         except ValueError as error:
             raise GroupError("not_a_version", f"sequence {index}: {error}", sequence=index) from error
-        if not 0 <= span.start <= span.end <= length:
+        # A sequence without a trained token has one span of no token.
+        if not end <= span.start <= span.end <= length or (span.start == span.end and (trained or len(spans) > 1)):
             raise GroupError(
                 "version_span",
-                f"sequence {index}: version span [{span.start}, {span.end}) is outside its {length} tokens",
+                f"sequence {index}: version span [{span.start}, {span.end}) is empty, overlaps the span before it, or "
+                f"is outside its {length} tokens",
                 sequence=index,
             )
+        end = span.end
+    if (covered := sum(span.end - span.start for span in spans)) < trained:
+        raise GroupError(
+            "version_span",
+            f"sequence {index}: its version spans name {covered} tokens, but {trained} are trained on",
+            sequence=index,
+        )
 
 
 def _same(name: str, found: int, wanted: int, unit: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from gristmill import RunRecord
+from gristmill import PolicyVersion, RunRecord
 from gristmill_api.store import LeaseSize, Store, Submission, keys
 
 RUN = "run-1"
@@ -30,6 +30,7 @@ def submission(
     env_id: str = "env-1",
     step: int = 0,
     sequences: int = 2,
+    incarnation: int = 1,
 ) -> Submission:
     """Returns a body that the store accepts unchanged, because only the API decodes groups."""
     body = f"{group_id}/{content}/".encode().ljust(size, b".")
@@ -41,7 +42,7 @@ def submission(
         sequences=sequences,
         tokens=tokens,
         env_id=env_id,
-        step=step,
+        versions=[PolicyVersion(incarnation, step)],
     )
 
 
@@ -64,7 +65,12 @@ class StoreHarness:
         return [permit.group_id for permit in (await self.store.permits.grant(RUN, holder, count)).permits]
 
     async def submit(self, holder: str, group_id: str, content: str = "a", step: int = 0) -> bool:
-        return await self.store.queue.submit(RUN, holder, submission(group_id, content, step=step, env_id=holder))
+        facts = submission(group_id, content, step=step, env_id=holder, incarnation=await self.published())
+        return await self.store.queue.submit(RUN, holder, facts)
+
+    async def published(self) -> int:
+        """Returns the incarnation of the newest version."""
+        return int(await self.redis.hget(PREFIX + "record", "version_incarnation") or 1)
 
     async def fill(self, count: int, holder: str = "env-1") -> list[str]:
         """Takes permits and submits their groups, in order."""
@@ -79,7 +85,10 @@ class StoreHarness:
         ids: list[str] = []
         for env_id, tokens, step in kinds:
             (group_id,) = await self.ask(env_id, 1)
-            facts = submission(group_id, env_id=env_id, tokens=tokens, step=step, sequences=sequences)
+            incarnation = await self.published()
+            facts = submission(
+                group_id, env_id=env_id, tokens=tokens, step=step, sequences=sequences, incarnation=incarnation
+            )
             await self.store.queue.submit(RUN, env_id, facts)
             ids.append(group_id)
         return ids

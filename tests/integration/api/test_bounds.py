@@ -245,7 +245,7 @@ async def test_no_verb_makes_redis_grow_beyond_its_maxmemory(
                         continue  # The requests wait until there is room.
                     answer = await plain.post(path, json=filled(body, number))
                     statuses.setdefault(rule, set()).add(answer.status_code)
-                path = f"{AT}/groups/g00000000?holder=env-0"
+                path = f"{AT}/groups/g00000000?holder=env-1"
                 answer = await plain.put(path, content=group, headers={"Content-Type": GROUP_MEDIA_TYPE})
                 statuses.setdefault("PUT", set()).add(answer.status_code)
         after = (await redis.info("memory"))["used_memory"]

@@ -42,7 +42,7 @@ async def test_a_token_budget_is_filled_in_order(harness: StoreHarness) -> None:
 
 async def test_stale_groups_are_dropped_with_a_reason_and_replaced(harness: StoreHarness) -> None:
     incarnation = await harness.start(staleness=3, groups=1)
-    old, fresh = await harness.send(("env-1", 10, 0), ("env-1", 10, 2))
+    old, fresh = await harness.send(("env-1", 10, 0), ("env-1", 10, 1))
     await harness.store.runs.record_version(RUN, incarnation, 3)
     outstanding = await harness.ask("env-2", 9)
     assert len(outstanding) == 5

@@ -43,7 +43,7 @@ async def test_api_user_may_do_everything_from_run_creation_to_deletion(server: 
                 again += [permit.group_id for permit in (await client.permits(RUN, "env-2", 8, wait=5)).permits]
             leased = asyncio.create_task(client.lease(RUN, incarnation, "b1", 2, wait=20))
             for group_id in again[:2]:
-                assert await client.submit(make_group(group_id, RUN, seed=1), "env-2")
+                assert await client.submit(make_group(group_id, RUN, seed=1, env_id="env-2"), "env-2")
             batch = await leased
             assert batch is not None
             redelivered = await client.lease(RUN, incarnation, "b2", 2, wait=20)  # the first lease runs out meanwhile

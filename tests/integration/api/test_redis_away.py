@@ -66,7 +66,7 @@ async def answers(url: str) -> dict[str, httpx.Response]:
         found = {path: await http.post(path, json=body) for path, body in posts.items()}
         found |= {path: await http.get(path) for path in gets}
         found["submit"] = await http.put(
-            f"{AT}/groups/g00000000?holder=e", content=group, headers={"Content-Type": GROUP_MEDIA_TYPE}
+            f"{AT}/groups/g00000000?holder=env-1", content=group, headers={"Content-Type": GROUP_MEDIA_TYPE}
         )
     return found
 
@@ -154,7 +154,7 @@ async def test_nothing_acknowledged_is_lost_by_kills(server: RedisServer, api: A
         async def generate(holder: str) -> None:
             while not done.is_set():
                 for permit in (await client.permits(RUN, holder, 3, wait=1)).permits:
-                    await client.submit(make_group(permit.group_id, RUN, seed=permit.row), holder)
+                    await client.submit(make_group(permit.group_id, RUN, seed=permit.row, env_id=holder), holder)
                     acknowledged.add(permit.group_id)
 
         async def train() -> None:

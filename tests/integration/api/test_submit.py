@@ -14,7 +14,7 @@ from tests.integration.api.store_harness import PREFIX, RUN, StoreHarness, submi
 from tests.support.errors import raises
 from tests.support.groups import make_group
 
-from gristmill import GROUP_MEDIA_TYPE, Client, PolicyVersion
+from gristmill import GROUP_MEDIA_TYPE, ApiError, Client, PolicyVersion
 from gristmill_api.access.permissions import rules
 from gristmill_api.errors import ApiProblem
 from gristmill_api.settings import Limits
@@ -217,3 +217,23 @@ async def test_only_the_holder_that_had_a_permit_last_gets_it_back(harness: Stor
     await harness.create()
     assert (await harness.store.permits.renew(RUN, "env-3", [b])).lost == [b]
     assert (await harness.store.permits.renew(RUN, "env-1", [b])).lost == []
+
+
+async def test_submit_refuses_weights_that_were_never_published_and_the_name_of_another(client: Client) -> None:
+    await client.create_run(RUN, {}, 2)
+    for step in (3, 4, 5):  # a trainer that resumed from step 3
+        incarnation = 1
+        if step == 3:
+            incarnation, _ = await client.take(RUN, trainer(steps=9, staleness=3), [])
+        await client.record_version(RUN, PolicyVersion(incarnation, step))
+    await client.take(RUN, trainer(steps=9, staleness=3), [])
+    (permit,) = (await client.permits(RUN, "env-1", 1, 0)).permits
+    for label in ("0.0", "1.2", "1.7", "1.999", "2.7", "3.4", "99.999", "999999999999999.0"):
+        with raises(ApiError, "bad_group"):
+            await client.submit(make_group(permit.group_id, RUN, version=label), "env-1")
+    with raises(ApiError, "bad_group"):
+        await client.submit(make_group(permit.group_id, RUN, version="1.5", env_id="env-2"), "env-1")
+    # The trainer publishes weights before it records them.
+    for label in ("1.3", "1.6", "2.4"):
+        assert await client.submit(make_group(permit.group_id, RUN, version=label), "env-1"), label
+        (permit,) = (await client.permits(RUN, "env-1", 1, 0)).permits

@@ -63,7 +63,9 @@ def test_bad_batches_are_counted_and_kept(vllm: Vllm, tmp_path: Path) -> None:
                     grant = api.permits("bad", "test", GROUPS - sent, 60.0)
                     for permit in grant.permits:
                         assert grant.version is not None
-                        group = make_group(permit.group_id, "bad", version=grant.version, seed=permit.row)
+                        group = make_group(
+                            permit.group_id, "bad", version=grant.version, seed=permit.row, env_id="test"
+                        )
                         api.submit(spoil(group), "test")
                         sent += 1
             stack.wait_until(trainer, lambda: trainer.exit_code == 0, timeout=120)

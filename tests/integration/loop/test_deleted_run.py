@@ -28,7 +28,7 @@ def _submit_steps(api: SyncClient, steps: int) -> None:
         grant = api.permits(RUN, "test", GROUPS, 60.0)
         for permit in grant.permits:
             assert grant.version is not None
-            api.submit(make_group(permit.group_id, RUN, version=grant.version, seed=permit.row), "test")
+            api.submit(make_group(permit.group_id, RUN, version=grant.version, seed=permit.row, env_id="test"), "test")
             sent += 1
 
 

@@ -28,7 +28,7 @@ def _submit_step(api: SyncClient, run: str) -> None:
         grant = api.permits(run, "test", GROUPS - sent, 60.0)
         for permit in grant.permits:
             assert grant.version is not None
-            api.submit(make_group(permit.group_id, run, version=grant.version, seed=permit.row), "test")
+            api.submit(make_group(permit.group_id, run, version=grant.version, seed=permit.row, env_id="test"), "test")
             sent += 1
 
 

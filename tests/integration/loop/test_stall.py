@@ -60,7 +60,9 @@ class Stack:
             grant = self.api.permits(RUN, "test", GROUPS, 60.0)
             for permit in grant.permits:
                 assert grant.version is not None
-                self.api.submit(make_group(permit.group_id, RUN, version=grant.version, seed=permit.row), "test")
+                self.api.submit(
+                    make_group(permit.group_id, RUN, version=grant.version, seed=permit.row, env_id="test"), "test"
+                )
                 sent += 1
 
 

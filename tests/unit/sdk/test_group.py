@@ -69,6 +69,37 @@ def _broken(**changes: Any) -> bytes:
         (_broken(versions=[[["1.0", 0, 3]], []]), "no_version", {"sequence": 1}),
         (_broken(versions=[[["1.0", 0, 3]], [["default", 0, 1]]]), "not_a_version", {"sequence": 1}),
         (_broken(versions=[[["1.0", 0, 3]], [["1.0", 0, 99]]]), "version_span", {"sequence": 1}),
+        (_broken(versions=[[["1.0", 0, 3], ["9.9", 3, 3]], [["1.0", 0, 1]]]), "version_span", {"sequence": 0}),
+        (_broken(versions=[[["1.0", 0, 3]], [["1.0", 1, 1]]]), "version_span", {"sequence": 1}),
+        (_broken(versions=[[["1.0", 0, 2], ["1.1", 1, 3]], [["1.0", 0, 1]]]), "version_span", {"sequence": 0}),
+        (_broken(versions=[[["1.0", 1, 3], ["1.1", 0, 1]], [["1.0", 0, 1]]]), "version_span", {"sequence": 0}),
+        (_broken(versions=[[["1.0", 0, 1]], [["1.0", 0, 1]]]), "version_span", {"sequence": 0}),
+        (_broken(versions=[[["1.0", -1, 3]], [["1.0", 0, 1]]]), "version_span", {"sequence": 0}),
+        (_broken(reward_parts={"length": [1.0, float("nan")]}), "not_finite", {"field": "reward_parts"}),
+        (_broken(advantages=np.full(8, np.inf, "<f4").tobytes()), "not_finite", {"field": "advantages"}),
+        (_broken(ref_logprobs=np.zeros(7, "<f4").tobytes()), "length_mismatch", {"field": "ref_logprobs"}),
+        (_broken(distill_ids=bytes(32)), "length_mismatch", {"field": "distill_ids"}),
+        (_broken(distill_logprobs=bytes(32)), "length_mismatch", {"field": "distill_ids"}),
+        (_broken(distill_ids=b"", distill_logprobs=b""), "length_mismatch", {"field": "distill_ids"}),
+        (_broken(distill_ids=bytes(28), distill_logprobs=bytes(28)), "length_mismatch", {"field": "distill_ids"}),
+        (_broken(distill_ids=bytes(64), distill_logprobs=bytes(32)), "length_mismatch", {"field": "distill_ids"}),
+        (_broken(distill_ids=np.full(8, -2, "<i4").tobytes(), distill_logprobs=bytes(32)), "negative_token", {}),
+        (
+            _broken(distill_ids=bytes(32), distill_logprobs=np.full(8, np.nan, "<f4").tobytes()),
+            "not_finite",
+            {"field": "distill_logprobs"},
+        ),
+        (_broken(messages=[{"role": b"user"}]), "not_plain", {"field": "messages"}),
+        (_broken(messages=[[{1: "user"}]]), "not_plain", {"field": "messages"}),
+        (_broken(messages=[msgspec.msgpack.Ext(1, b"x")]), "not_plain", {"field": "messages"}),
+        (_broken(messages=[[{"role": "user", "logprob": float("nan")}]]), "not_finite", {"field": "messages"}),
+        (_broken(messages=[["text"]]).replace(b"text", b"te\xffx"), "not_a_group", {}),
+        (_broken(overrides={"a": {None: 1}}), "not_plain", {"field": "overrides"}),
+        (_broken(meta={"a": [float("-inf")]}), "not_finite", {"field": "meta"}),
+        (_broken(meta={"a": b"bytes"}), "not_plain", {"field": "meta"}),
+        (_broken(sampling={"temperature": float("nan"), "max_tokens": 4}), "temperature", {}),
+        (_broken(sampling={"temperature": 1.0, "top_p": float("nan"), "max_tokens": 4}), "top_p", {}),
+        (_broken(sampling={"temperature": 1.0, "top_p": 0.0, "max_tokens": 4}), "top_p", {}),
         (_broken(sampling={"temperature": 0.0, "max_tokens": 4}), "temperature", {}),
         (_broken(env_id="two words"), "env_id", {}),
         (_broken(env_id="x" * 129), "env_id", {}),
@@ -82,6 +113,19 @@ def test_decode_refuses_groups_that_cannot_be_trained_on_with_the_reason(
 ) -> None:
     with raises(GroupError, code, **values):
         TrajectoryGroup.decode(body)
+
+
+def test_group_with_a_teacher_an_unsampled_sequence_and_messages_is_accepted() -> None:
+    body = _broken(
+        mask=np.packbits([0, 0, 1, 1, 1, 0, 0, 0], bitorder="little").tobytes(),
+        versions=[[["1.0", 0, 3]], [["1.0", 0, 0]]],
+        distill_ids=np.array([3, -1] * 8, "<i4").tobytes(),
+        distill_logprobs=np.array([-1, -np.inf] * 8, "<f4").tobytes(),
+        messages=[[{"role": "user", "content": "é😀", "calls": [1, 2.5, None, True]}]],
+    )
+    assert TrajectoryGroup.decode(body).distill_ids is not None
+    with raises(GroupError, "not_plain", field="messages"):
+        dataclasses.replace(make_group(), messages=[["\ud83d"]])
 
 
 def test_encode_refuses_a_group_that_no_reader_accepts() -> None:

@@ -62,7 +62,7 @@ async def submit(
     the body as it arrived. A retry in the other encoding is the same group.
     """
     try:
-        group = await _read(request, run_id, group_id, ctx.limits.max_body_bytes)
+        group = await _read(request, run_id, group_id, holder, ctx.limits.max_body_bytes)
         stored = await ctx.store.queue.submit(run_id, holder, group)
     except (ApiProblem, RedisError) as error:
         refused = errors.from_redis(error) if isinstance(error, RedisError) else error
@@ -115,17 +115,17 @@ async def audit(ctx: Ctx, run_id: RunId) -> Response:
     return Response(await offload(ids * _ID_BYTES, found.model_dump_json), media_type="application/json")
 
 
-async def _read(request: Request, run_id: str, group_id: str, limit: int) -> Submission:
+async def _read(request: Request, run_id: str, group_id: str, holder: str, limit: int) -> Submission:
     found = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if found != GROUP_MEDIA_TYPE:
         raise errors.media_type(found, GROUP_MEDIA_TYPE)
     body = await request.body()
     inflated_to = inflated_size(body, limit)
     reserve_inflated(request.scope, inflated_to)
-    return await offload(len(body) + inflated_to, _checked, run_id, group_id, body, request.headers, limit)
+    return await offload(len(body) + inflated_to, _checked, run_id, group_id, holder, body, request.headers, limit)
 
 
-def _checked(run_id: str, group_id: str, body: bytes, headers: Headers, limit: int) -> Submission:
+def _checked(run_id: str, group_id: str, holder: str, body: bytes, headers: Headers, limit: int) -> Submission:
     """Returns the group of a request, after a comparison with the URL. Raises ApiProblem."""
     plain = inflate_group(group_id, body, headers, limit)
     try:
@@ -137,6 +137,7 @@ def _checked(run_id: str, group_id: str, body: bytes, headers: Headers, limit: i
         ("run_id", group.run_id, run_id),
         ("group_id", group.group_id, group_id),
         ("row", group.row, row),
+        ("env_id", group.env_id, holder),
     ):
         if inside != outside:
             raise errors.bad_group(group_id, f"its {name} is {inside!r}, but it was sent as {outside!r}")
@@ -148,5 +149,5 @@ def _checked(run_id: str, group_id: str, body: bytes, headers: Headers, limit: i
         sequences=group.size,
         tokens=len(group.tokens),
         env_id=group.env_id,
-        step=group.oldest_version.step,
+        versions=sorted(group.policy_versions),
     )

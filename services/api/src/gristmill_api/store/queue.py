@@ -6,17 +6,21 @@ import itertools
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError  # noqa: A004
 
+from gristmill import PolicyVersion
 from gristmill_api import errors
 from gristmill_api.settings import Limits
 from gristmill_api.store import keys
 from gristmill_api.store.keys import milliseconds
 from gristmill_api.store.records import text
 from gristmill_api.store.scripts import Scripts
+
+_MOST_TRAINERS: Final = 64
+"""Incarnations of the run's trainer whose weights sampled one group."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,8 @@ class Submission:
     sequences: int
     tokens: int
     env_id: str
-    step: int
-    """Policy step of the oldest weights that sampled it."""
+    versions: Sequence[PolicyVersion]
+    """The weights that sampled it, the oldest first."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,12 @@ class GroupQueue:
     async def submit(self, run_id: str, holder: str, group: Submission) -> bool:
         """Store a group under its permit. False: the store already holds this group with the same bytes."""
         sent = keys.sent(run_id, f"{self._sender}:{next(self._sends)}")
+        ends: list[int] = []
+        for incarnation, of_trainer in itertools.groupby(group.versions, lambda version: version.incarnation):
+            steps = [version.step for version in of_trainer]
+            ends += (incarnation, steps[0], steps[-1])
+        if len(ends) > 3 * _MOST_TRAINERS:
+            raise errors.bad_group(group.group_id, f"weights of more than {_MOST_TRAINERS} trainers sampled it")
         status, *rest = await self._scripts.call(
             "submit",
             run_id,
@@ -102,12 +112,13 @@ class GroupQueue:
             group.tokens,
             group.raw_bytes,
             group.env_id,
-            group.step,
+            group.versions[0].step,
             self._limits.max_stored_bytes,
             self._limits.max_run_bytes,
             self._limits.max_run_groups,
             len(group.body),
             sent,
+            *ends,
             payloads={sent: group.body},
         )
         if status == "GONE":
@@ -129,6 +140,10 @@ class GroupQueue:
             raise errors.bad_group(
                 group.group_id,
                 f"it has {group.sequences} sequences, the run's group_size is {int(rest[0])}: as many, or at least 2",
+            )
+        if status == "VERSION":
+            raise errors.bad_group(
+                group.group_id, f"weights {text(rest[0])}.{text(rest[1])} sampled it, and the run never published them"
             )
         if status == "FULL":
             raise errors.store_full(

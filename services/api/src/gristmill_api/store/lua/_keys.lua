@@ -12,6 +12,9 @@
 --                         buffered (groups in Atropos' buffers); archive_lost (trained groups let go without being archived, as their disk failed or was full);
 --                         left_out:<field> (Atropos' groups stored without an optional field that did not fit)
 --
+--   versions      HASH    incarnation -> "<first step> <last step>" of the policy versions that its trainer recorded;
+--                         lowest (incarnation) and highest (step) of all of them
+--
 --   A group, once submitted, is in exactly one of ready, leased, dead, trained, dropped:
 --   group:<id>    HASH    digest (32 raw bytes), schema, bytes, raw_bytes (inflated), sequences, tokens, env_id, step (of
 --                         the oldest weights that sampled it), seq, at (ms), attempts; batch (that leased it last, while
@@ -78,7 +81,7 @@ local READY_BY_SIZE = P .. 'kinds'
 local LEASES, EXPIRED, ACKED = P .. 'leases', P .. 'expired', P .. 'acked'
 local PERMITS, HOLDERS, REISSUE, LAPSED = P .. 'permits', P .. 'holders', P .. 'reissue', P .. 'lapsed'
 local DROPPED, DROPS, TOMBSTONES = P .. 'dropped', P .. 'drops', P .. 'tombs'
-local FATES = P .. 'fates'
+local FATES, VERSIONS = P .. 'fates', P .. 'versions'
 local ENVS, LATEST, METRICS, LOG = P .. 'envs', P .. 'latest', P .. 'metrics', P .. 'events'
 local CLAIMS, CLAIMANTS = P .. 'claims', P .. 'claimants'
 local DELETED, FENCE = P .. 'deleted', P .. 'fence'

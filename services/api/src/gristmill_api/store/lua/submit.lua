@@ -5,9 +5,11 @@
 -- Store a group and consume its permit. Not flagged allow-oom: at maxmemory Redis refuses this script, and its like.
 -- The payload was set before, under a separate key: a long argument costs Lua ten times what SET costs.
 -- ARGV: group id, holder, digest (32 raw bytes), sequences, tokens, raw bytes, env id, step, byte cap of all runs,
---       byte cap and group cap of a run, bytes of the payload, its key
+--       byte cap and group cap of a run, bytes of the payload, its key, for each trainer whose weights sampled the group:
+--       incarnation, first step, last step
 -- -> {STORED} | {SAME} | {OTHER} | {MISSING} | {FINISHED} | {SUSPENDED} | {DROPPED, reason} | {LOST} | {UNKNOWN} | {SIZE, group size}
---  | {SURPLUS}: the run has all groups that it needs, and the row is issued again | {FULL, bytes of all runs} | {RUN_FULL, bytes of the run, groups of the run} | {GONE}: so is the payload
+--  | {VERSION, incarnation, step}: never published | {SURPLUS}: the run has all groups that it needs, and the row is issued again
+--  | {FULL, bytes of all runs} | {RUN_FULL, bytes of the run, groups of the run} | {GONE}: so is the payload
 local id, holder, digest, sequences, tokens, raw_bytes, env_id, step = unpack(ARGV, 1, 8)
 local max_bytes, max_run_bytes, max_run_groups = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
 local bytes, sent = tonumber(ARGV[12]), ARGV[13]
@@ -16,7 +18,7 @@ local function refuse(...)
   redis.call('DEL', sent)
   return {...}
 end
-local record = redis.call('HMGET', RECORD, 'state', 'group_size')
+local record = redis.call('HMGET', RECORD, 'state', 'group_size', 'incarnation')
 if not record[1] then return refuse('MISSING') end
 -- First: a retry must get the same answer, whatever happened since.
 local known = redis.call('HGET', group(id), 'digest') or redis.call('HGET', TRAINED, id)
@@ -32,6 +34,15 @@ if not by and not lapsed(id, holder) then return refuse('UNKNOWN') end
 -- Fewer than the run's group size: some could not be scored. One alone has nothing to be compared with.
 local size, most = tonumber(sequences), tonumber(record[2])
 if size > most or size < math.min(2, most) then return refuse('SIZE', record[2]) end
+-- Only weights that the model servers had. A trainer publishes weights before it records their version, so a group may be
+-- one step ahead of the record, also a group of a trainer that recorded none.
+local lowest, highest = unpack(redis.call('HMGET', VERSIONS, 'lowest', 'highest'))
+for i = 14, lowest and #ARGV or 0, 3 do
+  local trainer, first, last = unpack(ARGV, i, i + 2)
+  local from, to = string.match(redis.call('HGET', VERSIONS, trainer) or '0 ' .. highest, '^(%S+) (%S+)$')
+  if tonumber(first) < tonumber(from) or tonumber(trainer) < tonumber(lowest) then return refuse('VERSION', trainer, first) end
+  if tonumber(last) > to + 1 or tonumber(trainer) > tonumber(record[3]) then return refuse('VERSION', trainer, last) end
+end
 if is_surplus(by) then
   if by then
     reissue(id)

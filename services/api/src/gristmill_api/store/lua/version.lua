@@ -17,6 +17,10 @@ if state() == 'finished' then
   return {'FINISHED'}
 end
 redis.call('HSET', RECORD, 'version_incarnation', incarnation, 'version_step', step)
+local first = string.match(redis.call('HGET', VERSIONS, incarnation) or step, '^%d+')
+redis.call('HSETNX', VERSIONS, 'lowest', incarnation)
+local highest = math.max(tonumber(step), tonumber(redis.call('HGET', VERSIONS, 'highest') or 0))
+redis.call('HSET', VERSIONS, incarnation, first .. ' ' .. step, 'highest', string.format('%.0f', highest))
 if redis.call('EXISTS', ATROPOS) == 1 then redis.call('HSET', ATROPOS, 'step', step, 'started', 1) end
 log_event('version', 'version', incarnation .. '.' .. step)
 publish('permits')
