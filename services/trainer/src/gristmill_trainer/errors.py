@@ -13,6 +13,10 @@ class ModelError(TrainerError):
     """The model cannot be loaded, or differs from the server's model."""
 
 
+class WeightsError(TrainerError):
+    """The weights in training are not numbers any more. Neither a server nor a checkpoint gets them."""
+
+
 class OptimizerError(TrainerError):
     """The requested optimizer is not available."""
 

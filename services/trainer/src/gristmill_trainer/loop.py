@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Concatenate, NoReturn, ParamSpec, TypeVar
 
 import msgspec
+import numpy as np
 import torch
 
 from gristmill import ApiError, ErrorCode, LeaseSession, PolicyVersion
@@ -34,7 +35,7 @@ from gristmill_trainer.data.types import Sample
 from gristmill_trainer.disk import writing
 from gristmill_trainer.display import Display
 from gristmill_trainer.dist_context import DistContext
-from gristmill_trainer.errors import AbandonedError
+from gristmill_trainer.errors import AbandonedError, WeightsError
 from gristmill_trainer.export import Hub, RunFacts, export_model
 from gristmill_trainer.hooks import Hook, StepEvent
 from gristmill_trainer.learner import Learner
@@ -43,7 +44,7 @@ from gristmill_trainer.model_state import LearnerState
 from gristmill_trainer.observers import Observers
 from gristmill_trainer.publish import ModelServer, Publisher
 from gristmill_trainer.quarantine import Quarantine, SkippedSteps, SkipRecord
-from gristmill_trainer.receipts import Expectation, Probes, Receipts, own_scores
+from gristmill_trainer.receipts import ANY_PROBES, Expectation, Probes, Receipts, own_scores
 from gristmill_trainer.records import TrainedRecords
 from gristmill_trainer.settings import TrainerSettings
 from gristmill_trainer.stop import StoppedError, StopRequest
@@ -192,6 +193,7 @@ def train(training: Training) -> None:
         with checkpoint_on_stop(training, step):
             metrics = on_main(report, step, result, learning_rate, phases.take(), training.run_dir)
         reward = metrics.reward_mean
+        check_weights(training, step)
         if on_main(is_checkpoint_due, step, settings):
             with phases("checkpoint"):
                 checkpoint(training, step)
@@ -238,6 +240,25 @@ def optimizer_step(training: Training, samples: list[Sample], step: int) -> Step
         return not main.stop.should_abandon(left + slowest.get("checkpoint", 0.0))
 
     return training.learner.step(samples, step, should_continue)
+
+
+def check_weights(training: Training, step: int) -> None:
+    """Raises WeightsError on every rank if the weights after `step` steps give no numbers.
+
+    The trainer then ends without a checkpoint or a publication of these weights. Its groups return to the queue, and
+    the next trainer continues from the last checkpoint.
+    """
+    training.state.check_finite(step)
+    probes = None if training.probing is None else training.probing.probes
+    scores = own_scores(training.learner.policy, probes or ANY_PROBES)
+    if not all(np.isfinite(one.flat()).all() for one in scores):
+        raise WeightsError(
+            "weights_give_nan",
+            f"the weights after step {step} are finite and so large that their log-probabilities are not; they are "
+            "neither published nor saved. Lower learning_rate or max_grad_norm, and start the trainer again: it "
+            "continues from the last checkpoint",
+            step=step,
+        )
 
 
 def leave_step(training: Training, step: int, abandoned: AbandonedError) -> NoReturn:

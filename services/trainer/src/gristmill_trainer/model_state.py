@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from gristmill import Hyperparameters
 from gristmill_trainer.dist_context import DistContext
-from gristmill_trainer.errors import TrainerError
+from gristmill_trainer.errors import TrainerError, WeightsError
 from gristmill_trainer.optimizer import kept_hyperparameters, load_schedule
 from gristmill_trainer.policy import Policy
 from gristmill_trainer.policy.model import as_in_files, in_type, tied_head
@@ -36,6 +36,9 @@ class LearnerState(Protocol):
 
     dist: DistContext
     """The ranks that hold the state."""
+
+    def check_finite(self, step: int) -> None:
+        """Raises WeightsError on every rank if a weight is NaN or infinite. `step`: steps done, for the message."""
 
     def served_tensors(self) -> dict[str, torch.Tensor]:
         """Returns all tensors in the server's format, on rank 0."""
@@ -69,6 +72,9 @@ class WholeState:
         self._optimizer = optimizer
         self._schedule = schedule
 
+    def check_finite(self, step: int) -> None:
+        _check_finite(self._policy, self.dist, step)
+
     def served_tensors(self) -> dict[str, torch.Tensor]:
         return self._policy.served_tensors()
 
@@ -87,6 +93,31 @@ class WholeState:
             self._optimizer.load_state_dict(state["optimizer"])
         if self._schedule is not None and state.get("schedule") is not None:
             load_schedule(self._schedule, state["schedule"])
+
+
+def _check_finite(policy: Policy, dist: DistContext, step: int) -> None:
+    """Looks at the trained parameters in the dtypes of checkpoint and server. Each rank looks at its own parts."""
+    wrong = {}
+    for name, parameter in policy.model.named_parameters():
+        if parameter.requires_grad:
+            part = parameter.detach()
+            part = part.to_local() if isinstance(part, DTensor) else part
+            largest = part.abs().max() if part.numel() else part.new_zeros(())  # NaN if one value is NaN.
+            if not largest <= torch.finfo(policy.served_dtype).max:
+                wrong[name] = "NaN" if bool(largest.isnan()) else f"{float(largest):.3g}"
+    found = {name: value for share in dist.gather(wrong) for name, value in share.items()}
+    if found:
+        tensor, value = next(iter(found.items()))
+        raise WeightsError(
+            "weights_not_finite",
+            f"after step {step}, {len(found)} tensors hold numbers that {policy.served_dtype} cannot; first: {tensor} "
+            f"has {value}. These weights are neither published nor saved. Lower learning_rate or max_grad_norm, and "
+            "start the trainer again: it continues from the last checkpoint",
+            step=step,
+            tensor=tensor,
+            value=value,
+            tensors=len(found),
+        )
 
 
 def check_shardable(settings: Hyperparameters) -> None:
@@ -142,6 +173,9 @@ class ShardedState:
         # In the optimizer's order: a tied parameter has only its first name.
         self._names = [name for name, _ in model.named_parameters()]
         self._tied_head = tied_head(model)
+
+    def check_finite(self, step: int) -> None:
+        _check_finite(self._policy, self.dist, step)
 
     def served_tensors(self) -> dict[str, torch.Tensor]:
         """Returns all tensors on rank 0, an empty dict on other ranks.

@@ -25,7 +25,7 @@ from gristmill_trainer.checkpoint import CheckpointStore, find_resumption
 from gristmill_trainer.checkpoint.digests import DigestWriter, TrainerFacts
 from gristmill_trainer.display import Display
 from gristmill_trainer.dist_context import DistContext
-from gristmill_trainer.errors import PublishError, TrainerError
+from gristmill_trainer.errors import PublishError, TrainerError, WeightsError
 from gristmill_trainer.export import RunFacts
 from gristmill_trainer.hooks import Hook, StepEvent
 from gristmill_trainer.learner_factory import LearnerPlan, build_learner
@@ -275,6 +275,46 @@ def test_loop_keeps_and_bounds_steps_with_skipped_updates(source: ModelSource, t
     ]
     names = [path.name for path in sorted((tmp_path / "aside").glob("*.groups"))]
     assert names == [f"step-{step:06d}.1.groups" for step in (2, 3, 4)]
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+@pytest.mark.parametrize(
+    ("learning_rate", "code"), [(1e18, "weights_give_nan"), (1e37, "weights_give_nan"), (1e39, "weights_not_finite")]
+)
+def test_weights_that_give_no_numbers_are_neither_published_nor_saved(
+    source: ModelSource, tmp_path: Path, learning_rate: float, code: str, lora_rank: int
+) -> None:
+    """Loss and gradient of the step are finite. The groups return, and the next trainer has the last checkpoint."""
+    served: list[PolicyVersion] = []
+    api = ApiStandIn(_steps([], _all_unknown))
+    trainer = Trainer(source, tmp_path, api)
+    trainer.transport = _Transport(served.append)
+    one = {"lora_rank": lora_rank, "num_epochs": 1, "minibatches": 1, "warmup_steps": 0}
+    trainer.settings = SKIPS.model_copy(update={**one, "training_steps": 2, "checkpoint_interval": 1})
+    trainer.leased = _end_after(1)
+    with pytest.raises(_EndedError):
+        trainer.run()
+    trainer.leased = lambda step: None
+    trainer.settings = SKIPS.model_copy(update={**one, "learning_rate": learning_rate, "checkpoint_interval": 1})
+    with raises(WeightsError, code, step=2) as raised:
+        trainer.run()
+    assert "learning_rate" in str(raised.value)
+    assert {version.step for version in served} == {0, 1}
+    assert [path.name for path in (tmp_path / "checkpoints").glob("step-*")] == ["step-000001"]
+    assert api.acked == [group.group_id for group in step_groups(1)], "the groups of step 2 return"
+    assert [row["step"] for row in read_jsonl(tmp_path / METRICS_FILE)] == [1, 2], "the step that diverged is visible"
+
+
+class _EndedError(Exception):
+    pass
+
+
+def _end_after(step: int) -> Callable[[int], object]:
+    def leased(now: int) -> None:
+        if now > step:
+            raise _EndedError
+
+    return leased
 
 
 def test_on_step_is_called_after_each_step_is_served(source: ModelSource, tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ CAUSES = {
     "stale_prefix_cache": Cause.PREFIX_CACHE,
     "label_only": Cause.LABEL_WITHOUT_WEIGHTS,
     "bfloat16": Cause.DTYPE,
+    "no_numbers": Cause.NOT_FINITE,
 }
 WHOLE = [(fault, "") for fault in FAULTS if fault != "no_adapter"]
 MERGED = [(fault, "merged") for fault in ("stale_version", "swallowed_update", "label_only", "missing_kind")]

@@ -1,4 +1,4 @@
-"""A model server with torch that answers the trainer's calls as vLLM does, and has one of twelve faults on request.
+"""A model server with torch that answers the trainer's calls as vLLM does, and has one of several faults on request.
 
 No real server has these faults on request. `test_receipts.py` in integration/loop asks a real vLLM.
 """
@@ -32,6 +32,7 @@ FAULTS = (
     "stale_prefix_cache",
     "label_only",
     "bfloat16",
+    "no_numbers",
 )
 NAME = "owner/name"
 MISSING = r"mlp\.down_proj"
@@ -92,6 +93,7 @@ class TorchServer:
 
     def _answer(self, request: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
         path = urlsplit(request.path).path
+        status = 200
         with self._lock:
             if path == "/gristmill/publish":
                 self._publish(Path(body["path"]), body["version"])
@@ -104,11 +106,14 @@ class TorchServer:
                 answer = {"data": [{"id": NAME}]}
             elif path == "/inference/v1/generate":
                 self.asked.append(body)
-                answer = self._generate(body)
+                if self._is("no_numbers"):
+                    status, answer = 400, {"error": {"message": "Out of range float values are not JSON compliant"}}
+                else:
+                    answer = self._generate(body)
             else:
                 answer = {"weight_version": self.label, "is_paused": False}
         content = json.dumps(answer).encode()
-        request.send_response(200)
+        request.send_response(status)
         request.send_header("Content-Length", str(len(content)))
         request.end_headers()
         request.wfile.write(content)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -151,7 +152,12 @@ def prepare(model: Any, *, packing: bool, seq_len: int = 0) -> Scorer:
     difference = float((wanted - found).abs().max())
     # This comparison also refuses NaN.
     if not difference <= _TOLERANCE:
-        remedy = "train with --packing false, or take another model" if packing else "take another model"
+        if not math.isfinite(difference):
+            remedy = "the weights give no numbers; start from an earlier checkpoint, or take another model"
+        elif packing:
+            remedy = "train with --packing false, or take another model"
+        else:
+            remedy = "take another model"
         raise ModelError(
             "logprobs_differ",
             f"log-probabilities of '{model.config.name_or_path}' ({type(model).__name__}) computed our way differ by "

@@ -4,10 +4,20 @@
 """
 
 from gristmill_trainer.receipts.diagnosis import Case, Cause, Diagnosis, LiveDiagnosis, PublishedWeights, diagnose
-from gristmill_trainer.receipts.probes import Probe, Probes, ProbeScores, distance, own_scores, scale, served_scores
+from gristmill_trainer.receipts.probes import (
+    ANY_PROBES,
+    Probe,
+    Probes,
+    ProbeScores,
+    distance,
+    own_scores,
+    scale,
+    served_scores,
+)
 from gristmill_trainer.receipts.receipts import Expectation, Receipts, first_bound, later_bound, rounding_of
 
 __all__ = [
+    "ANY_PROBES",
     "Case",
     "Cause",
     "Diagnosis",

@@ -46,6 +46,7 @@ class Cause(StrEnum):
     TEMPERATURE = "temperature_not_applied"
     RAW = "raw_logprobs"
     TRUNCATION = "sampling_truncated"
+    NOT_FINITE = "no_numbers"
     TOKENIZED_AGAIN = "text_tokenized_again"
     PREFIX_CACHE = "prefix_cache_stale"
     TIED_HEAD = "tied_head_stale"
@@ -66,6 +67,8 @@ _REMEDIES: Final = {
     Cause.TEMPERATURE: "remove settings that override the temperature of requests from the model server",
     Cause.RAW: "start the model server with --logprobs-mode processed_logprobs, as `python -m gristmill_model` does",
     Cause.TRUNCATION: "remove top_p, top_k and min_p from the model server's settings and its generation_config.json",
+    Cause.NOT_FINITE: "the trainer's own log-probabilities are finite: start the model server with the dtype of its "
+    "manifest, without quantization; if the cause comes back, report the version of vLLM",
     Cause.TOKENIZED_AGAIN: "remove the proxy or plug-in that converts tokens to text between trainer and model server",
     Cause.PREFIX_CACHE: "start the model server with --no-enable-prefix-caching, and report the version of vLLM",
     Cause.TIED_HEAD: "serve the model with a separate head, as `python -m gristmill_model` does",
@@ -205,7 +208,11 @@ def _judged(found: _Found, case: Case) -> Diagnosis:
 
 # --- Without any computation -------------------------------------------------------------------------------------
 def _tokens(case: Case) -> Iterator[_Found]:
-    """The server scored other tokens. The tokens in its answer show it, if it scores prompts; else a computation."""
+    """The server's log-probabilities are no numbers, or all of them are minus infinity, which vLLM sends for NaN.
+
+    The server scored other tokens. The tokens in its answer show it, if it scores prompts; else a computation."""
+    if not any(np.isfinite(scores.flat()).any() for scores in case.served):
+        yield _Found(Cause.NOT_FINITE, case.served, "its log-probabilities are NaN or infinite")
     if any(scores.tokens is not None for scores in case.served):
         yield _Found(Cause.TOKENIZED_AGAIN, case.served, "it converts the tokens of a request to text and back")
 

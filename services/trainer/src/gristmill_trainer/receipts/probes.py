@@ -40,6 +40,8 @@ _IDS = 8
 _PROMPT_PROBES = 2
 _CLAMPED = -9999.0
 """vLLM's number for a log-probability of minus infinity, which JSON cannot hold."""
+_NOT_A_NUMBER = "Out of range float values"
+"""In the answer of a server whose log-probabilities are NaN or infinite."""
 _TIMEOUT = 60.0
 
 
@@ -105,6 +107,10 @@ class Probes(msgspec.Struct, frozen=True):
             folder.mkdir(parents=True, exist_ok=True)
             temporary.write_bytes(msgspec.json.encode(self))
             temporary.replace(path)
+
+
+ANY_PROBES: Final = Probes((Probe((0, 1, 0, 1), (0, 1), prompt=True),), temperature=1.0)
+"""Of any vocabulary, for a check of the trainer's own weights."""
 
 
 def _probe(sample: Sample, *, prompt: bool) -> Probe:
@@ -221,7 +227,14 @@ def _ask(
     body = generation(model, probe.tokens, params | sampling)
     if cache_salt is not None:
         body["cache_salt"] = cache_salt
-    return _read(server.call("POST", GENERATE, timeout=_TIMEOUT, json=body).json(), probe)
+    try:
+        answer = server.call("POST", GENERATE, timeout=_TIMEOUT, json=body)
+    except PublishError as error:
+        if _NOT_A_NUMBER not in str(error):
+            raise
+        # The server computed NaN, which its JSON cannot hold.
+        return ProbeScores(np.full(len(probe.tokens) - 1 if probe.prompt else 0, np.nan), np.full(len(ids) - 1, np.nan))
+    return _read(answer.json(), probe)
 
 
 @contextmanager
