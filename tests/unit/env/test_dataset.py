@@ -95,6 +95,21 @@ def test_dataset_reads_a_folder_of_save_to_disk(tmp_path: Path) -> None:
         load(dataset_path=str(tmp_path / "saved"))
 
 
+@pytest.mark.parametrize("kind", [datasets.Image(), datasets.Audio()])
+def test_damaged_images_and_sound_do_not_make_a_row_unusable(tmp_path: Path, kind: Any) -> None:
+    damaged = {"bytes": b"no image", "path": None}
+    text, inside = datasets.Value("string"), {"x": kind}
+    features = datasets.Features({"question": text, "one": kind, "many": datasets.List(kind), "inside": inside})
+    raw = {"bytes": datasets.Value("binary"), "path": text}
+    encoded = datasets.Features({"question": text, "one": raw, "many": datasets.List(raw), "inside": {"x": raw}})
+    row = {"question": "1 + 1?", "one": damaged, "many": [damaged], "inside": {"x": damaged}}
+    made = datasets.Dataset.from_list([row], features=encoded).cast(features)
+    datasets.DatasetDict({"test": made}).save_to_disk(str(tmp_path / "saved"))
+    dataset = load(dataset_path=str(tmp_path / "saved"), split="test", answer_field=None)
+    assert dataset.item(0).prompt == "1 + 1?"
+    assert {name: dataset.item(0).columns[name] for name in row} == row
+
+
 def test_dataset_reads_a_folder_with_one_file_per_split(tmp_path: Path) -> None:
     write(tmp_path, ".jsonl").rename(tmp_path / "test.jsonl")
     assert len(load(dataset_path=str(tmp_path), split="test")) == 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -139,8 +140,30 @@ def _from_folder(folder: Path, config: DatasetConfig, label: str) -> Rows:
             )
         loaded = loaded[base]
     first, end = _bounds(split, len(loaded), label)
-    rows: Rows = loaded.select(range(first, end))
+    rows: Rows = _undecoded(loaded).select(range(first, end))
     return rows
+
+
+def _undecoded(rows: Any) -> Any:
+    """Returns the rows of a `datasets.Dataset` with images, sound and video as their bytes and path.
+
+    Text needs none of them. A damaged image, or a decoder that is not installed, would otherwise end the run.
+    """
+    for name, feature in list(rows.features.items()):
+        plain = copy.deepcopy(feature)
+        if _switch_decoding_off(plain):
+            rows = rows.cast_column(name, plain)
+    return rows
+
+
+def _switch_decoding_off(feature: Any) -> bool:
+    """Changes a feature and the features inside it. Returns whether any of them decodes."""
+    inner = feature.values() if isinstance(feature, Mapping) else feature if isinstance(feature, list | tuple) else ()
+    found = [_switch_decoding_off(one) for one in (*inner, getattr(feature, "feature", None)) if one is not None]
+    if isinstance(getattr(feature, "decode", None), bool):
+        feature.decode = False
+        return True
+    return any(found)
 
 
 def _files_of(folder: Path, base: str, label: str) -> Sequence[Path]:
@@ -172,7 +195,7 @@ def _from_verifiers(config: DatasetConfig) -> Rows:
     assert config.verifiers_id is not None
     built = environment_rows(config.verifiers_id, config.dataset_args, _base(config.split))
     first, end = _bounds(config.split, len(built), f"verifiers environment '{config.verifiers_id}'")
-    rows: Rows = built.select(range(first, end))
+    rows: Rows = _undecoded(built).select(range(first, end))
     return rows
 
 
@@ -187,7 +210,14 @@ def _from_hub(name: str, config: DatasetConfig) -> tuple[str, Rows]:
         rows: Any = datasets.load_dataset(name, part, split=config.split, revision=revision)
         if revision is not None:
             _check_revision(rows, name, revision, label)
-    except (OSError, ValueError, RuntimeError, httpx.HTTPError) as error:
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+        ImportError,
+        httpx.HTTPError,
+        datasets.exceptions.DatasetsError,
+    ) as error:
         offline = " (offline: only the local cache was searched)" if datasets.config.HF_HUB_OFFLINE else ""
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise DatasetError(
@@ -195,7 +225,7 @@ def _from_hub(name: str, config: DatasetConfig) -> tuple[str, Rows]:
             f"{label} cannot be loaded; looked for a local path of that name and on the hub{offline}: {reason}",
             label=label,
         ) from error
-    return label, rows
+    return label, _undecoded(rows)
 
 
 def _check_revision(rows: Any, name: str, revision: str, label: str) -> None:
