@@ -237,6 +237,12 @@ class Launcher:
         except LocalStackError as error:
             if not self.options.verbose:
                 show_context(error.values.get("log"))
+            if error.code == "service_killed":
+                step = saved_step(folder)
+                start = "from its first step" if step is None else f"from step {step}"
+                raise LocalStackError(
+                    error.code, f"{error}. The same command continues the run {start}", **error.values, step=step
+                ) from error
             raise
         console = Console(highlight=False)
         for line in lines:

@@ -385,10 +385,11 @@ def next_commands(
         f"""'{{"model": "{folder / "model"}", "messages": [{{"role": "user", "content": "What is 17 + 8?"}}]}}'"""
     )
     address = "" if model_port == 9001 else f" --base_url http://127.0.0.1:{model_port}"
+    named = "" if run_id == Path(config).stem else f" --run_id {shlex.quote(run_id)}"
     runs = "" if folder.parent == root / "runs" else f" --runs {shlex.quote(str(folder.parent))}"
     return [
         Command("chat with it", [f"MODEL={model}{port} {serve}   # then, in another terminal:", ask]),
-        Command("evaluate it", [f"{python} -m gristmill_env evaluate --config {shlex.quote(config)}{address}"]),
+        Command("evaluate it", [f"{python} -m gristmill_env evaluate --config {shlex.quote(config)}{named}{address}"]),
         Command("train longer", [f'make local ARGS="{(given + f" --training_steps {2 * steps}").strip()}"']),
         Command("see it", [f".venv/bin/gristmill{runs} view {run_id}"]),
     ]

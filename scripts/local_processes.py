@@ -120,6 +120,17 @@ class Service:
         code = self.process.wait()
         self.reader.join(timeout=5)
         text, place = self._last_words()
+        if code < 0:
+            name = signal.Signals(-code).name
+            why = ", as the system does when memory runs out" if name == "SIGKILL" else ""
+            return LocalStackError(
+                "service_killed",
+                f"{self.name} was killed by signal {-code} ({name}{why}); its last line: {text}{place}",
+                service=self.name,
+                exit_code=code,
+                signal=name,
+                log=self.log,
+            )
         return LocalStackError(
             "service_ended",
             f"{self.name} ended with exit code {code}: {text}{place}",

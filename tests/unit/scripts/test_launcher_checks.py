@@ -211,6 +211,16 @@ def test_failure_repeats_the_last_error_and_names_the_log(tmp_path: Path) -> Non
     assert len(shown) == 3
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
+def test_failure_of_a_killed_service_names_the_signal(number: signal.Signals) -> None:
+    code = f"import os; print('loading', flush=True); os.kill(os.getpid(), {int(number)})"
+    with LocalStack(lambda name, text: None) as stack:
+        service = stack.start("mine", [sys.executable, "-c", code])
+        values = {"service": "mine", "exit_code": -number, "signal": number.name}
+        with raises(LocalStackError, "service_killed", **values):
+            stack.wait_until(service, lambda: False, timeout=30)
+
+
 def test_failure_without_an_error_line_repeats_the_last_line() -> None:
     with LocalStack(lambda name, text: None) as stack:
         service = stack.start("mine", [sys.executable, "-c", "import sys; sys.exit('no such thing')"])

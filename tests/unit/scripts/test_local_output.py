@@ -153,7 +153,7 @@ def test_next_commands_select_this_run_and_quote_its_paths(tmp_path: Path) -> No
     assert lines["train longer"] == ['make local ARGS="--run_id mine --training_steps 120"']
     assert lines["chat with it"][0].startswith(f"MODEL='{folder}/model' MODEL_PORT=9002 ")
     assert lines["evaluate it"] == [
-        ".venv/bin/python -m gristmill_env evaluate --config 'my config.yaml' --base_url http://127.0.0.1:9002"
+        ".venv/bin/python -m gristmill_env evaluate --config 'my config.yaml' --run_id mine --base_url http://127.0.0.1:9002"
     ]
     assert lines["see it"] == [f".venv/bin/gristmill --runs '{folder.parent}' view mine"]
 
