@@ -124,6 +124,8 @@ class ErrorCode(StrEnum):
     """The request names an unknown host (421)."""
     INTERNAL = "internal"
     """An error of the API (500)."""
+    LEASE_BY_SEQUENCES = "lease_by_sequences"
+    """The run's groups may lack sequences, so it leases by groups or tokens (422)."""
     LEASE_LOST = "lease_lost"
     """The lease of a batch expired (410)."""
     MEDIA_TYPE = "media_type"

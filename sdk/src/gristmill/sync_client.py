@@ -280,9 +280,10 @@ class SyncClient:
     ) -> list[TrajectoryGroup] | None:
         """Leases a batch in submit order. Returns None if too few groups are ready after `wait` seconds.
 
-        Name one amount: an exact number of `groups` or `sequences`, or a budget of `tokens`. The caller chooses
-        `batch_id`, and a repeated `batch_id` returns the same batch. The API drops groups that were sampled more than
-        `max_staleness` steps ago. The lease expires after API_LEASE_TTL_S seconds (120) without an `extend`.
+        Name one amount: an exact number of `groups`, a budget of `tokens`, or, for Atropos' environments, an exact
+        number of `sequences`. The caller chooses `batch_id`, and a repeated `batch_id` returns the same batch. The API
+        drops groups that were sampled more than `max_staleness` steps ago. The lease expires after API_LEASE_TTL_S
+        seconds (120) without an `extend`.
 
         Raises ApiError `batch_acked`, or `lease_lost` if the lease expires during the answer.
         """

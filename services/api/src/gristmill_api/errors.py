@@ -344,6 +344,16 @@ def lease_lost(run_id: str, batch_ids: list[str]) -> ApiProblem:
     )
 
 
+def lease_by_sequences(run_id: str) -> ApiProblem:
+    """A group of /v1 may lack sequences, so the groups that a run may still send need not sum to an exact number."""
+    return ApiProblem(
+        "lease_by_sequences",
+        422,
+        f"run {run_id!r} is fed at /v1, where a lease by sequences could wait for ever: a group may lack sequences.",
+        "Lease by groups, or by a budget of tokens.",
+    )
+
+
 def batch_acked(run_id: str, batch_id: str) -> ApiProblem:
     return ApiProblem(
         "batch_acked", 409, f"batch {batch_id!r} of run {run_id!r} was acked already.", "Lease under a new batch id."

@@ -70,6 +70,8 @@ async def _after(
     last_event_id: Annotated[str | None, Header(pattern=r"^\d{1,20}-\d{1,20}$")] = None,
 ) -> str:
     """Returns the id after which the client needs events. The id is read before the response starts."""
+    if last_event_id and any(int(part) >= 2**64 for part in last_event_id.split("-")):
+        raise errors.bad_request(f"Last-Event-ID {last_event_id} has a number beyond 64 bits.")
     return last_event_id or await ctx.store.journal.newest_event(run_id)
 
 

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import ConfigDict, Field, model_validator
 
-from gristmill import BATCH_MEDIA_TYPE, GroupError, compression
+from gristmill import BATCH_MEDIA_TYPE, GroupError, Protocol, compression
 from gristmill.logs import line
 from gristmill_api import errors
 from gristmill_api.context import Context, Ctx, Name, RequestModel, RunId
@@ -47,7 +47,7 @@ class Lease(RequestModel):
     groups: Annotated[int, Field(ge=1, le=65536)] | None = None
     """Exactly this many groups."""
     sequences: Annotated[int, Field(ge=1, le=2**24)] | None = None
-    """Groups with exactly this many sequences together."""
+    """Groups with exactly this many sequences together: for runs of Atropos' environments only."""
     tokens: Annotated[int, Field(ge=1, le=2**40)] | None = None
     """As many groups, in order, as fit in this budget, and at least one. After `wait` the batch may be smaller."""
     max_staleness: Annotated[int, Field(ge=0, le=2**31)] | None = None
@@ -111,6 +111,8 @@ async def lease(ctx: Ctx, request: Request, run_id: RunId, body: Lease) -> Respo
 
     The header `Gristmill-Dropped: stale=3, dead=0` counts the groups that the call dropped or made dead letters.
     """
+    if body.sequences is not None and (await ctx.store.runs.record(run_id)).protocol is Protocol.GRISTMILL:
+        raise errors.lease_by_sequences(run_id)
     ask = functools.partial(
         ctx.store.queue.lease, run_id, body.incarnation, body.batch_id, body.amount, max_staleness=body.max_staleness
     )
