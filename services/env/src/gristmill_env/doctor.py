@@ -25,13 +25,13 @@ from gristmill.view.folders import ROLLOUTS_FOLDER, RunFolder
 from gristmill_env.commands.check import score_gold
 from gristmill_env.commands.replay import score_group
 from gristmill_env.commands.source import open_groups
+from gristmill_env.commands.trial import constructed
 from gristmill_env.data import Item, assistant, user
 from gristmill_env.errors import DatasetError, EpisodeError, InferenceError, PromptError, SavedError
 from gristmill_env.inference import Thinking
 from gristmill_env.inference.http import ServerHttp, ServerTroubleError
 from gristmill_env.inference.server import ModelServer
 from gristmill_env.preflight import FirstRows, row_warnings
-from gristmill_env.rewards import Sample
 from gristmill_env.rollouts.prompts import Prompt, PromptBuilder, load_tokenizer
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved import SavedGroup
@@ -152,7 +152,7 @@ def _is_kept(prompts: PromptBuilder, first: Prompt, reply: str) -> bool:
 
 async def check_gold(task: Task, items: Sequence[Item]) -> Check:
     """Checks that the rewards that compare with an answer score the rows' own answers 1."""
-    found = await score_gold(task.scorer.rewards, items)
+    found = await score_gold(task, items)
     if not found.scores:
         return Check("gold answers", "ok", f"not tried: no reward compares with an answer ({', '.join(found.untried)})")
     wrong = [(score, miss) for score in found.scores for miss in [*score.wrong, *score.unscored]]
@@ -171,7 +171,7 @@ async def check_scores_twice(task: Task, items: Sequence[Item], tokenizer: PreTr
     slowest = 0.0
     changed: list[tuple[int, str, float | None, float | None]] = []
     for item, other in zip(items, [*items[1:], items[0]], strict=True):
-        group = _constructed(item, other, tokenizer)
+        group = constructed(item, other, tokenizer)
         began = time.monotonic()
         first = await task.scorer.score(group)
         slowest = max(slowest, time.monotonic() - began)
@@ -189,27 +189,6 @@ async def check_scores_twice(task: Task, items: Sequence[Item], tokenizer: PreTr
     if slowest > _SLOW_SHARE * limit:
         return Check("rewards", "warning", f"{text}: a slower machine may reach the limit; raise reward_wall_timeout")
     return Check("rewards", "ok", text)
-
-
-def _constructed(item: Item, other: Item, tokenizer: PreTrainedTokenizerBase | None) -> list[Sample]:
-    """Returns a group of four completions of one row: right, wrong, without an answer, and empty."""
-    right, wrong = item.answer or item.prompt, other.answer or other.prompt
-    texts = [f"<think>\nI add.\n</think>\n\n<answer>{right}</answer>", f"\\boxed{{{wrong}}}", "I do not know.", ""]
-    return [
-        Sample(
-            completion=text,
-            answer=item.answer,
-            prompt=item.prompt,
-            tokens=[] if tokenizer is None else list(tokenizer(text, add_special_tokens=False)["input_ids"]),
-            finish_reason="stop",
-            row=item.columns,
-            messages=item.messages,
-            conversation=(*item.messages, assistant(text)),
-            episode_reward=0.5,
-            conversational=item.conversation is not None,
-        )
-        for text in texts
-    ]
 
 
 def _differences(first: _Parts, second: _Parts) -> Iterator[tuple[str, float | None, float | None]]:

@@ -11,6 +11,7 @@ from rich.console import Console
 from tests.support.errors import raises
 from transformers import PreTrainedTokenizerFast
 
+from gristmill import Manifest
 from gristmill_env.commands.check import check
 from gristmill_env.errors import CheckError, DatasetError
 from gristmill_env.run_settings import RunSettings
@@ -146,7 +147,7 @@ async def test_check_fails_if_a_reward_does_not_accept_the_gold_answer(folder: P
 
     try:
         write(folder, [{"question": "?", "answer": "4"}, {"question": "?", "answer": "raise"}])
-        with raises(CheckError, "check_failed", problems=["answers_not_known"]):
+        with raises(CheckError, "check_failed", problems=["answers_not_known", "reward_fails"]):
             await checked(folder, console, "--reward_functions", "one_off")
     finally:
         del registry._REGISTRY["one_off"]
@@ -231,3 +232,47 @@ async def test_check_shows_a_prefill_at_the_beginning_of_the_answer(folder: Path
     assert any(line.startswith("│ <think>") for line in lines)
     console.file.truncate(0)
     assert "assistant: <think>" in "\n".join(await checked(folder, console, "--prefill", "<think>", tokenizer=False))
+
+
+MINE = """
+def near(completion, gold):
+    if gold == "7":
+        raise ZeroDivisionError("seven")
+    return 1.0 if gold in completion else 0.0
+
+
+def no_value(completion):
+    return None
+"""
+
+
+async def test_check_calls_every_reward_and_names_the_rows_on_which_one_fails(folder: Path, console: Console) -> None:
+    (folder / "mine.py").write_text(MINE)
+    (folder / "rows.jsonl").write_text("".join(f'{{"question": "{n}?", "gold": "{n}"}}\n' for n in range(20)))
+    flags = ("--max_token_length", "200", "--answer_field", "gold", "--reward_functions", "mine.py:near")
+    with raises(CheckError, "check_failed", problems=["answers_not_known", "reward_fails"]):
+        await checked(folder, console, *flags)
+    assert re.search(r"near\b.* 1 of 20 rows.* row 7: .*ZeroDivisionError", wrong(console, "reward_fails"))
+    assert "│ near   │ 20   │ 19 (95.0%)" in shown(console)  # its column is the answer, under its own name
+
+
+async def test_check_is_not_well_if_a_reward_gives_no_value(folder: Path, console: Console) -> None:
+    (folder / "mine.py").write_text(MINE)
+    lines = await checked(folder, console, "--max_token_length", "200", "--reward_functions", "mine.py:no_value")
+    assert lines[-1].endswith("no value came from no_value")
+    assert "all is well" not in lines
+
+
+async def test_check_warns_if_the_tokenizer_is_of_another_model(folder: Path, console: Console) -> None:
+    (folder / "models").mkdir()
+    manifest = Manifest(
+        name="tiny", requested="tiny", revision="a", sha256="a", dtype="float32", max_model_len=512,
+        weights_path=str(folder), serve_path=str(folder), tokenizer_path=str(folder / "tokenizer"),
+    )  # fmt: skip
+    manifest.write(folder / "models")
+    environ = {"GRISTMILL_MODELS_DIR": str(folder / "models")}
+    flags = ["--config", str(folder / "run.yaml"), "--max_token_length", "200", "--model_name"]
+    for name, warned in (("tiny", []), ("smollm2", ["the tokenizer is of tiny"])):
+        await check(RunSettings.read([*flags, name], environ, "test"), console)
+        found = [line for line in shown(console).splitlines() if line.startswith("warning: ")]
+        assert [line[9:33] for line in found] == warned

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.panel import Panel
@@ -12,6 +13,7 @@ from rich.table import Table
 from gristmill import ConfigError, GristmillError
 from gristmill.settings import load_yaml
 from gristmill_env.answers.extraction import gold_answer
+from gristmill_env.commands.trial import Trial, try_rewards
 from gristmill_env.console import Steps, plain, say
 from gristmill_env.data import assistant
 from gristmill_env.data.dataset import Item, PromptDataset
@@ -30,6 +32,9 @@ from gristmill_env.rollouts.prompts import Prompt, load_tokenizer
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved.summary import quantile
 from gristmill_env.session import Task, prompt_builder, read_manifest, tokenizer_name
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _SHOWN = 3
 _RESETS = 20
@@ -86,10 +91,12 @@ async def _check(run: RunSettings, task: Task, console: Console) -> None:
     say(console, f"columns: {', '.join(dataset.columns)}")
     say(console, f"rewards: {rewards}")
     _check_evaluation(run, dataset, console)
-    await _show_prompts(run, task, console, found)
+    tokenizer = await _show_prompts(run, task, console, found)
     if (unusable := found.rows.unusable(found.refused)) is not None:
         found.problems.append(unusable)
-    _show_gold(console, await score_gold(task.scorer.rewards, found.rows.items[:_GOLD]), found)
+    _show_gold(console, await score_gold(task, found.rows.items[:_GOLD]), found)
+    trial = await try_rewards(task, found.rows.items, tokenizer)
+    _show_trial(console, trial, found)
     if found.problems:
         for problem in found.problems:
             say(console, f"wrong: {problem.report()}", style="red")
@@ -98,6 +105,10 @@ async def _check(run: RunSettings, task: Task, console: Console) -> None:
             f"check found {len(found.problems)} mistake{'s' if len(found.problems) > 1 else ''}, see above",
             problems=[problem.code for problem in found.problems],
         )
+    if trial.silent or not trial.ran:
+        names = ", ".join(trial.silent or task.scorer.names)
+        say(console, f"nothing is wrong as far as was tried; no value came from {names}")
+        return
     say(console, "all is well")
 
 
@@ -122,8 +133,13 @@ def _check_evaluation(run: RunSettings, training: PromptDataset, console: Consol
         say(console, f"warning: {seen_in_training(seen, prompts)}")
 
 
-async def _show_prompts(run: RunSettings, task: Task, console: Console, found: _Findings) -> None:
-    """Shows the first prompts and the lengths of all prompts; without a tokenizer, shows the messages."""
+async def _show_prompts(
+    run: RunSettings, task: Task, console: Console, found: _Findings
+) -> PreTrainedTokenizerBase | None:
+    """Shows the first prompts and the lengths of all prompts; without a tokenizer, shows the messages.
+
+    Returns the tokenizer.
+    """
     manifest = read_manifest(run.deployment.models_dir)
     name = tokenizer_name(run.config, manifest)
     tokenizer = None
@@ -145,7 +161,7 @@ async def _show_prompts(run: RunSettings, task: Task, console: Console, found: _
             continue
         except (PromptError, EpisodeError) as error:
             found.problems.append(error)
-            return
+            return tokenizer
         lengths.append(len(prompt.token_ids))
         if number < _SHOWN:
             _show_prompt(console, item, prompt)
@@ -156,13 +172,19 @@ async def _show_prompts(run: RunSettings, task: Task, console: Console, found: _
         say(console, f"warning: {error}")
     if tokenizer is None:
         say(console, f"no token counts: {why}")
-        return
+        return None
     limit = run.config.max_token_length
     if manifest is not None and name == manifest.tokenizer_path:
         limit = min(limit, manifest.max_model_len)
     say(console, f"tokenizer: {name}")
+    wanted = run.config.server.model_name
+    held = () if manifest is None else (manifest.name, manifest.requested, manifest.weights_path)
+    if manifest is not None and name == manifest.tokenizer_path and wanted not in (None, *held):
+        text = f"warning: the tokenizer is of {manifest.name}, which the model service holds, not of {wanted}"
+        say(console, f"{text}; lengths differ. Start that model, or set --tokenizer_name")
     if lengths:
         _show_lengths(run, console, lengths, limit, found)
+    return tokenizer
 
 
 def _show_prompt(console: Console, item: Item, prompt: Prompt) -> None:
@@ -218,6 +240,16 @@ def _show_gold(console: Console, gold: GoldCheck, found: _Findings) -> None:
             found.problems.append(CheckError("answers_not_read", text, **values))
 
 
+def _show_trial(console: Console, trial: Trial, found: _Findings) -> None:
+    say(console, f"called on constructed completions of {trial.rows} rows: {', '.join(trial.ran) or 'no reward'}")
+    for name, rows in trial.failed.items():
+        for index, error in list(rows.items())[:_SHOWN]:
+            say(console, f"{name}, row {index}: {error}")
+        text = f"{name} fails on {len(rows)} of {trial.rows} rows; the first: row {min(rows)}: {rows[min(rows)]}"
+        values = {"reward": name, "count": len(rows), "of": trial.rows, "row": min(rows)}
+        found.problems.append(CheckError("reward_fails", text, **values))
+
+
 @dataclass(frozen=True)
 class Miss:
     """A row whose own answer scores less than 1."""
@@ -257,15 +289,18 @@ class GoldCheck:
     an environment's rubric, only its code shows whether it compares."""
 
 
-async def score_gold(rewards: Sequence[WeightedReward], items: Sequence[Item]) -> GoldCheck:
+async def score_gold(task: Task, items: Sequence[Item]) -> GoldCheck:
     """Scores each row's own answer as if a model had given it, to check that the rewards recognise a right answer.
 
-    Tries each reward that compares with an answer, over all `items` that have one.
+    Tries each reward that compares with an answer, over all `items` that have one. A reward compares too if it asks for
+    the column of the answer by the column's own name.
 
     Tries the parts of a composed reward instead, because its sum also depends on the shape of the text and on weights.
     """
-    leaves = {name: leaf for weighted in rewards for name, leaf in weighted.reward.leaves().items()}
-    judges = {name: leaf for name, leaf in leaves.items() if leaf.compares and leaf.asks_for.isdisjoint(_NOT_THERE)}
+    leaves = {name: leaf for weighted in task.scorer.rewards for name, leaf in weighted.reward.leaves().items()}
+    column = {task.dataset.answer_column, f"{task.dataset.answer_column}s"}
+    comparing = {name: leaf for name, leaf in leaves.items() if leaf.compares or leaf.asks_for & column}
+    judges = {name: leaf for name, leaf in comparing.items() if leaf.asks_for.isdisjoint(_NOT_THERE)}
     untried = [name for name in leaves if name not in judges]
     if not judges or not items:
         return GoldCheck([], untried)

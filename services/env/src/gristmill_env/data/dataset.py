@@ -98,6 +98,11 @@ class PromptDataset:
     def __len__(self) -> int:
         return len(self._rows)
 
+    @property
+    def answer_column(self) -> str | None:
+        """Field of a row with which rewards compare; None if rows have no answer."""
+        return self._config.gold_field
+
     def item(self, row: int) -> Item:
         """Returns the `row`-th permit's item. Raises DatasetError: the prompt is not text, or the answer is missing."""
         return self._item(row, self._order.index(row))
