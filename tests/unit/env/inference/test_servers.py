@@ -17,6 +17,8 @@ from tests.unit.env.conftest import FailingServer
 from gristmill.logs import line
 from gristmill_env.errors import InferenceError, RequestTimeoutError
 from gristmill_env.inference import ModelServers
+from gristmill_env.inference import server as server_module
+from gristmill_env.settings import ServerConfig
 
 from .conftest import ASK, CHAT, GENERATE, answers, choice, client, said
 
@@ -194,6 +196,30 @@ def slow_for(server: FailingServer, seconds: float, tokens: list[int]) -> None:
         return answers(choice())
 
     server.answers[GENERATE] = answer
+
+
+async def test_request_has_no_time_limit_by_default_while_its_server_answers(
+    failing_server: FailingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "_CHECK_EVERY", 0.2)
+    assert ServerConfig().timeout is None
+    slow_for(failing_server, 1.5, list(ASK.token_ids))
+    async with client(failing_server, patience=0.1) as servers:
+        await servers.connect(patience=5)
+        assert len(await servers.generate(ASK)) == 1
+    assert failing_server.asked.count("/v1/models") > 2, "it was checked meanwhile"
+
+
+async def test_request_without_a_time_limit_ends_if_its_server_answers_nothing(
+    failing_server: FailingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "_CHECK_EVERY", 0.2)
+    slow_for(failing_server, 3.0, list(ASK.token_ids))
+    async with client(failing_server, patience=0.1) as servers:
+        await servers.connect(patience=5)
+        failing_server.answers["/v1/models"] = lambda: (503, {})
+        with raises(InferenceError, "model_server_unreachable"):
+            await servers.generate(ASK)
 
 
 async def test_slow_request_fails_alone_and_its_server_stays_in_use(

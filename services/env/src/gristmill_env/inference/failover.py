@@ -217,6 +217,7 @@ class Failover:
         seconds (InferenceError).
         """
         now, allowed = time.monotonic(), endpoint.server.timeout
+        assert allowed is not None  # without it, no request times out
         if self._slow_since is None or now - self._slow_last > allowed + self._patience:  # no requests in between
             self._slow_since = now
         self._slow_last = now

@@ -54,8 +54,9 @@ class RefusedError(InferenceError):
 class ServerHttp:
     """An HTTP client for one server."""
 
-    def __init__(self, url: str, *, api_key: SecretStr | None, timeout: float) -> None:
-        """`timeout`: seconds that one request may take, from its first byte to the last byte of the answer."""
+    def __init__(self, url: str, *, api_key: SecretStr | None, timeout: float | None) -> None:
+        """`timeout`: seconds that one request may take, from its first byte to the last byte of the answer; None: no
+        limit."""
         self.url = redact_text(url)
         """The address for messages, without a password."""
         self._root = url

@@ -7,6 +7,7 @@ out. Text cannot be used for training.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import dataclass
 from enum import StrEnum
@@ -34,6 +35,8 @@ from gristmill_env.settings import EnvConfig, ServerConfig
 
 logger = logging.getLogger(__name__)
 
+_CHECK_EVERY = 60.0
+"""Seconds between two checks whether a server answers at all while it works on a request."""
 _QUICK = 30.0
 """Seconds that a request for the server's models or weight label may take."""
 
@@ -70,8 +73,19 @@ class ModelServer:
     async def generate(self, request: GenerationRequest) -> list[Completion]:
         """Returns `request.count` completions; fewer from a text server that ignores `n`. Then sets `ignores_n`.
 
-        Raises SlowAnswerError after `timeout`; ServerTroubleError; InferenceError when the server refuses the request.
+        Raises SlowAnswerError after `timeout`; ServerTroubleError, also if the server answers nothing any more;
+        InferenceError when the server refuses the request.
         """
+        work = asyncio.create_task(self._generate(request))
+        try:
+            while not (await asyncio.wait([work], timeout=_CHECK_EVERY))[0]:
+                if self.timeout is None and not await self.answers():
+                    raise ServerTroubleError(self.url, "neither the request nor /v1/models is answered")
+            return work.result()
+        finally:
+            work.cancel()
+
+    async def _generate(self, request: GenerationRequest) -> list[Completion]:
         if not self._text_only:
             return await generate_tokens(self._http, self._model, request)
         url = f"{self._config.openai_url}/chat/completions"

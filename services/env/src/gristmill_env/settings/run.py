@@ -86,9 +86,10 @@ class ServerConfig(Settings):
     """vllm gives token ids, which serve needs: vLLM with --enable-scale-out, as the model service starts it. openai is
     any OpenAI-compatible chat API: text only, for process, evaluate and try. auto asks the server which it is."""
 
-    timeout: float = Field(default=600.0, gt=0)
-    """Seconds that one request may take, with all its completions. Then its row is dropped as `timeout`. A server that
-    answers no request at all gets no requests for a pause instead."""
+    timeout: float | None = Field(default=None, gt=0)
+    """Seconds that one request may take, with all its completions. Then its row is dropped as `timeout`, so that long
+    completions are trained on less often. Default: no limit while the server answers /v1/models. A server that answers
+    no request at all gets no requests for a pause instead."""
 
     weight: float = Field(default=1.0, gt=0)
     """Share of the load among several servers: a server of weight 2 gets twice the tokens of a server of weight 1."""

@@ -23,6 +23,13 @@ def _contradictions(config: EnvConfig, trainer: Mapping[str, Any]) -> Iterator[s
             f"top_p is {dataset.top_p:g}: tokens outside the nucleus are never sampled, which biases the "
             "trainer's importance ratio; 1.0 does not"
         )
+    limits = {"worker_timeout": config.worker_timeout, "server_configs.timeout": config.server.timeout or 0}
+    for key, seconds in limits.items():
+        if seconds > 0:
+            yield (
+                f"{key} is {seconds:g} s: a group with a completion that takes longer is dropped, so that the model "
+                "learns from short completions more often; without the limit it does not"
+            )
     if config.group_size == 1:
         yield "group_size is 1: the advantage is the reward itself, and ensure_scores_are_not_same has no effect"
     if dataset.max_tokens > longest:
