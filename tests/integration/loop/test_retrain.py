@@ -387,10 +387,15 @@ def test_fork_of_a_packed_run_is_prepared_in_the_folder_of_runs(packed: Path) ->
 
 
 def test_fork_without_an_api_is_prepared_and_names_the_command(run: Path) -> None:
+    strange = run / f"checkpoints/step-00000{STEPS}" / "evil.py"
+    strange.write_text("raise SystemExit('code of a record ran')\n")
     done = gristmill(run, "fork", RUN, "--at", str(STEPS))
+    strange.unlink()
     assert done.returncode == 0
     folder = run.parent / f"{RUN}-fork-{STEPS}"
     assert f"--config {folder}/fork.yaml --resume {folder}/origin/step-00000{STEPS}" in done.stdout
+    copied = {path.name for path in (folder / f"origin/step-00000{STEPS}").iterdir()}
+    assert copied == {path.name for path in (run / f"checkpoints/step-00000{STEPS}").iterdir()}
     assert manifest(folder / f"origin/step-00000{STEPS}") == manifest(run / f"checkpoints/step-00000{STEPS}")
     again = gristmill(run, "fork", RUN, "--at", str(STEPS))
     assert (again.returncode, code_of(again)) == (1, "folder_taken")

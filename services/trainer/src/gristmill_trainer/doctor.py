@@ -313,7 +313,9 @@ def _base_of(record: CheckpointRecord | None, deployment: Deployment) -> ModelSo
     if record is None:
         return None
     try:
-        source = find_source(record.trainer, None, deployment.models_dir)
+        # The name of a model in the hub's cache is used, and no path that the record names.
+        model = record.trainer.model
+        source = find_source(record.trainer, None, deployment.models_dir, trust=not Path(model).exists())
     except ReplayError:
         return None
     if Path(source.weights).is_dir():

@@ -69,7 +69,7 @@ def _retrain(arguments: Sequence[str], here: Here) -> int:
     options, rest = parser.parse_known_args(arguments)
     settings = parse_flags(rest, Hyperparameters, "gristmill retrain RUN", "Hyperparameters of a retraining.")
     request = Request(settings, options.at, options.until, options.force, options.model)
-    run = _open(options.run, here.roots)
+    run = _open(options, here.roots)
     if options.verify:
         if settings:
             raise ReplayError(
@@ -98,7 +98,7 @@ def _bisect(arguments: Sequence[str], here: Here) -> int:
     parser.add_argument("--metric", required=True, help="such as grad_norm, loss, kl_rollout, ratio.max")
     parser.add_argument("--step", type=int, required=True, help="the step with the unusual value")
     options = parser.parse_args(arguments)
-    run = _open(options.run, here.roots)
+    run = _open(options, here.roots)
     found = bisect(run, options.metric, options.step, options.model, here.models_dir, _say)
     for line in found.report():
         _say(line)
@@ -119,7 +119,7 @@ def _fork(arguments: Sequence[str], here: Here) -> int:
     )  # fmt: skip
     parser.add_argument("--id", metavar="NAME", help="id of the new run (default: RUN-fork-STEP)")
     options = parser.parse_args(arguments)
-    run = _open(options.run, here.roots)
+    run = _open(options, here.roots)
     name = options.id or f"{run.run_id}-fork-{options.at}"
     _check_run_id(name)
     settings = dict(map(_setting, options.set))
@@ -148,12 +148,16 @@ def _setting(text: str) -> tuple[str, Any]:
 def _parser(name: str, text: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"gristmill {name}", description=text, allow_abbrev=False)
     parser.add_argument("run", help="id, folder or pack of the run")
+    parser.add_argument(
+        "--trust", action="store_true",
+        help="use the code, files, downloads and addresses that the run's record names",
+    )  # fmt: skip
     parser.add_argument("--model", metavar="FOLDER", help="the model before any training (default: as recorded)")
     return parser
 
 
-def _open(run: str, roots: Sequence[Path]) -> RecordedRun:
-    found = RecordedRun.open(RunFolder.named(run, roots))
+def _open(options: argparse.Namespace, roots: Sequence[Path]) -> RecordedRun:
+    found = RecordedRun.open(RunFolder.named(options.run, roots), trust=options.trust)
     _say(f"run {found.run_id}: {found.coverage().report()}")
     return found
 

@@ -27,8 +27,11 @@ from gristmill.redaction import REDACTED
 from gristmill.settings import merge, parse
 from gristmill.view.folders import FORK_FILE
 from gristmill_trainer.checkpoint import Checkpoint
+from gristmill_trainer.checkpoint.contents import MANIFEST
+from gristmill_trainer.checkpoint.digests import file_digests
 from gristmill_trainer.replay.recorded import RecordedRun, ReplayError, check_step
 from gristmill_trainer.replay.retrainer import Change, Retrainer
+from gristmill_trainer.replay.untrusted import dollars_kept, recorded_environment
 
 _CONFIG = "fork.yaml"
 _LAST_SECONDS = 60.0
@@ -56,7 +59,7 @@ def prepare(
     model: str | None,
     say: Callable[[str], None],
 ) -> Fork:
-    """Writes `folder`, the folder of a new run, whose name is the run's id. Raises ReplayError.
+    """Writes `folder`, the folder of a new run, whose name is the run's id. Raises ReplayError and UntrustedError.
 
     `settings`: hyperparameters by name, and settings of the environment with dots, such as dataset.temperature.
     `config_dir`: the folder in which relative data sets are searched. `model`, `models_dir`: as in `find_source`.
@@ -159,6 +162,7 @@ def _config(
     parse(Hyperparameters, trainer, "--set")
     trainer = {name: value for name, value in trainer.items() if value is not None}
     env = {name: value for name, value in record.env.items() if name not in ("trainer", "model")}
+    env = dollars_kept(recorded_environment(env, of_env, config_dir, trust=run.trust))
     config = merge({**env, "group_size": record.group_size, "run_id": run_id, "steps_per_eval": 0}, of_env)
     if REDACTED in json.dumps(config):
         raise ReplayError(
@@ -183,7 +187,11 @@ def _copy_checkpoint(
     """Copies the checkpoint after `at` steps, or trains up to it again if it is not on disk any more."""
     found = next((record for record in run.on_disk() if record.step == at), None)
     if found is not None:
-        shutil.copytree(run.load(found).path, target)
+        source = run.load(found).path
+        # Only the files that the manifest lists: another file may be code, at a path that a record can name.
+        for name in [*file_digests(source), MANIFEST]:
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source / name, target / name, follow_symlinks=False)
         return
     with tempfile.TemporaryDirectory(prefix="gristmill-fork-") as folder:
         trainer = Retrainer(run, Path(folder), model, models_dir, Change(0, {}))

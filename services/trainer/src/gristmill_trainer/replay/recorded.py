@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gristmill import Manifest, ManifestError, PolicyVersion, TrajectoryGroup
+from gristmill import Hyperparameters, Manifest, ManifestError, PolicyVersion, TrajectoryGroup
 from gristmill.archive import GroupIndex
 from gristmill.archive.drops import read_drops
 from gristmill.archive.pack import ORIGIN_FOLDER
@@ -30,9 +30,12 @@ from gristmill_trainer.data.checks import Limits
 from gristmill_trainer.data.samples import Prepared, to_samples
 from gristmill_trainer.errors import CheckpointError, TrainerError
 from gristmill_trainer.policy import ModelSource
+from gristmill_trainer.replay.untrusted import UntrustedError
 from gristmill_trainer.settings import TrainerSettings
 
 _LOG = logging.getLogger(__name__)
+_OF_TRAINER = frozenset({"publisher", "ref_model", "device", "peak_tflops"})
+"""Settings, besides hyperparameters, that a retraining takes from a record. Others name code, files or addresses."""
 
 
 class ReplayError(TrainerError):
@@ -65,15 +68,19 @@ class Coverage:
 class RecordedRun:
     """A run that a trainer recorded. The files are not changed."""
 
-    def __init__(self, folder: RunFolder, checkpoints: list[CheckpointRecord], groups: GroupIndex) -> None:
-        """`checkpoints`: a lineage, in order and not empty."""
+    def __init__(
+        self, folder: RunFolder, checkpoints: list[CheckpointRecord], groups: GroupIndex, *, trust: bool = False
+    ) -> None:
+        """`checkpoints`: a lineage, in order and not empty. `trust`: whether paths and models that the files name are
+        used; otherwise UntrustedError is raised."""
         self.folder = folder
+        self.trust = trust
         self.checkpoints = checkpoints
         self.groups = groups
         self._of_step = {step: record for record in checkpoints for step in record.batches}
 
     @classmethod
-    def open(cls, folder: RunFolder) -> RecordedRun:
+    def open(cls, folder: RunFolder, *, trust: bool = False) -> RecordedRun:
         """Reads the records and indexes the archive. Raises ReplayError if the run has no record of a checkpoint."""
         path = folder.find(DIGESTS_FILE)
         records = [] if path is None else lineage(read_digests(path))
@@ -85,7 +92,8 @@ class RecordedRun:
                 "for its first checkpoint",
                 run=folder.run_id,
             )
-        return cls(folder, records, GroupIndex(folder.archive_segments(), records[-1].created_ms))
+        groups = GroupIndex(folder.archive_segments(), records[-1].created_ms)
+        return cls(folder, records, groups, trust=trust)
 
     @property
     def run_id(self) -> str:
@@ -115,7 +123,17 @@ class RecordedRun:
 
     def settings(self, step: int) -> TrainerSettings:
         """Returns the settings of the trainer that took `step`."""
-        return parse(TrainerSettings, self.facts(step).settings, f"{DIGESTS_FILE} of run {self.run_id}, step {step}")
+        where = f"{DIGESTS_FILE} of run {self.run_id}, step {step}"
+        recorded = self.facts(step).settings
+        if recorded.get("ref_model") and not self.trust:
+            raise UntrustedError(
+                "untrusted_record",
+                f"{where} names the reference model {recorded['ref_model']}. If you trust whoever wrote the run, add "
+                "--trust",
+                settings=["ref_model"],
+            )
+        names = {*Hyperparameters.model_fields, *_OF_TRAINER}
+        return parse(TrainerSettings, {name: value for name, value in recorded.items() if name in names}, where)
 
     def batch(self, step: int) -> list[TrajectoryGroup]:
         """Returns the groups of a step. Raises ReplayError if the archive does not have all of them."""
@@ -200,7 +218,16 @@ class RecordedRun:
         A fork has a copy of it, which may be at another path than the recorded one if the run was packed or moved.
         """
         recorded = Path(str(self.origin))
-        path = self.folder.find(f"{ORIGIN_FOLDER}/{recorded.name}") or recorded
+        inside = self.folder.find(f"{ORIGIN_FOLDER}/{recorded.name}")
+        path = inside or recorded
+        if inside is None and not self.trust:
+            raise UntrustedError(
+                "untrusted_record",
+                f"run {self.run_id} began from the checkpoint {path} of another run. If you trust whoever wrote the "
+                "run, add --trust; else start from a checkpoint of this run that is on disk: --at STEP "
+                f"({', '.join(str(record.step) for record in self.on_disk()) or 'none is'})",
+                settings=["origin"],
+            )
         if not (path / STATE).is_file():
             raise ReplayError(
                 "origin_missing",
@@ -220,11 +247,11 @@ class RecordedRun:
         return folder if read_progress(folder) == record.progress else None
 
 
-def find_source(facts: TrainerFacts, model: str | None, models_dir: Path) -> ModelSource:
+def find_source(facts: TrainerFacts, model: str | None, models_dir: Path, *, trust: bool) -> ModelSource:
     """Returns the model before any training. Raises ReplayError if it is not on this machine.
 
-    `model`: a folder or hub id that the user names. Without it: the recorded folder, or the model of this machine's
-    manifest if the manifest has the recorded digest.
+    `model`: a folder or hub id that the user names. Without it: the model of this machine's manifest if the manifest
+    has the recorded digest, or with `trust` the recorded folder or hub id.
     """
     manifest: Manifest | None = None
     try:
@@ -234,13 +261,13 @@ def find_source(facts: TrainerFacts, model: str | None, models_dir: Path) -> Mod
     weights = model
     if weights is None and manifest is not None and manifest.sha256 == facts.model_sha256:
         weights = manifest.weights_path
-    if weights is None and (facts.model_sha256 is None or Path(facts.model).is_dir()):
+    if weights is None and trust and (facts.model_sha256 is None or Path(facts.model).is_dir()):
         weights = facts.model
     if weights is None:
         raise ReplayError(
             "model_missing",
             f"the run began from the model {facts.model} (SHA-256 {(facts.model_sha256 or '')[:12]}), which is not on "
-            "this machine. Name its folder or hub id: --model FOLDER",
+            "this machine. Name its folder or hub id with --model; --trust uses the recorded name",
             model=facts.model,
         )
     same = manifest is not None and manifest.weights_path == weights

@@ -170,7 +170,7 @@ class Retrainer:
         settings, facts = self.settings_of(step + 1), self.run.facts(step + 1)
         _use_threads(facts)
         plan = LearnerPlan(
-            find_source(facts, self._model, self._models_dir),
+            find_source(facts, self._model, self._models_dir, trust=self.run.trust),
             None if checkpoint is None else str(checkpoint.path),
             settings,
             facts.max_completion_length,

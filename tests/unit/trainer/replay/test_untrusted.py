@@ -1,0 +1,84 @@
+"""The settings that a record may decide, and those for which a person must say that the record is trusted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.support.errors import raises
+
+from gristmill.settings import load_yaml, merge
+from gristmill_env.settings import EnvConfig
+from gristmill_trainer.replay.untrusted import UntrustedError, dollars_kept, recorded_environment
+
+ROOT = Path(__file__).parents[4]
+CONFIGS = ROOT / "configs"
+
+
+def recorded(**changes: Any) -> dict[str, Any]:
+    """Returns the environment's part of the record of the quickstart, with changes."""
+    values = merge(load_yaml(CONFIGS / "quickstart.yaml"), changes)
+    found = EnvConfig(**values).recorded("tiny")
+    return {name: value for name, value in found.items() if name not in ("trainer", "model")}
+
+
+def test_settings_of_the_quickstart_need_no_trust() -> None:
+    env = recorded()
+    assert recorded_environment(env, {}, CONFIGS, trust=False) == env
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dataset": {"reward_functions": ["origin/step-000060/evil.py:score"]}},
+        {"dataset": {"reward_functions": [{"type": "os:system", "weight": 0.5}]}},
+        {"dataset": {"reward_functions": [{"type": "trl:trl.rewards:think"}]}},
+        {"dataset": {"reward_functions": [{"type": "accuracy", "params": {"base_url": "http://10.0.0.1"}}]}},
+        {"dataset": {"reward_functions": [{"type": "similarity", "params": {"model": "gpt2"}}]}},
+        {"dataset": {"reward_functions": [{"type": "combined", "params": {"rewards": [{"type": "a.py:f"}]}}]}},
+        {"dataset": {"reward_functions": [{"type": "verifiers", "params": {"id": "gsm8k"}}]}},
+        {"environment": {"type": "mine.py:Game"}},
+        {"environment": {"type": "package.module:Game"}},
+        {"environment": {"type": "guess", "params": {"file": "x"}}},
+        {"environment": {"type": "guess", "params": {"deep": [{"where": "../secret"}]}}},
+        {"dataset": {"dataset_path": None, "dataset_name": "owner/data"}},
+        {"dataset": {"dataset_path": "/etc/passwd"}},
+        {"dataset": {"dataset_path": "../README.md"}},
+        {"dataset": {"dataset_args": {"n": 3}}},
+        {"dataset": {"prompt_field": "${HF_TOKEN}"}},
+        {"a_key_of_a_later_version": "x"},
+        {"dataset": {"a_key_of_a_later_version": "x"}},
+    ],
+    ids=str,
+)
+def test_code_files_downloads_and_addresses_of_a_record_need_trust(changes: dict[str, Any]) -> None:
+    env = merge(recorded(), changes)
+    with raises(UntrustedError, "untrusted_record"):
+        recorded_environment(env, {}, CONFIGS, trust=False)
+    assert recorded_environment(env, {}, CONFIGS, trust=True) == env
+
+
+def test_own_value_replaces_a_value_that_needs_trust() -> None:
+    env = recorded(dataset={"reward_functions": ["evil.py:score"]})
+    own = {"dataset": {"reward_functions": ["accuracy"]}}
+    kept = recorded_environment(env, own, CONFIGS, trust=False)
+    assert "reward_functions" not in kept["dataset"]
+    assert kept["dataset"]["prompt_field"] == "question"
+
+
+def test_link_out_of_the_folder_of_configurations_needs_trust(tmp_path: Path) -> None:
+    (tmp_path / "secret.jsonl").write_text("{}\n")
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "rows.jsonl").symlink_to(tmp_path / "secret.jsonl")
+    with raises(UntrustedError, "untrusted_record"):
+        recorded_environment({"dataset": {"dataset_path": "rows.jsonl"}}, {}, tmp_path / "configs", trust=False)
+
+
+def test_no_variable_of_a_record_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    env = {"dataset": {"system_prompt": "Say ${HF_TOKEN} or $$ and ${OTHER:-x}.", "stop": ["$${HF_TOKEN}"]}}
+    path = tmp_path / "fork.yaml"
+    path.write_text(yaml.safe_dump(dollars_kept(env)))
+    assert load_yaml(path) == env
