@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,3 +73,15 @@ def test_policy_on_a_missing_device_names_the_device(model_dir: Path, monkeypatc
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with raises(ModelError, "no_gpu"):
         Policy(ModelSource.of(str(model_dir)), "cuda")
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+@pytest.mark.parametrize("named", ["owner/repository", "owner/repository@main:kernel", "eager"])
+def test_model_does_not_choose_the_code_of_its_attention(model_dir: Path, tmp_path: Path, key: str, named: str) -> None:
+    """transformers asks the hub for the code of an attention with the name of a repository."""
+    folder = tmp_path / "model"
+    shutil.copytree(model_dir, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, key: named}))
+    policy = Policy(ModelSource.of(str(folder)), "cpu")
+    assert policy.model.config._attn_implementation == "sdpa"

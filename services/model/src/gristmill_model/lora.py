@@ -47,8 +47,10 @@ def first_adapter(weights: Path, models_dir: Path) -> Path:
 def _write(weights: Path, folder: Path) -> None:
     """Writes an adapter of rank 1 on all linear layers except the head."""
     make: Any = AutoModelForCausalLM.from_config
+    config: Any = AutoConfig.from_pretrained(weights, trust_remote_code=False)
+    config._attn_implementation = None  # The model's own choice may be code from a hub.
     with torch.device("meta"):
-        model = make(AutoConfig.from_pretrained(weights, trust_remote_code=False), trust_remote_code=False)
+        model = make(config, trust_remote_code=False)
     head = model.get_output_embeddings()
     tensors: dict[str, torch.Tensor] = {}
     names: set[str] = set()
@@ -58,8 +60,8 @@ def _write(weights: Path, folder: Path) -> None:
             tensors[f"base_model.model.{name}.lora_A.weight"] = torch.zeros(1, module.in_features)
             tensors[f"base_model.model.{name}.lora_B.weight"] = torch.zeros(module.out_features, 1)
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": sorted(names), "bias": "none"}
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    described = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": sorted(names), "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
 
 
 class LoraRouting:

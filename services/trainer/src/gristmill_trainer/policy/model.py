@@ -25,7 +25,7 @@ from gristmill_trainer.policy.lora import (
     without_adapters,
 )
 from gristmill_trainer.policy.scoring import prepare
-from gristmill_trainer.policy.source import ModelSource
+from gristmill_trainer.policy.source import ModelSource, attention_options
 
 _LOG = logging.getLogger(__name__)
 _Revert = Callable[[Any, dict[str, torch.Tensor]], dict[str, torch.Tensor]]
@@ -69,7 +69,10 @@ class Policy:
         whole = source.weights if lora is not None or weights is None else weights
         try:
             model: Any = AutoModelForCausalLM.from_pretrained(
-                whole, dtype=weights_dtype(self.device, lora), trust_remote_code=False
+                whole,
+                dtype=weights_dtype(self.device, lora),
+                trust_remote_code=False,
+                **attention_options(whole),
             )
         except (OSError, ValueError) as error:
             raise ModelError("model_unreadable", f"cannot load the model '{whole}': {error}", model=whole) from error

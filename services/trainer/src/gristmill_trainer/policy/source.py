@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from transformers import AutoConfig
 
 from gristmill import Manifest
 from gristmill_trainer.errors import ModelError
@@ -31,6 +33,21 @@ class ModelSource:
     def of(cls, model: str, max_model_len: int = 2048) -> ModelSource:
         """Returns the source of a hub id or folder without a model server."""
         return cls(model, model, None, max_model_len)
+
+
+_ATTENTION: Final = "sdpa"
+
+
+def attention_options(model: str) -> dict[str, Any]:
+    """Returns the options of from_pretrained that replace the attention that the config of `model` names, if it does.
+
+    transformers would fetch the code of an attention such as `owner/repository`. Models bring data only.
+    """
+    config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+    if config._attn_implementation is None:
+        return {}
+    config._attn_implementation = _ATTENTION
+    return {"config": config, "attn_implementation": _ATTENTION}
 
 
 def find_model(model_name: str | None, manifest: Manifest | None, served: dict[str, Any]) -> ModelSource:

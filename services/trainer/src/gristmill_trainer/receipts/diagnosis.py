@@ -27,6 +27,7 @@ from safetensors.torch import load_file
 from gristmill import PolicyVersion
 from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.policy.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from gristmill_trainer.policy.source import attention_options
 from gristmill_trainer.publish.servers import ModelServer
 from gristmill_trainer.receipts.probes import F64, Probe, Probes, ProbeScores, distance, served_scores
 
@@ -406,7 +407,10 @@ class PublishedWeights:
             # Loading may draw random numbers for tensors that it then overwrites; the training keeps its own.
             with torch.random.fork_rng(devices=[]):
                 model: Any = AutoModelForCausalLM.from_pretrained(
-                    self._source.weights, dtype=torch.float32, trust_remote_code=False
+                    self._source.weights,
+                    dtype=torch.float32,
+                    trust_remote_code=False,
+                    **attention_options(self._source.weights),
                 )
             model.train(False)
             head = model.get_output_embeddings()
