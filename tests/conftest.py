@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import hypothesis
 import pytest
@@ -12,6 +12,14 @@ from tests.support.redis_server import RedisServer
 # Every machine, including CI, gets the same examples. Examples have no deadline, because machines may be busy.
 hypothesis.settings.register_profile("gristmill", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("gristmill")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Replaces half characters in the captured output, because xdist cannot send them and would end the session."""
+    report = yield
+    report.sections = [(name, text.encode(errors="replace").decode()) for name, text in report.sections]
+    return report
 
 
 @pytest.fixture(scope="session")

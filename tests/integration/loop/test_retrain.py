@@ -301,9 +301,9 @@ def test_bisect_in_a_terminal_opens_the_sequence_on_the_page(run: Path, tmp_path
         url = opened.read_text().strip()
         group = url.rpartition("/group/")[2].partition("#s")[0]
         for path in (url, f"{url.partition('/view/')[0]}/view/api/runs/{RUN}/groups/{group}"):
-            assert httpx.get(path).status_code == 200
+            assert httpx.get(path, timeout=120).status_code == 200
         bisect.send_signal(signal.SIGINT)
-        assert bisect.wait(30) == 0
+        assert bisect.wait(120) == 0
     finally:
         bisect.kill()
     assert f"the page: {url} " in os.read(terminal, 1 << 16).decode()

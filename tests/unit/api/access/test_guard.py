@@ -15,6 +15,8 @@ from gristmill_api.app import create_app
 from gristmill_api.settings import Settings
 
 TOKENS = {role: f"{role}-{'0123456789abcdef' * 2}" for role in Role}
+pytestmark = pytest.mark.slow
+
 NOBODY_THERE = "redis://127.0.0.1:1/0"
 
 
@@ -104,7 +106,6 @@ async def test_no_token_is_ever_logged(http: httpx.AsyncClient, caplog: pytest.L
     assert not any("0123456789abcdef" in text or "a-wrong-token" in text for text in own)
 
 
-@pytest.mark.slow
 async def test_guard_without_tokens_accepts_every_request() -> None:
     async with api() as client:
         for method, path, _ in rules():
