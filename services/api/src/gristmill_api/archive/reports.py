@@ -23,6 +23,7 @@ from gristmill.view.report import write_report
 from gristmill.view.run_source import RunSource
 from gristmill_api.errors import ApiProblem
 from gristmill_api.store import Store
+from gristmill_api.store.envs import REPORT_CLAIM
 
 _LOG = logging.getLogger(__name__)
 _PERIOD_S: Final = 1.0
@@ -79,7 +80,7 @@ class RunReports:
         return status.trained > 0 and not status.archiving and (not status.envs or waited)
 
     async def _claim(self, run_id: str) -> bool:
-        return await self._store.envs.claim(run_id, "report", self._holder, _CLAIM_MS) == self._holder
+        return await self._store.envs.claim(run_id, REPORT_CLAIM, self._holder, _CLAIM_MS) == self._holder
 
     async def _write(self, run_id: str, path: Path) -> None:
         try:

@@ -16,6 +16,8 @@ MOST_ENVS = 1024
 """Registered environments per run. A new environment takes the place of a dead one."""
 MOST_CLAIMS = 64
 """Claims of a run at one time."""
+REPORT_CLAIM = "report"
+"""The work of writing a run's report, which one API process claims."""
 
 
 class Environments:
