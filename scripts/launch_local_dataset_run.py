@@ -226,7 +226,7 @@ class Launcher:
                 try:
                     self.run(stack, run, training_steps)
                     run.wait_for_report()
-                    lines = run.end(self._next_commands(run_id, training_steps))
+                    lines = run.end(self._next_commands(run_id, training_steps, run.question()))
                 except StoppedError:
                     self.output.stopping(self._being_finished(stack, run_id))
                     raise
@@ -355,7 +355,7 @@ class Launcher:
         token = Deployment.read(token_file("admin", self.secrets)).api_token
         return SyncClient(self.api_url, patience=patience, timeout=10, token=token)
 
-    def _next_commands(self, run_id: str, training_steps: int) -> list[Command]:
+    def _next_commands(self, run_id: str, training_steps: int, question: str) -> list[Command]:
         return next_commands(
             run_id=run_id,
             folder=self.runs_dir / run_id,
@@ -364,6 +364,7 @@ class Launcher:
             given=self._command(),
             steps=training_steps,
             model_port=self.options.model_port,
+            question=question,
         )
 
     def _env_flags(self) -> list[str]:

@@ -6,6 +6,7 @@ merged output of all services. The services' full output is in runs/<run>/logs/ 
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
@@ -38,6 +39,8 @@ from local_processes import LocalStack, print_line
 
 ORDER: Final = ("redis", "api", "model", "trainer", "env")
 _SAMPLES_AT_END = 3
+_LONGEST_QUESTION = 300
+"""Characters of a prompt in a command line."""
 _SAMPLE_EVERY = 2.0
 """Seconds."""
 _REPEATS = 3
@@ -207,6 +210,13 @@ class LocalRun:
                 raise
             return []
 
+    def question(self) -> str:
+        """Returns a short prompt of the run's data, or a greeting if no group is known as text."""
+        prompts: list[str] = []
+        with suppress(GristmillError):  # the run is finished, whether or not the API still answers
+            prompts = [sample.prompt for sample in self.samples(_SAMPLES_AT_END) if sample.prompt]
+        return min(prompts, key=len, default="Hello")[:_LONGEST_QUESTION]
+
     def wait_for_report(self, seconds: float = _REPORT_SECONDS) -> None:
         """Waits until the API has written the report of the run. Without an archive the API writes none."""
         self._waits_for_report = True
@@ -374,15 +384,19 @@ def show_context(log: Path | None) -> None:
 
 
 def next_commands(
-    *, run_id: str, folder: Path, root: Path, config: str, given: str, steps: int, model_port: int
+    *, run_id: str, folder: Path, root: Path, config: str, given: str, steps: int, model_port: int, question: str
 ) -> list[Command]:
-    """Returns the commands that a user probably wants after a run. `given`: the launcher's flags of this start."""
+    """Returns the commands that a user probably wants after a run.
+
+    `given`: the launcher's flags of this start. `question`: a prompt of the run's own data.
+    """
     model = shlex.quote(str(folder / "model"))
     python, serve = ".venv/bin/python", ".venv-model/bin/python -m gristmill_model"
     port = "" if model_port == 9001 else f" MODEL_PORT={model_port}"
+    chat = {"model": str(folder / "model"), "messages": [{"role": "user", "content": question}]}
     ask = (
-        f"curl http://127.0.0.1:{model_port}/v1/chat/completions -H 'Content-Type: application/json' -d "
-        f"""'{{"model": "{folder / "model"}", "messages": [{{"role": "user", "content": "What is 17 + 8?"}}]}}'"""
+        f"curl http://127.0.0.1:{model_port}/v1/chat/completions -H 'Content-Type: application/json' "
+        f"-d {shlex.quote(json.dumps(chat))}"
     )
     address = "" if model_port == 9001 else f" --base_url http://127.0.0.1:{model_port}"
     named = "" if run_id == Path(config).stem else f" --run_id {shlex.quote(run_id)}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import shlex
 import sys
 import threading
 import time
@@ -147,11 +149,13 @@ def test_next_commands_select_this_run_and_quote_its_paths(tmp_path: Path) -> No
     folder = tmp_path / "my runs" / "mine"
     commands = next_commands(
         run_id="mine", folder=folder, root=tmp_path, config="my config.yaml", given="--run_id mine", steps=60,
-        model_port=9002,
+        model_port=9002, question="What's 2 - 1?",
     )  # fmt: skip
     lines = {command.purpose: command.lines for command in commands}
     assert lines["train longer"] == ['make local ARGS="--run_id mine --training_steps 120"']
     assert lines["chat with it"][0].startswith(f"MODEL='{folder}/model' MODEL_PORT=9002 ")
+    asked = json.loads(shlex.split(lines["chat with it"][1])[-1])
+    assert asked["messages"] == [{"role": "user", "content": "What's 2 - 1?"}]
     assert lines["evaluate it"] == [
         ".venv/bin/python -m gristmill_env evaluate --config 'my config.yaml' --run_id mine --base_url http://127.0.0.1:9002"
     ]

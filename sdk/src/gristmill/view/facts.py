@@ -64,6 +64,8 @@ class ServerFacts:
     paused: bool = False
     problem: str | None = None
     """Why it did not answer."""
+    busy: bool = False
+    """Whether it accepted the connection and did not answer in time, as a server does that generates."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,7 +286,8 @@ def _trainer_service(record: RunRecord, status: RunStatus, seconds: float | None
 def _server_service(server: ServerFacts, *, several: bool) -> Service:
     name = f"model {server.url.rpartition('/')[2]}" if several else "model"
     if server.problem is not None:
-        return Service(name=name, state="down", detail=server.problem)
+        state = "waiting" if server.busy else "down"
+        return Service(name=name, state=state, detail=f"busy: {server.problem}" if server.busy else server.problem)
     detail = "paused" if server.paused else ""
     return Service(
         name=name, state="waiting" if server.paused else "up", version=server.version, heartbeat_s=0.0, detail=detail
@@ -301,7 +304,8 @@ def read_server(url: str, http: httpx.Client) -> ServerFacts:
         version = answer.raise_for_status().json().get("weight_version")
         paused = http.get("/is_paused").raise_for_status().json().get("is_paused")
     except (httpx.HTTPError, ValueError, AttributeError) as error:
-        return ServerFacts(url, problem=str(error) or type(error).__name__)
+        busy = isinstance(error, httpx.ReadTimeout)
+        return ServerFacts(url, problem=str(error) or type(error).__name__, busy=busy)
     return ServerFacts(url, version=None if version is None else str(version), paused=bool(paused))
 
 

@@ -108,7 +108,10 @@ def _environment_silent(facts: Facts, rows: Rows) -> Trouble | None:
 
 
 def _server_away(facts: Facts, rows: Rows) -> Trouble | None:
-    away = [server for server in facts.servers if server.problem is not None]
+    # A busy server answers late. It is in trouble only if no group comes either.
+    came = facts.status.last_submit_s if facts.status is not None else None
+    quiet = came is None or came >= _QUIET_S
+    away = [server for server in facts.servers if server.problem is not None and (quiet or not server.busy)]
     if not away or facts.state != RunState.OPEN or facts.version is None:
         return None
     return Trouble(

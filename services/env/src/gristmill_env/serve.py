@@ -164,8 +164,9 @@ class ServeLoop:
             while (grant := await self._permits.take()) is not None:
                 if grant.version is None:  # the API issues no permits before a trainer has taken the run
                     continue
-                if self._trainer is None:
-                    self._trainer = await self._meet_trainer()
+                incarnation = PolicyVersion.parse(grant.version).incarnation
+                if self._trainer is None or self._trainer.incarnation != incarnation:
+                    self._trainer = await self._meet_trainer(incarnation)
                 if self._evaluations is not None:
                     self._evaluations.begin_if_due(grant.version, tasks)
                 version = PolicyVersion.parse(grant.version)
@@ -174,13 +175,12 @@ class ServeLoop:
             if self._evaluations is not None:
                 await self._evaluations.at_end(self._permits.version)
 
-    async def _meet_trainer(self) -> _Trainer:
+    async def _meet_trainer(self, incarnation: int) -> _Trainer:
         """Reads whether the run's trainer publishes its weights. If so, only published weights may sample."""
         record = await self._api.get_run(self._run_id)
         publishes = (record.trainer or {}).get("publisher") != "none"
-        if publishes:
-            self._server.trust_only(is_version)
-        return _Trainer(publishes, record.training_steps, record.groups_per_step)
+        self._server.trust_only(is_version if publishes else None)
+        return _Trainer(incarnation, publishes, record.training_steps, record.groups_per_step)
 
     async def _row(self, permit: Permit, version: PolicyVersion) -> None:
         """Finishes one row: submits its group, or drops the row with a reason. `version`: the newest at the grant."""
@@ -266,8 +266,9 @@ class ServeLoop:
 
 @dataclass(frozen=True)
 class _Trainer:
-    """The run's trainer, known from its first version on."""
+    """The run's trainer, known from its first version on. The next trainer of the run has another incarnation."""
 
+    incarnation: int
     publishes: bool
     """Whether it updates the model servers."""
     steps: int | None

@@ -86,6 +86,8 @@ def test_lora_checkpoint_contains_the_adapters_and_resumes_bit_for_bit(source: M
     assert torch.equal(again.scorer(batch()).logprobs, policy.scorer(batch()).logprobs)
     whole = (Path(source.weights) / "model.safetensors").stat().st_size
     assert (tmp_path / "saved" / "adapter_model.safetensors").stat().st_size < whole
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "saved").iterdir()}
+    assert modes["adapter_model.safetensors"] == modes["adapter_config.json"]
 
 
 def test_lora_checkpoint_loads_in_peft(source: ModelSource, tmp_path: Path) -> None:

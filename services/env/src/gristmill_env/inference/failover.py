@@ -351,7 +351,8 @@ def gave_up_on(url: str, problem: str, seconds: float) -> InferenceError:
     return InferenceError(
         "model_server_unreachable",
         f"the model server at {url} did not answer for {seconds:.0f} s ({problem}); "
-        "is it running, and is this its address (base_url, GRISTMILL_MODEL_URL)?",
+        "is this its address (base_url, GRISTMILL_MODEL_URL)? To start one: docker compose up -d model, or without "
+        "Docker .venv-model/bin/python -m gristmill_model",
         urls=[url],
         problems=[problem],
         seconds=seconds,

@@ -90,8 +90,10 @@ class ModelServers:
         if self._served is not None and self._served.text_only:
             raise no_token_ids(self.description, "gives text only")
 
-    def trust_only(self, is_published: Callable[[str], bool]) -> None:
-        """Accepts only completions of published weights from now on. `is_published`: whether a weight label is valid.
+    def trust_only(self, is_published: Callable[[str], bool] | None) -> None:
+        """Accepts only completions of published weights from now on; of all weights for None.
+
+        `is_published`: whether a weight label is valid.
 
         If a server samples with other weights (for example after a restart), it gets no requests until its label is
         valid again.

@@ -146,6 +146,7 @@ def save_adapters(model: Any, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.cpu().contiguous() for name, tensor in adapter_tensors(model).items()}
     save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    (folder / ADAPTER_WEIGHTS).chmod(folder.stat().st_mode & 0o666)  # safetensors gives the file to its owner alone
     describe_adapters(model, folder)
 
 
