@@ -34,6 +34,7 @@ _HARMLESS = re.compile(
     r"|^nanobind: |^ - (?:leaked |\.\.\. skipped remainder)|^See https://nanobind\."
 )
 _SERVERS = frozenset({"redis", "api", "model"})
+_WITHOUT_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 GRACE = 20.0
 """Seconds between SIGTERM and SIGKILL of a service."""
 
@@ -330,7 +331,7 @@ def _print_error(text: str) -> None:
 def answers(url: str) -> bool:
     """Returns whether a GET of `url` is answered with 2xx."""
     try:
-        with urllib.request.urlopen(url, timeout=2) as answer:
+        with _WITHOUT_PROXY.open(url, timeout=2) as answer:
             status: int = answer.status
             return 200 <= status < 300
     except (urllib.error.URLError, OSError):

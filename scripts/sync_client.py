@@ -30,7 +30,7 @@ REPLACEMENTS = (
     (r"\basyncio\.sleep\b", "time.sleep"),
     (r"\bAsyncGenerator\[RunEvent, None\]", "Generator[RunEvent, None, None]"),
     (r"\bAsyncGenerator\b", "Generator"),
-    (r"\bhttpx\.AsyncClient\b", "httpx.Client"),
+    (r"\bconnections\.async_client\b", "connections.client"),
     (r"\bClient:", "SyncClient:"),
     (r"\baiter_lines\b", "iter_lines"),
     (r"\baread\b", "read"),

@@ -23,7 +23,7 @@ from typing import Any
 
 import httpx
 
-from gristmill import calls, compression
+from gristmill import calls, compression, connections
 from gristmill.group import GROUP_MEDIA_TYPE, PolicyVersion, TrajectoryGroup
 from gristmill.run import (
     AtroposRegistration,
@@ -71,12 +71,12 @@ class SyncClient:
         `compress`: groups travel as zstd in both directions. It halves the size of groups, also in the API's memory,
         and costs processor time.
 
-        Raises ConfigError for a URL with a password.
+        Raises ConfigError for a URL with a password, and for a proxy that cannot be used.
         """
         headers = calls.headers(url, token)
         self.url = url.rstrip("/")
         self._patience = patience
-        self._http = httpx.Client(base_url=self.url, timeout=timeout, headers=headers)
+        self._http = connections.client(self.url, timeout=timeout, headers=headers)
         self._timeout = timeout
         self._compress = compress
 

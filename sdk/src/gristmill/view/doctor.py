@@ -23,6 +23,8 @@ from typing import Any, Final, Literal
 import httpx
 import msgspec
 
+from gristmill import connections
+from gristmill.errors import ConfigError
 from gristmill.view import run_checks
 from gristmill.view.check import Check
 from gristmill.view.folders import RunFolder
@@ -261,7 +263,7 @@ def port_use(port: int) -> PortUse:
         if probe.connect_ex(("127.0.0.1", port)) != 0:
             return "free"
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=2.0) as http:
+        with connections.client(f"http://127.0.0.1:{port}", timeout=2.0) as http:
             is_api = "paths" in http.get("/openapi.json").text[:100_000] and http.get("/healthz").is_success
             is_ours = is_api or http.get("/weight_info").is_success
     except httpx.HTTPError:
@@ -306,9 +308,12 @@ def _read_gpus() -> tuple[list[Gpu], str | None]:
 
 def _hub_problem(url: str) -> str | None:
     try:
-        httpx.head(url, timeout=_HUB_TIMEOUT, follow_redirects=False)
+        with connections.client(url, timeout=_HUB_TIMEOUT) as http:
+            http.head("")
     except httpx.HTTPError as error:
         return type(error).__name__
+    except ConfigError as error:
+        return str(error)
     return None
 
 

@@ -21,6 +21,7 @@ from typing import Any, Final
 import httpx
 import msgspec
 
+from gristmill import connections
 from gristmill.errors import GristmillError
 from gristmill.group import PolicyVersion
 from gristmill.metrics import METRICS_FILE
@@ -130,7 +131,7 @@ class ApiReader:
         self._run_id = run_id
         self._addresses = [ServerAddresses(url) for url in model_urls]
         # One client per server, because a client takes longer to make than a hundred requests.
-        self._servers: dict[str, httpx.Client] = {}
+        self._servers: dict[str, httpx.Client] = {}  # noqa: TID251
         self._rows: dict[str, dict[int, dict[str, Any]]] = {"trainer": {}, "eval": {}}
         self._timed = (0, 0.0)
         """The last step whose time is added up, and the sum in seconds."""
@@ -179,7 +180,7 @@ class ApiReader:
         found = find_all(self._addresses)
         for url in found:
             if url not in self._servers:
-                self._servers[url] = httpx.Client(base_url=url, timeout=_SERVER_TIMEOUT)
+                self._servers[url] = connections.client(url, timeout=_SERVER_TIMEOUT)
         return [read_server(url, self._servers[url]) for url in found]
 
     def _seconds(self, rows: Sequence[Mapping[str, Any]]) -> float | None:
@@ -294,7 +295,7 @@ def _server_service(server: ServerFacts, *, several: bool) -> Service:
     )
 
 
-def read_server(url: str, http: httpx.Client) -> ServerFacts:
+def read_server(url: str, http: httpx.Client) -> ServerFacts:  # noqa: TID251
     """Asks a model server for the label of its weights and whether it is paused. `http`: a client of the server."""
     try:
         answer = http.get("/weight_info")

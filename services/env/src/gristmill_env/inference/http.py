@@ -9,7 +9,7 @@ import httpx
 import msgspec
 from pydantic import SecretStr
 
-from gristmill import keepalive
+from gristmill import connections
 from gristmill.redaction import redact_text
 from gristmill_env.errors import InferenceError
 
@@ -63,12 +63,11 @@ class ServerHttp:
         self.timeout = timeout
         # `Endpoint` limits the number of requests. A limit of the connection pool would only hide their queue.
         limits = httpx.Limits(max_connections=None)
-        self._client = httpx.AsyncClient(
-            base_url=url,
+        self._client = connections.async_client(
+            url,
             headers={"Authorization": f"Bearer {api_key.get_secret_value()}"} if api_key else {},
             timeout=httpx.Timeout(None, connect=_CONNECT),
             limits=limits,
-            transport=keepalive.async_transport(limits),
         )
 
     async def ask(self, method: str, path: str, kind: type[T], *, json: Any = None, timeout: float | None = None) -> T:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, SecretStr
 
+from gristmill import connections
 from gristmill.redaction import redact_text
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards.registry import reward
@@ -148,7 +149,7 @@ class EmbeddingServer:
         """Returns f64[n, d], with one request. Raises RewardError when the server refuses it or fails four times."""
         request: dict[str, object] = {"model": self.model, "input": list(texts), "encoding_format": "float"}
         headers = {"Authorization": f"Bearer {self.api_key.get_secret_value()}"} if self.api_key else {}
-        async with httpx.AsyncClient(headers=headers, timeout=_TIMEOUT, verify=_tls()) as http:
+        async with connections.async_client(self._url, headers=headers, timeout=_TIMEOUT, verify=_tls()) as http:
             answer = await self._ask(http, request)
         try:
             data = msgspec.json.decode(answer.content, type=_Embeddings).data
@@ -179,7 +180,7 @@ class EmbeddingServer:
         """The address for messages, without a password."""
         return redact_text(self._url)
 
-    async def _ask(self, http: httpx.AsyncClient, request: dict[str, object]) -> httpx.Response:
+    async def _ask(self, http: httpx.AsyncClient, request: dict[str, object]) -> httpx.Response:  # noqa: TID251
         problem = ""
         for pause in (*_PAUSES, None):
             try:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import httpx
 
-from gristmill import GristmillError, PolicyVersion, keepalive
+from gristmill import GristmillError, PolicyVersion, connections
 from gristmill.errors import of_thread
 from gristmill.logs import line
 from gristmill.model_servers import LOOK_UP_EVERY, ServerAddresses, find_all
@@ -52,7 +52,7 @@ class ModelServer:
         restart, or a function that returns them."""
         self.url = url.rstrip("/").removesuffix("/v1")
         self._patience = patience
-        self._http = httpx.Client(base_url=self.url, timeout=CALL_TIMEOUT, transport=keepalive.transport())
+        self._http = connections.client(self.url, timeout=CALL_TIMEOUT)
         if token:
             self.authorize(token)
 

@@ -1,0 +1,101 @@
+"""HTTP clients that reach the stack's own servers without a proxy, and fail when the other machine is gone.
+
+The variables HTTP_PROXY, HTTPS_PROXY and ALL_PROXY name a proxy to the internet. The trajectory API and the model
+servers are not there: a proxy would refuse the request or send it to another machine. So a client of a loopback or
+private address, or of a name without a public domain, never uses a proxy. A client of another host, such as a public
+API of text, uses the proxy unless NO_PROXY names the host.
+
+The kernel closes the connections of a process that ends. No kernel closes the connections of a machine that lost its
+power or its network: a request would wait for its answer until its time-out, which is ten minutes for the loading of
+weights. With TCP keep-alive the kernel asks a silent machine, and the request fails after `GONE_S`. A process that is
+busy or stopped is not gone: its kernel answers.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import httpx
+
+from gristmill.errors import ConfigError
+from gristmill.redaction import redact_text
+
+GONE_S: Final = 30
+"""Seconds without any packet from the other machine after which a connection fails."""
+_EVERY_S: Final = 5
+_WANTED: Final = {
+    "TCP_KEEPIDLE": GONE_S - 4 * _EVERY_S,
+    "TCP_KEEPINTVL": _EVERY_S,
+    "TCP_KEEPCNT": 4,
+    "TCP_USER_TIMEOUT": GONE_S * 1000,  # For data that the other machine has not confirmed.
+}
+# macOS has only some of these options.
+_OPTIONS: Final = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *((socket.IPPROTO_TCP, getattr(socket, name), value) for name, value in _WANTED.items() if hasattr(socket, name)),
+]
+_PRIVATE_DOMAINS: Final = (".localhost", ".local", ".internal", ".lan", ".home.arpa", ".svc")
+"""Domains that no public name server has. Kubernetes ends the names of its services in .svc or .svc.cluster.local."""
+_LIMITS: Final = httpx.Limits(max_connections=100, max_keepalive_connections=20)
+"""The defaults of httpx."""
+
+T = TypeVar("T")
+
+
+def client(
+    url: str, *, verify: ssl.SSLContext | bool = True, limits: httpx.Limits = _LIMITS, **options: Any
+) -> httpx.Client:  # noqa: TID251
+    """Returns a client of the server at `url`. `options`: of httpx.Client. Raises ConfigError for an unusable proxy."""
+    transport = _transport(httpx.HTTPTransport, url, verify, limits)
+    return httpx.Client(base_url=url, transport=transport, **options)  # noqa: TID251
+
+
+def async_client(
+    url: str, *, verify: ssl.SSLContext | bool = True, limits: httpx.Limits = _LIMITS, **options: Any
+) -> httpx.AsyncClient:  # noqa: TID251
+    """Returns the same as `client`, for asyncio."""
+    transport = _transport(httpx.AsyncHTTPTransport, url, verify, limits)
+    return httpx.AsyncClient(base_url=url, transport=transport, **options)  # noqa: TID251
+
+
+def proxy_for(url: str) -> str | None:
+    """Returns the proxy that the environment names for `url`, or None if the client connects to the server itself."""
+    parts = urlsplit(url)
+    if _is_own(parts.hostname or "") or proxy_bypass(parts.netloc.rpartition("@")[2]):
+        return None
+    named = getproxies()
+    proxy = named.get(parts.scheme) or named.get("all")
+    return proxy if proxy is None or "://" in proxy else f"http://{proxy}"
+
+
+def _is_own(host: str) -> bool:
+    """Whether `host` is an address or a name that only this machine or its network can reach."""
+    host = host.lower().removesuffix(".")
+    try:
+        return not ipaddress.ip_address(host).is_global
+    except ValueError:
+        return "." not in host or host.endswith(_PRIVATE_DOMAINS) or ".svc." in host or host == socket.gethostname()
+
+
+def _transport(kind: Callable[..., T], url: str, verify: ssl.SSLContext | bool, limits: httpx.Limits) -> T:
+    # A client that is given its transport does not read the proxies of the environment.
+    proxy = proxy_for(url)
+    try:
+        return kind(verify=verify, limits=limits, proxy=proxy, socket_options=_OPTIONS)
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
+        if proxy is None:
+            raise
+        shown = redact_text(proxy)
+        raise ConfigError(
+            "proxy_unusable",
+            f"the environment names the proxy {shown} for {redact_text(url)}, and the proxy cannot be used ({error}); "
+            "name an HTTP proxy in HTTPS_PROXY and HTTP_PROXY, or name the host in NO_PROXY.",
+            proxy=shown,
+            url=redact_text(url),
+        ) from error

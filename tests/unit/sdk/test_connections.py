@@ -1,0 +1,183 @@
+"""Clients of the stack's own servers use no proxy, and a request to a machine that vanished fails after `GONE_S`."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+import local_processes
+from gristmill import Client, ConfigError, SyncClient, connections
+from gristmill.view import doctor
+from gristmill_env.inference.http import ServerHttp
+from gristmill_trainer.publish.servers import ModelServer
+
+ROOT = Path(__file__).parents[3]
+
+# Runs in a network namespace of its own, whose loopback interface it takes away while a request waits.
+_VANISH = """
+import fcntl, socket, struct, sys, threading
+import httpx
+from gristmill import connections
+
+def loopback(up):
+    with socket.socket() as any_socket:
+        fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh14x", b"lo", up))
+
+def accept(listener):
+    connection, _ = listener.accept()
+    connection.recv(65536)
+    loopback(0)
+    threading.Event().wait()
+
+loopback(1)
+listener = socket.create_server(("127.0.0.1", 0))
+threading.Thread(target=accept, args=(listener,), daemon=True).start()
+with connections.client(f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=600) as client:
+    try:
+        client.get("/")
+    except httpx.TransportError as error:
+        print(type(error).__name__)
+"""
+
+
+@pytest.mark.long
+def test_request_to_a_machine_that_vanished_fails_before_its_time_out() -> None:
+    command = ["unshare", "--net", "--map-root-user", sys.executable, "-c", _VANISH]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "ReadTimeout"
+
+
+OWN = """127.0.0.1 127.1.2.3 [::1] 10.0.0.7 172.20.0.3 192.168.1.9 169.254.1.1 100.64.0.1 [fd00::1] [fe80::1] 0.0.0.0
+    localhost api model gpu17 gpu-box.lan host.docker.internal model.gristmill.svc model.x.svc.cluster.local LOCALHOST
+    api.localhost box.local api."""
+PUBLIC = "api.openai.com 8.8.8.8 [2606:4700::1] huggingface.co local.example.com localhost.example.com"
+NAMES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+
+
+class Answers(BaseHTTPRequestHandler):
+    """A server that answers 200 to everything, or a proxy that refuses everything."""
+
+    status = 200
+
+    def do_GET(self) -> None:
+        self.server.seen.append(self.path)  # type: ignore[attr-defined]
+        body = b'{"state": "ok", "data": [{"id": "m"}]}'
+        self.send_response(self.status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_CONNECT = do_GET  # noqa: N815
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Prints nothing."""
+
+
+class Refuses(Answers):
+    status = 403
+
+
+@contextmanager
+def listening(kind: type[Answers]) -> Iterator[tuple[str, list[str]]]:
+    """Yields the address and the requested paths of a server."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
+    server.seen = []  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", server.seen  # type: ignore[attr-defined]
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture(params=["http", "socks5", "socks4", "no scheme"])
+def proxy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Yields the requests that a proxy received. The environment names the proxy for everything."""
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    with listening(Refuses) as (url, seen):
+        address = url.removeprefix("http://")
+        other = {"http": url, "no scheme": address}.get(request.param, f"{request.param}://{address}")
+        monkeypatch.setenv("HTTP_PROXY", url)
+        monkeypatch.setenv("HTTPS_PROXY", other)
+        monkeypatch.setenv("ALL_PROXY", other)
+        yield seen
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    with listening(Answers) as (url, _):
+        yield url
+
+
+@pytest.mark.parametrize("host", OWN.split())
+def test_own_hosts_need_no_proxy(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    monkeypatch.setenv("ALL_PROXY", "http://proxy.example:3128")
+    assert connections.proxy_for(f"http://{host}:8000/v1") is None
+    assert connections.proxy_for(f"https://{host}") is None
+
+
+@pytest.mark.parametrize("host", PUBLIC.split())
+def test_public_hosts_use_the_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    assert connections.proxy_for(f"https://{host}") is None
+    monkeypatch.setenv("HTTPS_PROXY", "proxy.example:3128")
+    monkeypatch.setenv("ALL_PROXY", "http://other.example:3128")
+    assert connections.proxy_for(f"https://{host}/v1") == "http://proxy.example:3128"
+    assert connections.proxy_for(f"http://{host}") == "http://other.example:3128"
+    monkeypatch.setenv("NO_PROXY", host)
+    assert connections.proxy_for(f"https://{host}") is None
+
+
+async def test_no_client_of_the_stack_uses_a_proxy(proxy: list[str], server: str) -> None:
+    with SyncClient(server, patience=0.1) as blocking, pytest.raises(ValidationError):
+        blocking.get_run("a")  # The server answered, with another body.
+    async with Client(server, patience=0.1) as client:
+        with pytest.raises(ValidationError):
+            await client.get_run("a")
+    sampled = ServerHttp(server, api_key=None, timeout=5)
+    assert await sampled.ask("GET", "/v1/models", dict[str, Any]) == {"state": "ok", "data": [{"id": "m"}]}
+    await sampled.close()
+    assert ModelServer(server).call("GET", "/health").is_success
+    assert local_processes.answers(f"{server}/readyz")
+    assert doctor.port_use(int(server.rpartition(":")[2])) == "ours"
+    assert proxy == []
+
+
+@pytest.mark.parametrize("proxy", ["http"], indirect=True)
+def test_health_checks_of_compose_use_no_proxy(proxy: list[str], server: str) -> None:
+    services = yaml.safe_load((ROOT / "compose.yaml").read_text("utf-8"))["services"]
+    checks = [service["healthcheck"]["test"] for service in services.values() if "healthcheck" in service]
+    over_http = [check for check in checks if "http://" in check[-1]]
+    programs = {re.sub(r"http://[^/]+:\d+/", f"{server}/", check[-1]) for check in over_http if "-c" in check}
+    assert len(programs) == 2
+    for program in programs:
+        subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    assert all("-c" in check or check[1:4] == ["wget", "-Y", "off"] for check in over_http)
+    assert proxy == []
+
+
+@pytest.mark.parametrize("named", ["socks5://127.0.0.1:9", "socks4://127.0.0.1:9", "http://proxy:port"])
+def test_unusable_proxy_of_a_public_host_is_named(monkeypatch: pytest.MonkeyPatch, named: str) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", named)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("https_proxy", raising=False)
+    for make in (connections.client, connections.async_client):
+        with pytest.raises(ConfigError) as refused:
+            make("https://api.openai.com/v1")
+        assert (refused.value.code, refused.value.values["proxy"]) == ("proxy_unusable", named)
