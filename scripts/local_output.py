@@ -200,7 +200,9 @@ class LocalRun:
         if self._client is None or self._closing:
             return []
         if self._tokenizer is None:
-            self._tokenizer = load_tokenizer(self._tokenizer_folder(), self._folder / "model")
+            self._tokenizer = load_tokenizer(
+                RunFolder(self._folder.name, (self._folder.parent,)), self._tokenizer_folder()
+            )
         if self._tokenizer is None:
             return []
         try:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gristmill import foreign
 from gristmill.archive import segment
 from gristmill.archive.segment import ArchivedGroup, ArchiveError
 from gristmill.group import TrajectoryGroup
@@ -52,7 +53,7 @@ def read_archive(folder: str | Path, *, newest_only: bool = False) -> Iterator[A
     newest = _newest_creation(paths) if newest_only else None
     for path in paths:
         try:
-            file = path.open("rb")
+            file = foreign.open_file(path)
         except FileNotFoundError:
             continue  # The API deleted the segment after the listing, to keep the archive within its maximum size.
         with file:
@@ -73,7 +74,7 @@ def _newest_creation(paths: Iterable[Path]) -> int | None:
     """Returns the newest creation among the segments; None without a segment that can be read."""
     found: list[int] = []
     for path in paths:
-        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        with contextlib.suppress(FileNotFoundError), foreign.open_file(path) as file:
             opening = segment.read_opening(file, str(path))
             found += [] if opening is None else [opening.created_ms]
     return max(found, default=None)
@@ -108,7 +109,7 @@ class GroupIndex:
         """`paths`: segments, oldest first. `created_ms`: the run's creation. Raises ArchiveError."""
         self._places: dict[str, _Place] = {}
         for path in paths:
-            with path.open("rb") as file:
+            with foreign.open_file(path) as file:
                 opening = segment.read_opening(file, str(path))
                 if opening is None or opening.created_ms != created_ms:
                     continue
@@ -122,7 +123,7 @@ class GroupIndex:
     def group(self, group_id: str) -> TrajectoryGroup:
         """Returns a group. Raises KeyError for an unknown id, and ArchiveError for a group of Atropos' schema."""
         place = self._places[group_id]
-        with place.path.open("rb") as file:
+        with foreign.open_file(place.path) as file:
             file.seek(place.start)
             found = segment.parse(file.read(place.size), place.head_size)
         if found.schema != "group":

@@ -14,6 +14,7 @@ from typing import BinaryIO, Literal
 
 import msgspec
 
+from gristmill import foreign
 from gristmill.archive.disk import make_folder, sync_folder
 
 DROPS_FILE, OLDER_DROPS_FILE = "drops.jsonl", "drops.1.jsonl"
@@ -70,9 +71,11 @@ def append_drops(run: Path, drops: Iterable[Drop], max_bytes: int = MAX_BYTES) -
 
 def read_drops(path: Path, start: int = 0) -> Iterator[tuple[Drop, int]]:
     """Yields (drop, offset after its line) from byte `start`. Leaves out a torn last line and unknown lines."""
-    if not path.exists():
+    try:
+        opened = foreign.open_file(path)
+    except FileNotFoundError:
         return
-    with path.open("rb") as file:
+    with opened as file:
         file.seek(start)
         for line in file:
             if not line.endswith(b"\n"):

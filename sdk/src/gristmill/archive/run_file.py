@@ -15,6 +15,7 @@ from typing import Final
 
 from pydantic import BaseModel, ValidationError
 
+from gristmill import foreign
 from gristmill.archive.disk import make_folder, sync_folder
 from gristmill.errors import GristmillError
 from gristmill.redaction import redact
@@ -66,7 +67,7 @@ def write_run_file(folder: Path, record: RunRecord) -> bool:
 
 def read_run_file(path: Path) -> RunRecord:
     """Reads a run.json. Raises GristmillError for a file of a newer format or other content, and OSError."""
-    content = path.read_bytes()
+    content = foreign.read_file(path)
     try:
         found = _Format.model_validate_json(content).format
         if found != FORMAT:

@@ -32,7 +32,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from gristmill import compression
+from gristmill import compression, foreign
 from gristmill.errors import GristmillError
 
 SUFFIX = ".gmz"
@@ -69,7 +69,8 @@ class ArchivedGroup:
 
 def files(folder: Path) -> list[Path]:
     """Returns the segments in `folder`, oldest first."""
-    found = [path for path in folder.glob(f"*{SUFFIX}") if path.stem.isdecimal()]
+    found = [path for path in foreign.entries(folder.resolve()) if path.suffix == SUFFIX and foreign.is_file(path)]
+    found = [path for path in found if path.stem.isdecimal() and path.stem.isascii()]
     return sorted(found, key=lambda path: int(path.stem))
 
 

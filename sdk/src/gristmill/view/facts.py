@@ -21,7 +21,7 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from gristmill import connections
+from gristmill import connections, foreign
 from gristmill.errors import GristmillError
 from gristmill.group import PolicyVersion
 from gristmill.metrics import METRICS_FILE
@@ -29,7 +29,7 @@ from gristmill.model_servers import ServerAddresses, find_all
 from gristmill.receipts import RECEIPTS_FILE, Receipt, parse_receipts
 from gristmill.run import Environment, RunRecord, RunState, RunStatus
 from gristmill.sync_client import SyncClient
-from gristmill.view.folders import RunFolder
+from gristmill.view.folders import EVALUATIONS_FOLDER, RunFolder
 from gristmill.view.growing import read_growing_jsonl
 from gristmill.view.phases import Log, read_log
 
@@ -332,8 +332,8 @@ def read_files(run_id: str, roots: Sequence[Path], clock: Callable[[], float] = 
     source = RunFolder.open(run_id, roots)
     now = clock()
     folders, record = source.folders, source.record()
-    metrics, rows = source.find(METRICS_FILE), source.metrics()
-    model = source.find("model")
+    metrics, rows = source.file(METRICS_FILE), source.metrics()
+    model = source.folder("model")
     written = _modified(metrics) if metrics is not None else 0.0
     logs = read_logs(source)
     ages = {name: now - _modified(log.path) for name, log in logs.items()}
@@ -387,13 +387,13 @@ def _evaluations(run: RunFolder, record: RunRecord | None) -> Iterator[dict[str,
     """Yields what `serve` measured in this training, in order of steps. Their folders begin with a policy version."""
     found = []
     for folder in run.folders:
-        for path in folder.glob("evaluations/*/results.json"):
+        for path in (one / "results.json" for one in foreign.entries(folder / EVALUATIONS_FOLDER)):
             version = re.match(r"(\d+)\.(\d+)-", path.parent.name)
             try:
-                results = json.loads(path.read_text(encoding="utf-8"))
+                results = json.loads(foreign.read_file(path))
                 (figures,) = results["results"].values()
                 prompts = next(iter(results["n-samples"].values()))["effective"]
-            except (OSError, ValueError, KeyError, TypeError, StopIteration):
+            except (OSError, ValueError, KeyError, TypeError, StopIteration, foreign.ForeignFileError):
                 continue  # not finished, or written by something else
             if version is None or not run.made(path.parent, record):
                 continue
@@ -426,16 +426,16 @@ def _dropped(run: RunFolder, rows: Sequence[Mapping[str, Any]], record: RunRecor
 
 
 def _receipts(run: RunFolder) -> list[Receipt]:
-    path = run.find(RECEIPTS_FILE)
+    path = run.file(RECEIPTS_FILE)
     return [] if path is None else parse_receipts(read_growing_jsonl(path))
 
 
 def _modified(*paths: Path) -> float:
-    return max((path.stat().st_mtime for path in paths if path.exists()), default=0.0)
+    return max((path.lstat().st_mtime for path in paths if path.exists()), default=0.0)
 
 
 def _newest(folder: Path) -> float:
-    return _modified(folder, *folder.iterdir())
+    return _modified(folder, *foreign.entries(folder))
 
 
 def find_run(client: SyncClient) -> str | None:

@@ -6,17 +6,20 @@ own volume. So a reader has an ordered list of roots, and looks for `<root>/<id>
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gristmill import foreign
 from gristmill.archive import segment
 from gristmill.archive.drops import DROPS_FILE, OLDER_DROPS_FILE
 from gristmill.archive.pack import unpacked
@@ -93,21 +96,30 @@ class RunFolder:
 
     @property
     def folders(self) -> list[Path]:
-        """The run's folders that exist, in the order of the roots."""
-        return [folder for root in self.roots if (folder := root / self.run_id).is_dir()]
+        """The run's folders that exist, in the order of the roots. Their paths have no links."""
+        return [folder for root in self.roots if foreign.is_folder(folder := root.resolve() / self.run_id)]
 
     def find(self, name: str) -> Path | None:
-        """Returns the first file or folder of this name in the run's folders, or None."""
-        return next((path for folder in self.folders if (path := folder / name).exists()), None)
+        """Returns the first regular file or folder of this name in the run's folders, or None."""
+        return self.file(name) or self.folder(name)
+
+    def file(self, name: str) -> Path | None:
+        """Returns the first regular file of this name in the run's folders, or None. No link leads to it."""
+        return next((path for folder in self.folders if foreign.is_file(path := folder / name)), None)
+
+    def folder(self, name: str) -> Path | None:
+        """Returns the first folder of this name in the run's folders, or None. No link leads to it."""
+        return next((path for folder in self.folders if foreign.is_folder(path := folder / name)), None)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Returns the trainer's rows of metrics, one per step."""
-        path = self.find(METRICS_FILE)
-        return [] if path is None else read_growing_jsonl(path)
+        """Returns the trainer's rows of metrics, one per step. Leaves out rows without a step."""
+        path = self.file(METRICS_FILE)
+        rows = [] if path is None else read_growing_jsonl(path)
+        return [row for row in rows if isinstance(row.get("step"), int)]
 
     def record(self) -> RunRecord | None:
         """Returns the settings and the state of the run; None if no API wrote them. Warns of a file of no use."""
-        path = self.find(RUN_FILE)
+        path = self.file(RUN_FILE)
         if path is None:
             return None
         try:
@@ -118,8 +130,8 @@ class RunFolder:
 
     def fork_step(self) -> int:
         """Returns the step of another run after which this run began; 0 if the run is not a fork."""
-        path = self.find(FORK_FILE)
-        return 0 if path is None else int(json.loads(path.read_text())["step"])
+        path = self.file(FORK_FILE)
+        return 0 if path is None else int(json.loads(foreign.read_file(path))["step"])
 
     def archive_segments(self) -> list[Path]:
         """Returns the files of the archive, oldest first."""
@@ -131,12 +143,12 @@ class RunFolder:
 
     def drops(self) -> list[Path]:
         """Returns the files of dropped groups, oldest first."""
-        return [path for name in (OLDER_DROPS_FILE, DROPS_FILE) if (path := self.find(name)) is not None]
+        return [path for name in (OLDER_DROPS_FILE, DROPS_FILE) if (path := self.file(name)) is not None]
 
     def evaluations(self) -> list[Path]:
         """Returns the folders of evaluations, by name."""
-        base = self.find(EVALUATIONS_FOLDER)
-        return [] if base is None else sorted(path.parent for path in base.glob("*/samples.jsonl"))
+        base = self.folder(EVALUATIONS_FOLDER)
+        return [] if base is None else [one for one in foreign.entries(base) if foreign.is_file(one / "samples.jsonl")]
 
     def made(self, evaluation: Path, record: RunRecord | None) -> bool:
         """Returns whether the training of `record` made the evaluation, not an earlier training of the same run id.
@@ -148,15 +160,16 @@ class RunFolder:
             return True
         path = evaluation / EVALUATION_FILE
         try:
-            creation = json.loads(path.read_bytes()).get("creation")
+            creation = json.loads(foreign.read_file(path)).get("creation")
             return path.stat().st_mtime >= record.created_at if creation is None else creation == record.creation
-        except (OSError, ValueError, AttributeError):
+        except (OSError, ValueError, AttributeError, GristmillError):
             return False
 
     def logs(self) -> dict[str, Path]:
         """Returns the log file of each service by the service's name."""
-        base = self.find(LOGS_FOLDER)
-        return {} if base is None else {path.stem: path for path in sorted(base.glob("*.log"))}
+        base = self.folder(LOGS_FOLDER)
+        found = [] if base is None else [path for path in foreign.entries(base) if path.suffix == ".log"]
+        return {path.stem: path for path in found if foreign.is_file(path)}
 
     def tokenizer(self) -> Path | None:
         """Returns the tokenizer.json of the run's model, or None.
@@ -164,33 +177,35 @@ class RunFolder:
         It is in the trainer's records, in the finished model, or where the manifest of this machine's models says.
         """
         for name in (f"{TRAINED_FOLDER}/{TOKENIZER_FOLDER}/{_TOKENIZER_FILE}", f"model/{_TOKENIZER_FILE}"):
-            if (path := self.find(name)) is not None:
+            if (path := self.file(name)) is not None:
                 return path
         try:
             manifest = Manifest.read(Path(os.environ.get("GRISTMILL_MODELS_DIR") or ".gristmill/models"))
         except ManifestError:
             return None
-        path = Path(manifest.tokenizer_path) / _TOKENIZER_FILE
-        return path if path.is_file() else None
+        path = Path(manifest.tokenizer_path).resolve() / _TOKENIZER_FILE
+        return path.resolve() if path.is_file() else None
 
     def writable(self, name: str) -> Path:
-        """Returns a folder of this name for files that readers make: in the run's folder, else in the user's cache."""
-        existing = self.find(name)
-        for folder in [*([existing] if existing else []), *(folder / name for folder in self.folders)]:
-            try:
+        """Returns a folder of this name for files that readers make: in the run's folder, else in the user's cache.
+
+        The run's folder counts in the first root only: the other roots belong to other services.
+        """
+        folder = self.roots[0].resolve() / self.run_id / name
+        if foreign.is_folder(folder.parent):
+            with contextlib.suppress(OSError):  # A volume that is mounted read-only.
                 folder.mkdir(exist_ok=True)
-                with tempfile.TemporaryFile(dir=folder):
-                    return folder
-            except OSError:
-                continue  # A volume that is mounted read-only.
+                if foreign.is_folder(folder):
+                    with tempfile.TemporaryFile(dir=folder):
+                        return folder
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         digest = hashlib.sha256("\n".join(str(folder.resolve()) for folder in self.folders).encode()).hexdigest()
         folder = cache / "gristmill" / f"{self.run_id}-{digest[:12]}" / name
         folder.mkdir(parents=True, exist_ok=True)
-        return folder
+        return folder.resolve()
 
     def _segments(self, name: str) -> list[Path]:
-        folder = self.find(name)
+        folder = self.folder(name)
         return [] if folder is None else segment.files(folder)
 
 
@@ -203,8 +218,17 @@ def list_runs(roots: Iterable[str | Path] | None = None) -> list[RunFolder]:
     """Returns the runs in the roots, the one that was written last first."""
     places = tuple(map(Path, default_roots() if roots is None else roots))
     found: dict[str, float] = {}
-    for folder in (folder for root in places if root.is_dir() for folder in root.iterdir()):
-        written = [path.stat().st_mtime for name in _TRACES if (path := folder / name).exists()]
+    for folder in (folder for root in places for folder in foreign.entries(root.resolve())):
+        written = [modified for name in _TRACES if (modified := _modified(folder / name)) is not None]
         if written:
             found[folder.name] = max(found.get(folder.name, 0.0), *written)
     return [RunFolder(name, places) for name in sorted(found, key=lambda name: -found[name])]
+
+
+def _modified(path: Path) -> float | None:
+    """Returns the time of the last change of a regular file or a folder; None for links, other things and nothing."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_mtime if stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode) else None

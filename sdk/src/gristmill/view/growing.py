@@ -12,7 +12,11 @@ from typing import Any, Final
 
 import msgspec
 
+from gristmill import foreign
+
 _FILES: Final = 64
+_MOST_BYTES: Final = 512 << 20
+"""Most bytes of a file that are read at once."""
 
 
 def _decode(line: bytes) -> Any:
@@ -43,16 +47,19 @@ def read_growing_jsonl(path: Path) -> list[dict[str, Any]]:
 
     Do not change the objects: later calls return them again.
     """
-    with _lock, path.open("rb") as file:
+    with _lock, foreign.open_file(path) as file:
         stat = os.fstat(file.fileno())
         known = _known.pop(path, None)
         if known is None or not _continues(known, file, stat):
             known = _Known(stat.st_ino)
         file.seek(known.end)
-        whole, newline, _ = file.read().rpartition(b"\n")
+        if stat.st_size - known.end > _MOST_BYTES:
+            text = f"{path} has {stat.st_size} bytes, more than a run's files of lines have; remove or shorten it"
+            raise foreign.ForeignFileError("file_too_large", text, path=path)
+        whole, newline, _ = file.read(_MOST_BYTES).rpartition(b"\n")
         if newline:
             lines = whole.split(b"\n")
-            known.rows += [_decode(line) for line in lines]
+            known.rows += [row for row in map(_decode, lines) if isinstance(row, dict)]
             known.end += len(whole) + 1
             known.last = lines[-1]
         _known[path] = known

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gristmill import foreign
 from gristmill.archive import segment
 from gristmill.archive.trained import TrainedGroup
 from gristmill.view.folders import RunFolder
@@ -94,7 +95,7 @@ def _frames(paths: Sequence[Path]) -> Iterator[tuple[int, bytes, int]]:
     """Yields (creation, frames, size of head) of each whole group. Leaves out the rest of a damaged segment."""
     for path in paths:
         try:
-            with path.open("rb") as file:
+            with foreign.open_file(path) as file:
                 opening = segment.read_opening(file, str(path))
                 if opening is None:
                     continue

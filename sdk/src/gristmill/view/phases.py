@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+
+from gristmill import foreign
 
 _TAIL_BYTES = 64 * 1024
 """Read from the end of a log."""
@@ -86,11 +89,11 @@ class Log:
 def read_log(path: Path) -> Log:
     """Reads the end of a log that the local launcher wrote."""
     log = Log(path)
-    with path.open("rb") as file:
-        first = file.readline().decode(errors="replace")
-        size = path.stat().st_size
+    with foreign.open_file(path) as file:
+        first = file.readline(_TAIL_BYTES).decode(errors="replace")
+        size = os.fstat(file.fileno()).st_size
         file.seek(max(size - _TAIL_BYTES, 0))
-        lines = file.read().decode(errors="replace").splitlines()
+        lines = file.read(_TAIL_BYTES).decode(errors="replace").splitlines()
     for line in [first, *lines]:
         if (started := _STARTED.match(line)) is not None:
             log.started = time.mktime(time.strptime(started[1], "%Y-%m-%d %H:%M:%S"))

@@ -31,6 +31,7 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 
+from gristmill import foreign
 from gristmill.archive import segment
 from gristmill.archive.drops import Drop, read_drops
 from gristmill.archive.trained import TrainedGroup
@@ -351,7 +352,7 @@ class _Builder:
     def _read_evaluations(self, *, finished: bool) -> None:
         record = self._source.record()
         for folder in self._source.evaluations():
-            if folder.name in self._state.evaluations or (folder / "results.json").exists() != finished:
+            if folder.name in self._state.evaluations or foreign.is_file(folder / "results.json") != finished:
                 continue
             mine = self._source.made(folder, record)
             prompts = evaluation_rows(self._rows, folder, self._state.creation if mine else OTHER_TRAINING)
@@ -476,7 +477,7 @@ def _new_frames(
     """
     for name, path in paths.items():
         try:
-            file = path.open("rb")
+            file = foreign.open_file(path)
         except FileNotFoundError:
             continue  # The oldest segment was removed meanwhile.
         with file:
@@ -497,9 +498,9 @@ def _new_frames(
 def _read_at(paths: dict[str, Path], place: _Place) -> segment.ArchivedGroup | None:
     """Returns the group at a place; None if its segment was removed."""
     path = paths.get(place.file)
-    if path is None or not path.exists():
+    if path is None or not foreign.is_file(path):
         return None
-    with path.open("rb") as file:
+    with foreign.open_file(path) as file:
         file.seek(place.offset)
         found = next(segment.read_frames(file, str(path)), None)
     return None if found is None else segment.parse(found[0], found[1])
@@ -530,7 +531,7 @@ def _open_name(number: int) -> str:
 def _read_state(folder: Path) -> _State | None:
     """Returns the state. None if it does not exist, or has another schema version: the table is then made again."""
     try:
-        found = msgspec.json.decode((folder / _STATE).read_bytes(), type=_State)
+        found = msgspec.json.decode(foreign.read_file(folder / _STATE), type=_State)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
     return found if found.schema_version == SCHEMA_VERSION else None
@@ -565,14 +566,16 @@ def _column(name: str, values: list[Any]) -> pa.Array:
 
 def _write(path: Path, content: bytes) -> None:
     partial = path.with_suffix(".partial")
-    partial.write_bytes(content)
+    partial.unlink(missing_ok=True)
+    with partial.open("xb") as file:  # never through a link
+        file.write(content)
     partial.replace(path)
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Lets one process at a time update the table."""
-    handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

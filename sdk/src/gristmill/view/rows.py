@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gristmill import foreign
 from gristmill.archive.drops import Drop
 from gristmill.archive.segment import ArchivedGroup
 from gristmill.archive.trained import NOT_RECORDED, TRAINED, TrainedGroup, TrainedSequence
@@ -98,7 +99,7 @@ class Texts:
         except ImportError:
             _LOG.warning("the table has no texts, because tokenizers is not installed: pip install './sdk[view]'")
             return
-        self._tokenizer = Tokenizer.from_file(str(file))
+        self._tokenizer = Tokenizer.from_buffer(foreign.read_file(file, foreign.TOKENIZER))
 
     def prompt(self, tokens: npt.NDArray[np.int32]) -> str | None:
         """Returns the prompt as the model reads it, with special tokens."""
@@ -409,11 +410,11 @@ class Rows:
 def evaluation_rows(rows: Rows, folder: Path, creation: int) -> int:
     """Adds the rows of the evaluation in `folder`. Returns its prompts."""
     try:
-        weights = msgspec.json.decode((folder / "evaluation.json").read_bytes()).get("weights")
+        weights = msgspec.json.decode(foreign.read_file(folder / "evaluation.json")).get("weights")
     except (FileNotFoundError, msgspec.DecodeError):
         weights = None
     prompts = 0
-    with (folder / "samples.jsonl").open("rb") as file:
+    with foreign.open_file(folder / "samples.jsonl") as file:
         for line in file:
             if line.endswith(b"\n"):
                 rows.add_evaluation(creation, folder.name, weights, msgspec.json.decode(line))

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gristmill import foreign
 from gristmill.archive import ArchiveError, segment
 from gristmill.archive.drops import read_drops
 from gristmill.archive.trained import NOT_RECORDED, TrainedGroup
@@ -70,7 +71,7 @@ def _group_ids(paths: Sequence[Path]) -> tuple[set[str], list[str]]:
     problems = []
     for path in paths:
         try:
-            with path.open("rb") as file:
+            with foreign.open_file(path) as file:
                 if segment.read_opening(file, str(path)) is not None:
                     ids |= {segment.parse_id(frames, head) for frames, head, _ in segment.read_frames(file, str(path))}
         except ArchiveError as error:
@@ -101,7 +102,7 @@ def _records(run: RunFolder, archived: set[str]) -> Check:
 
 def _trained(paths: Iterable[Path]) -> Iterator[TrainedGroup]:
     for path in paths:
-        with path.open("rb") as file:
+        with foreign.open_file(path) as file:
             if segment.read_opening(file, str(path)) is not None:
                 for frames, head_size, _ in segment.read_frames(file, str(path)):
                     yield TrainedGroup.decode(segment.parse(frames, head_size).body)
@@ -146,7 +147,7 @@ def _agreement(rows: Sequence[dict[str, Any]]) -> Check:
 def _publications(run: RunFolder) -> Check:
     """Checks the last receipt of each server. A failed receipt before it is a warning, because environments did not
     sample from the server until a later publication succeeded."""
-    name, path = "publications", run.find(RECEIPTS_FILE)
+    name, path = "publications", run.file(RECEIPTS_FILE)
     try:
         receipts = [] if path is None else parse_receipts(read_growing_jsonl(path))
     except msgspec.ValidationError as error:

@@ -10,9 +10,10 @@ import math
 import multiprocessing
 import os
 import re
+import signal
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol, cast
@@ -39,6 +40,8 @@ _CHUNK: Final = 1 << 20
 _RUN: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _NICE: Final = 5
 _SPARK: Final = 60
+ANSWER_S: Final = 300.0
+"""Longest time of an answer. The first table of rollouts of a long run takes minutes."""
 
 
 class Live(Protocol):
@@ -54,14 +57,19 @@ class Live(Protocol):
 class RunSource:
     """Reads runs. A separate process reads the files, so that reading does not delay a server's requests.
 
-    That process starts with the first question, and ends with `close`.
+    That process starts with the first question, and ends with `close`. If a question takes too long, another process
+    replaces it.
     """
 
-    def __init__(self, roots: Sequence[Path], live: Live | None = None) -> None:
-        """`roots`: folders of run folders; a file of a run counts from the first root that has it."""
+    def __init__(self, roots: Sequence[Path], live: Live | None = None, *, answer_s: float = ANSWER_S) -> None:
+        """`roots`: folders of run folders; a file of a run counts from the first root that has it. The first root
+        belongs to the reader. `answer_s`: longest time of an answer, which may be changed."""
+        self.answer_s = answer_s
         self._roots = tuple(Path(root) for root in roots)
         self._live = live
         self._pool: ProcessPoolExecutor | None = None
+        self._process: Future[int] | None = None
+        """The id of the process that reads files."""
 
     def close(self) -> None:
         """Ends the process that reads files."""
@@ -73,12 +81,24 @@ class RunSource:
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(max_workers=1, mp_context=context, initializer=_begin)
+            self._process = self._pool.submit(os.getpid)
+        pool, process = self._pool, self._process
+        answer = asyncio.wrap_future(pool.submit(_answer, question, self._roots, *arguments))
         try:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._pool, _answer, question, self._roots, *arguments
-            )
+            return await asyncio.wait_for(answer, self.answer_s)
+        except TimeoutError as error:
+            if self._pool is pool:
+                self.close()
+            if process is not None and process.done():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.result(), signal.SIGKILL)
+            text = f"The answer took longer than {self.answer_s:.0f} seconds, and the process that read was replaced."
+            raise ViewError(
+                "answer_late", text, status=503, remedy="Try again. `gristmill sql` reads a run without a time limit."
+            ) from error
         except BrokenProcessPool as error:  # killed, for memory perhaps: the next question starts another
-            self.close()
+            if self._pool is pool:
+                self.close()
             raise ViewError("reader_ended", "The process that reads the runs' files ended.", status=503,
                             remedy="Try again. If it ends again, give the service more memory.") from error  # fmt: skip
 

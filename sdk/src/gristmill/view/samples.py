@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gristmill import foreign
 from gristmill.group import Tokenizer
 from gristmill.logs import escaped
 from gristmill.run import Example
 from gristmill.sync_client import SyncClient
+from gristmill.view.folders import RunFolder
 
 _LOG = logging.getLogger(__name__)
 _TOKENIZER_FILE = "tokenizer.json"
@@ -43,19 +45,22 @@ class Sample(NamedTuple):
     version: str | None
 
 
-def load_tokenizer(*folders: Path | None) -> Tokenizer | None:
-    """Returns the tokenizer in the first folder that has one; None without a folder or the package `tokenizers`."""
-    for folder in folders:
-        if folder is None or not (folder / _TOKENIZER_FILE).exists():
-            continue
-        try:
-            from tokenizers import Tokenizer as FastTokenizer
-        except ImportError:
-            _LOG.warning("completions are shown as token ids: the package `tokenizers` is not installed")
-            return None
-        tokenizer: Tokenizer = FastTokenizer.from_file(str(folder / _TOKENIZER_FILE))
-        return tokenizer
-    return None
+def load_tokenizer(run: RunFolder | None, models: Path | None) -> Tokenizer | None:
+    """Returns the tokenizer of a run's finished model, or else the tokenizer in `models`, a folder of this machine.
+
+    Returns None without such a file or without the package `tokenizers`.
+    """
+    own = None if run is None else run.file(f"model/{_TOKENIZER_FILE}")
+    file = own or (None if models is None else (models / _TOKENIZER_FILE).resolve())
+    if file is None or not foreign.is_file(file):
+        return None
+    try:
+        from tokenizers import Tokenizer as FastTokenizer
+    except ImportError:
+        _LOG.warning("completions are shown as token ids: the package `tokenizers` is not installed")
+        return None
+    tokenizer: Tokenizer = FastTokenizer.from_buffer(foreign.read_file(file, foreign.TOKENIZER))
+    return tokenizer
 
 
 def read_samples(client: SyncClient, run_id: str, tokenizer: Tokenizer | None, limit: int = 1) -> list[Sample]:

@@ -63,7 +63,7 @@ class RunView:
         self._problem = ""
         self._reader: ApiReader | None = None
         self.run_id = self._find(run_id, follow)
-        self._tokenizer = load_tokenizer(*(root / self.run_id / "model" for root in place.roots), self._manifest())
+        self._tokenizer = load_tokenizer(RunFolder(self.run_id, place.roots), self._manifest())
 
     def _find(self, run_id: str | None, follow: bool) -> str:
         try:
@@ -196,8 +196,7 @@ def tail(options: argparse.Namespace, place: Place, console: Console) -> int:
     client = place.client(_TAIL_PATIENCE)
     if run_id is None:
         raise GristmillError("no_run", f"the API at {place.api} has no run", api=place.api)
-    folders = [root / run_id / "model" for root in place.roots]
-    tokenizer = load_tokenizer(*folders, tokenizer_folder(place.models_dir))
+    tokenizer = load_tokenizer(RunFolder(run_id, place.roots), tokenizer_folder(place.models_dir))
     if tokenizer is None:
         console.print("no tokenizer found (--runs, GRISTMILL_MODELS_DIR): token ids are shown", style="dim")
     started_ms = time.time() * 1000

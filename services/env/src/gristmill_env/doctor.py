@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gristmill import ConfigError, Deployment, GristmillError
+from gristmill import ConfigError, Deployment, GristmillError, foreign
 from gristmill.archive.trained import TOKENIZER_FOLDER, TRAINED_FOLDER
 from gristmill.model_servers import GENERATE, ServerAddresses, generation
 from gristmill.settings import load_yaml
@@ -301,10 +301,10 @@ def after_run(run: RunFolder, config: str, environ: Mapping[str, str]) -> Iterat
 def _tokenizer_of(run: RunFolder) -> Path | None:
     """Returns the folder of the run's tokenizer, or None if no folder of the run has one with its chat template."""
     for folder in (run.find(f"{TRAINED_FOLDER}/{TOKENIZER_FOLDER}"), run.find("model")):
-        if folder is not None and (folder / "tokenizer.json").is_file():
+        if folder is not None and foreign.is_file(folder / "tokenizer.json"):
             settings = folder / "tokenizer_config.json"
-            in_settings = settings.is_file() and '"chat_template"' in settings.read_text()
-            if in_settings or (folder / "chat_template.jinja").is_file():
+            in_settings = foreign.is_file(settings) and b'"chat_template"' in foreign.read_file(settings)
+            if in_settings or foreign.is_file(folder / "chat_template.jinja"):
                 return folder
     return None
 

@@ -23,7 +23,16 @@ from huggingface_hub.errors import HFValidationError
 from safetensors import safe_open
 from transformers.utils import logging as transformers_logging
 
-from gristmill import ConfigError, Deployment, GristmillError, Manifest, ManifestError, TrajectoryGroup, read_rollouts
+from gristmill import (
+    ConfigError,
+    Deployment,
+    GristmillError,
+    Manifest,
+    ManifestError,
+    TrajectoryGroup,
+    foreign,
+    read_rollouts,
+)
 from gristmill.deployment import MODEL_URL
 from gristmill.model_servers import split_urls
 from gristmill.receipts import RECEIPTS_FILE, ReceiptState, read_receipts
@@ -294,8 +303,10 @@ def _weights_of(run: RunFolder, deployment: Deployment) -> tuple[list[_Weights],
         )
         found.append(_Weights(f"{record.incarnation and 1}.0", source))
     for folder in run.folders:
-        for path in sorted((folder / "checkpoints").glob("step-*")):
-            if not any((path / name).is_file() for name in ("config.json", ADAPTER_CONFIG)):
+        for path in foreign.entries(folder / "checkpoints"):
+            if not path.name.startswith("step-") or not any(
+                foreign.is_file(path / name) for name in ("config.json", ADAPTER_CONFIG)
+            ):
                 continue
             version, dtype = str(read_progress(path).version), "float32" if manifest is None else manifest.dtype
             if adapter_rank(path) is None:

@@ -69,4 +69,4 @@ def test_one_line_shows_control_characters() -> None:
 
 
 def test_folder_without_a_tokenizer_has_none(tmp_path: object) -> None:
-    assert load_tokenizer(None) is None
+    assert load_tokenizer(None, None) is None

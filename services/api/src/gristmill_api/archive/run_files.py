@@ -37,7 +37,7 @@ class RunFiles:
 
     def __init__(self, runs: Runs, runs_dir: Path, metrics: Metrics) -> None:
         self._runs = runs
-        self._runs_dir = runs_dir
+        self._runs_dir = runs_dir.resolve()
         self._metrics = metrics
         self._lost: dict[str, str] = {}
         """The runs that Redis has lost, and their creations."""
