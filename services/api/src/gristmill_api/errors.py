@@ -313,7 +313,13 @@ def forbidden(request: str, need: str, role: str) -> ApiProblem:
 
 def cross_site(request: str, origin: str | None) -> ApiProblem:
     message = f"{request} was sent by a browser for a page of another site ({origin or 'origin unknown'})."
-    return ApiProblem("cross_site", 403, message, "API_CORS_ORIGINS names the origins whose pages may.")
+    return ApiProblem(
+        "cross_site",
+        403,
+        message,
+        "API_CORS_ORIGINS names the origins whose pages may. A program "
+        "that sends a browser's headers, such as its User-Agent, may add Sec-Fetch-Site: none.",
+    )
 
 
 def host_not_allowed(host: str) -> ApiProblem:

@@ -141,6 +141,49 @@ async def test_guard_refuses_changes_by_a_page_of_another_site(
             assert (await client.get("/v1/runs", headers=given)).status_code == 503, "reading is CORS' business"
 
 
+CHROMIUM = {"User-Agent": "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36", "Accept-Language": "en"}
+PROGRAMS = [
+    {"User-Agent": "Python/3.11 aiohttp/3.12.15", "Accept": "*/*", "Accept-Encoding": "gzip, deflate"},
+    {"User-Agent": "python-requests/2.32.5", "Accept": "*/*", "Connection": "keep-alive"},
+    {"User-Agent": "curl/8.5.0", "Accept": "*/*"},
+    {"User-Agent": "node", "Accept": "application/json", "Accept-Language": "*", "Sec-Fetch-Mode": "cors"},
+    {"User-Agent": ""},
+]
+
+
+@pytest.mark.parametrize(
+    ("headers", "passes"),
+    [
+        *((headers, True) for headers in PROGRAMS),
+        ({**CHROMIUM, "Accept": "image/avif,image/webp,*/*;q=0.8", "Referer": "http://evil.example/"}, False),
+        ({**CHROMIUM, "Accept": "text/html,*/*;q=0.8", "Upgrade-Insecure-Requests": "1"}, False),
+        ({**CHROMIUM, "Accept": "*/*"}, False),
+        ({**CHROMIUM, "Accept": "application/json", "Referer": "http://api:8001/"}, False),
+        ({"User-Agent": "mozilla/4.0 (compatible)"}, False),
+        ({"User-Agent": "Opera/9.80"}, False),
+        ({"User-Agent": "x", "Accept": "image/png"}, False),
+        ({"User-Agent": "x", "Accept": "TEXT/HTML"}, False),
+        ({"User-Agent": "x", "Accept": "text/css,*/*;q=0.1"}, False),
+        ({"User-Agent": "x", "Upgrade-Insecure-Requests": "1"}, False),
+        ({"User-Agent": "x", "Referer": "http://evil.example/"}, False),
+        ({**CHROMIUM, "Sec-Fetch-Site": "cross-site"}, False),
+        ({**CHROMIUM, "Sec-Fetch-Site": "same-origin"}, True),
+        ({**CHROMIUM, "Sec-Fetch-Site": "none"}, True),
+        ({**CHROMIUM, "Referer": "http://api:8000/view"}, True),
+        ({**CHROMIUM, "Referer": "https://dash.example/runs"}, True),
+        ({**CHROMIUM, "Origin": "https://dash.example"}, True),
+    ],
+)
+async def test_guard_refuses_gets_of_browsers_that_change_something(headers: dict[str, str], passes: bool) -> None:
+    changing = [(method, path) for method, path, need in rules() if method == "GET" and not need.reads]
+    assert {path for _, path in changing} == {"/reset_data", "/batch", "/status-env"}
+    async with api(API_CORS_ORIGINS="https://dash.example") as client:
+        client.headers = httpx.Headers(headers)
+        for method, path in [*changing, ("HEAD", "/reset_data")]:
+            assert ((await client.request(method, path)).status_code != 403) is passes, path
+        assert (await client.get("/v1/runs")).status_code == 503
+
+
 async def test_cors_is_closed_by_default_and_opens_for_named_origins_only() -> None:
     asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
     async with api() as client:

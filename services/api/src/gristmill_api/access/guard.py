@@ -3,7 +3,11 @@
 A page of any site may make a browser send requests to 127.0.0.1, with the password that the browser remembers. Without
 CORS the page cannot read the response, but a POST, or Atropos' GET /reset_data, would have had its effect. So a request
 that changes something is refused if the browser reports that another site's page sent it. API_CORS_ORIGINS names
-exceptions. Programs other than browsers send neither header and are not affected.
+exceptions.
+
+Towards plain http on another machine, browsers send neither Sec-Fetch-Site nor, with a GET, Origin. Then a GET that
+changes something is refused if it looks like a browser's request, unless its Referer is a page of the API. Programs
+other than browsers send none of these headers and are not affected.
 """
 
 from __future__ import annotations
@@ -78,7 +82,7 @@ class Guard:
         request = f"{scope['method']} {path}"
         need = needed(scope["method"], path)
         headers = Headers(scope=scope)
-        if not need.reads and from_another_site(headers, self._origins):
+        if not need.reads and from_another_site(scope["method"], headers, self._origins):
             return errors.cross_site(request, headers.get("origin"))
         if self._tokens is None or not need.roles:
             return None
@@ -89,7 +93,7 @@ class Guard:
         return None if role in need.roles else errors.forbidden(request, need.value, role)
 
 
-def from_another_site(headers: Headers, allowed: Collection[str]) -> bool:
+def from_another_site(method: str, headers: Headers, allowed: Collection[str]) -> bool:
     """Returns True if a browser sent this for a page that is neither the API's own nor of an allowed origin."""
     origin = headers.get("origin")
     if origin in allowed:
@@ -98,4 +102,22 @@ def from_another_site(headers: Headers, allowed: Collection[str]) -> bool:
     site = headers.get("sec-fetch-site")
     if site is not None:
         return site in ("cross-site", "same-site")
-    return origin is not None and urlsplit(origin).netloc != headers.get("host")
+    if origin is not None:
+        return urlsplit(origin).netloc != headers.get("host")
+    # With every other method a browser sends the origin.
+    if method not in ("GET", "HEAD"):
+        return False
+    referer = urlsplit(headers.get("referer", ""))
+    if referer.netloc:
+        return referer.netloc != headers.get("host") and f"{referer.scheme}://{referer.netloc}" not in allowed
+    return _is_of_a_browser(headers)
+
+
+def _is_of_a_browser(headers: Headers) -> bool:
+    """Whether a browser sent the request. A page can suppress Referer, and cannot replace the browser's name."""
+    accepted = headers.get("accept", "").lower()
+    return (
+        headers.get("user-agent", "").lower().startswith(("mozilla/", "opera/"))
+        or "upgrade-insecure-requests" in headers
+        or any(kind in accepted for kind in ("text/html", "text/css", "image/", "audio/", "video/"))
+    )
