@@ -20,7 +20,7 @@ from gristmill.receipts import Proven, ReceiptState, failing, proven
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.loop import publish
 from gristmill_trainer.publish import ModelServer
-from gristmill_trainer.receipts import Case, Cause, Diagnosis, LiveDiagnosis, Probes
+from gristmill_trainer.receipts import Case, Cause, Diagnosis, LiveDiagnosis, Probes, distance, own_scores
 
 Serve = Callable[..., TorchServer]
 Begin = Callable[..., Run]
@@ -73,6 +73,38 @@ def test_clean_runs_prove_every_publication(serve: Serve, begin: Begin, seed: in
         assert row.wanted_change is not None
         assert abs(row.change - row.wanted_change) <= 2 * row.bound
         assert row.change > 2 * row.bound
+
+
+@pytest.mark.parametrize(
+    ("share", "fault", "state"),
+    [(0.5, None, "unproven"), (1.5, None, "ok"), (2.5, None, "ok"), (0.5, "label_only", "unproven"),
+     (1.5, "label_only", "failed"), (2.5, "label_only", "failed")],
+)  # fmt: skip
+def test_receipt_proves_each_change_that_is_larger_than_the_bound(
+    serve: Serve, begin: Begin, share: float, fault: str | None, state: str
+) -> None:
+    """A server that kept the version before never has an `ok` receipt, however small the change is."""
+    run = begin([serve(fault)])
+    run.train(1)
+    probing, policy = run.training.probing, run.learner.policy
+    assert probing is not None
+    assert probing.probes is not None
+    head, probes = policy.model.lm_head.weight, probing.probes.each_time()
+    published, before = head.detach().clone(), own_scores(policy, probes)
+    direction = torch.randn(head.shape, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        head.add_(direction, alpha=1e-3)
+        wanted = share * run.rows()[-1].bound * 1e-3 / distance(own_scores(policy, probes), before)
+        head.copy_(published + wanted * direction)
+    publish(run.training, 2, moved=True)
+    if state == "failed":
+        with raises(PublishError, "receipt_failed"):
+            run.publisher.settle()
+    else:
+        run.publisher.settle()
+    row = run.rows()[2]
+    assert row.wanted_change == pytest.approx(share * row.bound, rel=0.1)
+    assert (row.version, row.state) == ("1.2", state)
 
 
 def test_receipts_name_the_model_as_environments_do(serve: Serve, begin: Begin) -> None:

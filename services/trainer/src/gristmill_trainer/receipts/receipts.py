@@ -18,8 +18,9 @@ The cap is above the rounding of bfloat16 and below the difference of every wron
 eps32 is the rounding unit of float32, in which both programs add up. A sum of many terms loses many of these units, and
 a low d0 of the first weights does not bound the rounding of trained weights, whose logits are larger.
 
-A step that changed the trainer's own scores by more than 2 bound is then proven to be on the server: an answer within
-the bound cannot be the answer of the version before. A smaller change is `unproven`, although the answers agree.
+A step is proven to be on the server if the answer also differs from the trainer's scores of the version before by more
+than the bound: it is then no answer of that version. After a change that is too small for this, the receipt is
+`unproven`, although the answers agree.
 """
 
 from __future__ import annotations
@@ -205,16 +206,18 @@ class Receipts:
                 bound = later_bound(_TIMES_FIRST * difference, self._rounding, size)
         else:  # A resumed run may use a coarser dtype.
             allowed = bound = later_bound(bound, self._rounding, size)
-        wanted = None if before is None else distance(own, before.scores[: len(own)])
+        older = None if before is None else before.scores[: len(own)]
         receipt = Receipt(
             step=version.step,
             version=str(version),
             server=server.url,
-            state=_state(expectation.moved, difference, allowed, wanted, bound),
+            state=_state(
+                expectation.moved, difference, allowed, None if older is None else distance(served, older), bound
+            ),
             difference=difference if difference < float("inf") else None,
             bound=allowed if bound is None else bound,
             change=None if last is None else _finite(_change(served, last.served)),
-            wanted_change=wanted,
+            wanted_change=None if older is None else distance(own, older),
             seconds=seconds,
             attempt=attempt,
         )
@@ -354,10 +357,11 @@ def rounding_of(policy: Policy) -> float:
     return max(torch.finfo(dtype).eps for dtype in (trainer, policy.served_dtype))
 
 
-def _state(moved: bool, difference: float, allowed: float, wanted: float | None, bound: float | None) -> ReceiptState:
+def _state(moved: bool, difference: float, allowed: float, before: float | None, bound: float | None) -> ReceiptState:
+    """`before`: difference from the trainer's scores of the version before, or None if they are not known."""
     if not difference <= allowed or bound is None:
         return ReceiptState.FAILED
-    if moved and (wanted is None or wanted <= 2 * bound):
+    if moved and (before is None or before <= bound):
         return ReceiptState.UNPROVEN
     return ReceiptState.OK
 
