@@ -15,6 +15,7 @@ from benchmarks import wrong_weights
 from tests.support.errors import raises
 from tests.unit.trainer.receipts.torch_server import FAULTS, NAME, TorchServer
 from tests.unit.trainer.receipts.training import Run
+from transformers import AutoModelForCausalLM
 
 from gristmill.receipts import Proven, ReceiptState, failing, proven
 from gristmill_trainer.errors import PublishError
@@ -187,6 +188,35 @@ def test_diagnosis_that_fails_leaves_the_server_out_and_training_continues(
     assert "MemoryError" in (first.detail or "")
     assert {(row.server, row.cause) for row in later} == {(bad.url, Cause.LABEL_WITHOUT_WEIGHTS)}
     assert any(record.exc_info for record in caplog.records), "the log has the traceback"
+
+
+@pytest.mark.parametrize(
+    ("fault", "room", "cause"),
+    [
+        ("missing_kind", 0.99, Cause.NO_MEMORY),
+        ("missing_kind", 1.01, Cause.TENSORS),
+        ("bfloat16", 0.99, Cause.NO_MEMORY),
+        ("stale_head", 0.0, Cause.NO_MEMORY),
+        ("temperature", 0.0, Cause.TEMPERATURE),
+        ("label_only", 0.0, Cause.LABEL_WITHOUT_WEIGHTS),
+    ],
+)
+def test_diagnosis_loads_no_model_that_takes_more_than_half_of_the_memory(
+    serve: Serve, begin: Begin, monkeypatch: pytest.MonkeyPatch, model: Path, fault: str, room: float, cause: Cause
+) -> None:
+    """`room`: half of the memory as a share of four copies of the weights in float32, with a head of its own."""
+    tensors = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).state_dict()
+    copies = 4 * sum(tensor.nbytes for tensor in tensors.values())
+    monkeypatch.setattr("gristmill_trainer.receipts.diagnosis.available_memory", lambda: int(2 * room * copies))
+    good, bad = serve(), serve(fault)
+    run = begin([good, bad])
+    torch.manual_seed(7)
+    state = torch.get_rng_state()
+    run.train(3)
+    run.close()
+    assert torch.equal(torch.get_rng_state(), state), "the diagnosis draws none of the training's random numbers"
+    assert (good.label, bad.label) == ("1.3", "unproven")
+    assert {row.cause for row in run.rows() if row.state is ReceiptState.FAILED} == {cause}
 
 
 def test_diagnosis_that_takes_many_steps_does_not_end_the_training(

@@ -6,13 +6,14 @@ the server, then weights that are put together from published files: the version
 version before or of version 0.
 
 Without a server to ask (`Case.ask`) and without files (`weights`), their hypotheses are left out. A saved case can
-therefore be diagnosed as well.
+therefore be diagnosed as well. The files are also left out if the copies of the model would not fit into the memory.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -25,6 +26,7 @@ import torch
 from safetensors.torch import load_file
 
 from gristmill import PolicyVersion
+from gristmill_trainer.memory import available_memory, gigabytes
 from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.policy.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from gristmill_trainer.policy.source import attention_options
@@ -35,6 +37,12 @@ Tensors = dict[str, torch.Tensor]
 _HEAD: Final = "lm_head.weight"
 _LEAST_CORRELATION: Final = 0.5
 """Of two differences with a common cause. By chance, about 80 scores reach it once in a million times."""
+_COPIES: Final = 4
+"""Of all weights in float32: the model that computes, the first weights, and those of two more versions or dtypes."""
+_SHARE: Final = 0.5
+"""Of the available memory that a diagnosis may take, because the training goes on meanwhile."""
+_ONE_AT_A_TIME: Final = threading.Lock()
+"""Each server has a thread, and the diagnoses of two servers together would take twice the memory."""
 
 
 class Cause(StrEnum):
@@ -53,6 +61,7 @@ class Cause(StrEnum):
     TIED_HEAD = "tied_head_stale"
     TENSORS = "tensors_missing"
     DTYPE = "dtype_differs"
+    NO_MEMORY = "no_memory"
     UNKNOWN = "unexplained"
 
 
@@ -75,6 +84,8 @@ _REMEDIES: Final = {
     Cause.TIED_HEAD: "serve the model with a separate head, as `python -m gristmill_model` does",
     Cause.TENSORS: _RESTART,
     Cause.DTYPE: "start the model server with the dtype of its manifest, and without quantization",
+    Cause.NO_MEMORY: "look at the model server's log; give the trainer more memory (TRAINER_MEMORY with Docker "
+    "Compose), so that the diagnosis can compare tensors and dtypes",
     Cause.UNKNOWN: "look at the model server's log; train with --publisher none only if the difference is harmless",
 }
 
@@ -136,6 +147,8 @@ class Case:
     """Returns the tokens of the tokens' text."""
     ask: Ask | None = None
     weights: Weights | None = None
+    too_large: str = ""
+    """Why `weights` is None: the copies of the model do not fit into the memory."""
     raw: list[ProbeScores] | None = None
     """For an archived answer: the trainer's scores without the temperature. The archive has one score per position, so
     no other temperature and no truncation can be found in it."""
@@ -159,17 +172,20 @@ class LiveDiagnosis:
 
     def __call__(self, case: Case, server: ModelServer, path: Path | None) -> Diagnosis:
         """`path`: folder of the published weights; None before the first publication."""
-        weights = PublishedWeights(self.source, path, case.version)
-        return diagnose(
-            replace(
-                case,
-                adapters=self.adapters,
-                tied=weights.tied,
-                tokenize_again=self._tokenize_again,
-                ask=partial(served_scores, server),
-                weights=weights,
+        with _ONE_AT_A_TIME:
+            weights = PublishedWeights(self.source, path, case.version)
+            too_large = weights.too_large()
+            return diagnose(
+                replace(
+                    case,
+                    adapters=self.adapters,
+                    tied=weights.tied,
+                    tokenize_again=self._tokenize_again,
+                    ask=partial(served_scores, server),
+                    weights=None if too_large else weights,
+                    too_large=too_large,
+                )
             )
-        )
 
     def _tokenize_again(self, tokens: Sequence[int]) -> list[int]:
         tokenizer: Any = _tokenizer(self.source.tokenizer)
@@ -185,7 +201,10 @@ def _tokenizer(name: str) -> Any:
 
 
 def diagnose(case: Case) -> Diagnosis:
-    """Returns the first cause that explains the case, else `unexplained` with the closest hypothesis in its text."""
+    """Returns the first cause that explains the case, else `unexplained` with the closest hypothesis in its text.
+
+    `no_memory` takes the place of `unexplained` if hypotheses were left out for want of memory.
+    """
     closest = Diagnosis(Cause.UNKNOWN, "", float("inf"))
     for hypotheses in (_tokens, _stored, _sampling, _experiments, _older_weights, _dtypes):
         found = [_judged(one, case) for one in hypotheses(case)]
@@ -198,6 +217,8 @@ def diagnose(case: Case) -> Diagnosis:
     text = f"no known cause explains the difference of {gap:.2g} nats"
     if closest.residual < 0.5 * gap:
         text += f" (closest is {closest.cause}, which leaves {closest.residual:.2g})"
+    if case.too_large:
+        return Diagnosis(Cause.NO_MEMORY, f"{text}; tensors and dtypes were not compared: {case.too_large}", gap)
     return Diagnosis(Cause.UNKNOWN, text, gap)
 
 
@@ -392,6 +413,28 @@ class PublishedWeights:
         from transformers import AutoConfig
 
         return bool(AutoConfig.from_pretrained(self._source.weights, trust_remote_code=False).tie_word_embeddings)
+
+    def too_large(self) -> str:
+        """Returns a text if the memory is too small for the copies of the model, else an empty text."""
+        room = available_memory()
+        if room is None or self.needed <= _SHARE * room:
+            return ""
+        return (
+            f"the copies of the model need {gigabytes(self.needed)}, and a diagnosis takes at most {_SHARE:.0%} of the "
+            f"{gigabytes(room)} of memory that are available"
+        )
+
+    @property
+    def needed(self) -> int:
+        """Bytes of the copies of the model that a diagnosis holds at the same time."""
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        name = self._source.weights
+        options = {"config": AutoConfig.from_pretrained(name, trust_remote_code=False), **attention_options(name)}
+        create: Any = AutoModelForCausalLM.from_config
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            tensors: Tensors = create(dtype=torch.float32, trust_remote_code=False, **options).state_dict()
+        return _COPIES * sum(tensor.nbytes for tensor in tensors.values())
 
     def current(self) -> Tensors:
         return self.first() if self._path is None else self._read(self._path)

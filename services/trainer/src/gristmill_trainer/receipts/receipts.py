@@ -258,7 +258,10 @@ class Receipts:
             problem = f"the diagnosis failed: {type(error).__name__}: {error}"
             found = Diagnosis(Cause.UNKNOWN, problem, receipt.difference or float("inf"))
         with self._lock:
-            if found.cause is Cause.UNKNOWN:  # The files of the versions that the server mixes may be pruned by now.
+            if found.cause in {
+                Cause.UNKNOWN,
+                Cause.NO_MEMORY,
+            }:  # The files of the versions that the server mixes may be pruned by now.
                 found = self._causes.get(server.url, found)
             else:
                 self._causes.setdefault(server.url, found)
