@@ -356,6 +356,26 @@ def test_group_removed_from_the_archive_shows_that_it_is_gone(page: Any, demo: D
     assert "let it go" in page.locator("main .empty").inner_text()
 
 
+def test_dropped_group_shows_its_errors_and_the_row_of_the_file(page: Any, demo: Demo) -> None:
+    failed: dict[str, Any] = {
+        "text": "7",
+        "reward": None,
+        "parts": {"near": None},
+        "tokens": [],
+        "error": "near: <b>ZeroDivisionError",
+    }
+    kept: dict[str, Any] = {"outcome": "dropped", "reason": "reward_error", "index": 41, "step": None, "error": None}
+    changed(page, "/view/api/runs/quickstart/groups/g00000203$", **kept, completions=[failed])
+    opened(page, demo, "/view/quickstart/group/g00000203")
+    assert "41 of the data" in page.locator("main .sub").inner_text()
+    assert page.locator(".card .cut").inner_text() == "near: <b>ZeroDivisionError"
+    bare: dict[str, Any] = {"prompt": None, "question": None, "messages": None, "completions": []}
+    changed(page, "/view/api/runs/quickstart/groups/g00000203$", **{**kept, **bare, "error": "field 'gold' is None"})
+    opened(page, demo, "/view/quickstart/group/g00000203")
+    assert "field 'gold' is None" in page.locator("main > .cut").inner_text()
+    assert "not kept" not in page.locator("main").inner_text()
+
+
 def changed(page: Any, pattern: str, **values: object) -> None:
     """Replaces values in the answers of the demo."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import logging
 import threading
 from collections.abc import AsyncIterator
@@ -18,7 +19,9 @@ from tests.support.errors import raises
 from tests.unit.env.conftest import FailingServer, tokenizer  # noqa: F401
 from tests.unit.env.inference.conftest import GENERATE, choice
 
+import gristmill
 from gristmill import Client, PolicyVersion
+from gristmill.archive.drops import Drop, append_drops
 from gristmill_env.errors import EnvError
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.serve import serve
@@ -174,6 +177,57 @@ async def test_failing_evaluation_does_not_end_or_change_the_training(run: Run, 
     assert [row.values["reward/scored_with_hint"] for row in found] == [0.0] * len(evaluated)
 
 
+DIVIDES = """
+def divides(completion, part):
+    return 1 / part
+"""
+
+
+ROWS = (
+    {"question": "1 + 1?", "part": 2, "gold": "1"},
+    {"question": "2 + 2?", "part": 0, "gold": "4"},
+    {"question": "3 + 3?", "part": 1, "gold": None},
+)
+
+
+@pytest.mark.parametrize("dataset", [{"eval_split": None, "reward_functions": ["rewards.py:divides"], "seed": 1,
+                                      "ground_truth_field": "gold"}], ids=[""])  # fmt: skip
+@pytest.mark.parametrize(
+    "files", [{"rewards.py": DIVIDES, "rows.jsonl": "".join(json.dumps(row) + "\n" for row in ROWS)}], ids=[""]
+)
+async def test_dropped_groups_keep_their_content_the_row_of_the_file_and_the_error(run: Run, tmp_path: Path) -> None:
+    await run.take()
+    await run.train(until=3)  # 6 groups of one row in three: each row fails several times
+    status = await run.api.status("sums")
+    await run.api.finish("sums", run.incarnation)
+    await asyncio.wait_for(run.serving, 30)
+    assert set(status.dropped) == {"reward_error", "bad_row"}
+    folder = tmp_path / "runs" / "sums"
+    record = await run.api.get_run("sums")
+    kept = [json.loads(line) for line in (folder / "dropped" / "reward_error.jsonl").read_text().splitlines()]
+    drops = [
+        Drop(creation=round(record.created_at * 1000), group_id=one["group_id"], row=one["row"], what="dropped",
+             reason=one["reason"], time_ms=1)
+        for name in ("reward_error", "bad_row")
+        for one in map(json.loads, (folder / "dropped" / f"{name}.jsonl").read_text().splitlines())
+    ]  # fmt: skip
+    append_drops(folder, drops)
+    found = gristmill.sql(folder, "SELECT * FROM rollouts ORDER BY row, sequence").to_pylist()
+    failed = [row for row in found if row["outcome_reason"] == "reward_error"]
+    assert len(failed) == GROUP_SIZE * len(kept) > 0
+    for row in failed:
+        assert (row["index"], row["sequence"] in range(GROUP_SIZE), row["reward"]) == (1, True, None)
+        assert "2 + 2?" in row["prompt"]
+        assert row["answer"] == "4"
+        assert row["completion"]
+        assert row["error"] == "divides: ZeroDivisionError: division by zero"
+    bad = [row for row in found if row["outcome_reason"] == "bad_row"]
+    assert bad
+    assert {(row["index"], row["prompt"], row["completion"], "'gold' of row 2" in row["error"]) for row in bad} == {
+        (2, None, None, True)
+    }
+
+
 GAME = """
 from gristmill_env.environments import Environment
 
@@ -190,20 +244,27 @@ REFUSES_SYSTEM = (
 
 
 @pytest.mark.parametrize(
-    ("files", "dataset", "environment", "words"),
+    ("files", "dataset", "environment", "words", "kept"),
     [
         (
             {"tokenizer/chat_template.jinja": REFUSES_SYSTEM},
             {"system_prompt": "Think.", "eval_split": None},
             "dataset",
             ("System role not supported", "leave system_prompt out"),
+            ("bad_row", []),
         ),
-        ({}, {"eval_split": None}, "game.py:Game", ("Game.step", "no board")),
+        (
+            {},
+            {"eval_split": None},
+            "game.py:Game",
+            ("Game.step", "no board"),
+            ("environment_error", ["user", "assistant"]),
+        ),
     ],
     ids=["template refuses every prompt", "step always raises"],
 )
 async def test_run_in_which_every_row_fails_ends_with_the_first_error(
-    run: Run, words: tuple[str, ...], caplog: pytest.LogCaptureFixture
+    run: Run, words: tuple[str, ...], kept: tuple[str, list[str]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     await run.take()
@@ -214,6 +275,13 @@ async def test_run_in_which_every_row_fails_ends_with_the_first_error(
     assert 64 <= dropped < 200
     lines = [record for record in caplog.records if record.name.startswith("gristmill_env.")]
     assert len(lines) < dropped / 2, "no line per row"
+    reason, roles = kept
+    lines_kept = (tmp_path / "runs" / "sums" / "dropped" / f"{reason}.jsonl").read_text().splitlines()
+    assert len(lines_kept) >= dropped, "one line per dropped row, and one per row that the end interrupted"
+    group = json.loads(lines_kept[0])
+    assert (words[0] in group["error"], group["prompt"]) == (True, "1 + 1?")
+    said = [*group["messages"], *({"role": "assistant", **one} for one in group["completions"])]
+    assert [message["role"] for message in said] == (roles or ["user"]), "the reply on which step failed is kept"
 
 
 async def test_cancelled_serve_gives_its_permits_back(run: Run, held: dict[int, threading.Event]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,31 @@ def run(tmp_path: Path) -> RunFolderWriter:
 def group(number: int = 0, **changes: object) -> gristmill.TrajectoryGroup:
     made = make_group(f"g{number:08d}", lengths=((3, 6), (3, 6)), version=f"1.{number}", seed=number)
     return gristmill.TrajectoryGroup(**{**vars(made), **changes})
+
+
+# --- Dropped groups --------------------------------------------------------------------------------------------
+def test_dropped_group_shows_its_prompt_its_completions_and_its_errors(run: RunFolderWriter, tmp_path: Path) -> None:
+    (run.path / "dropped").mkdir()
+    kept = {"group_id": "g00000003", "creation_ms": CREATED, "index": 41, "prompt": "1 / 0?", "prompt_text": "<1 / 0?>"}
+    kept["messages"] = [{"role": "user", "content": "1 / 0?"}]
+    failed = {"text": "none", "scores": {"near": None}, "errors": {"near": "ZeroDivisionError"}}
+    groups = [kept | {"completions": [failed]}, kept | {"group_id": "g00000004", "error": "no board"}]
+    (run.path / "dropped" / "reward_error.jsonl").write_text("".join(json.dumps(one) + "\n" for one in groups))
+    run.drop("dropped", "g00000003", "g00000004", "g00000005", reason="reward_error")
+    found = group_of((tmp_path,), "test", "g00000003")
+    shown = ("index", "prompt", "messages", "outcome", "reason", "error")
+    assert [found[name] for name in shown] == [41, "<1 / 0?>", kept["messages"], "dropped", "reward_error", None]
+    assert [(one["text"], one["error"], one["reward"]) for one in found["completions"]] == [
+        ("none", "near: ZeroDivisionError", None)
+    ]
+    without = group_of((tmp_path,), "test", "g00000004")
+    assert (without["prompt"], without["error"], without["completions"]) == ("<1 / 0?>", "no board", [])
+    listed = rollouts_of((tmp_path,), "test", RolloutQuery(outcome="dropped", order="row"))["rows"]
+    assert [(row["index"], row["prompt"], row["error"]) for row in listed] == [
+        (41, "<1 / 0?>", "near: ZeroDivisionError"),
+        (41, "<1 / 0?>", "no board"),
+        (None, None, None),
+    ]
 
 
 # --- Steps without records -------------------------------------------------------------------------------------

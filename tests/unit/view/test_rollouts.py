@@ -133,6 +133,80 @@ def test_groups_without_content_have_rows_that_say_what_became_of_them(tmp_path:
     assert build(run.path).unaccounted_rows == [2]
 
 
+def content(group_id: str, *completions: dict[str, Any], **fields: Any) -> bytes:
+    """A line of the environment's files of dropped groups."""
+    line = {"group_id": group_id, "creation_ms": CREATED, "format": 1, "run": "test", "prompt": "1 / 0?", "index": 41}
+    line |= {"prompt_text": "<user>1 / 0?", "messages": [{"role": "user", "content": "1 / 0?"}], "answer": "no"}
+    line |= {"versions": ["1.10", "1.9"], "sampling": {"temperature": 1.0, "top_p": 1.0}, "error": "of the group"}
+    return json.dumps(line | {"completions": completions} | fields).encode() + b"\n"
+
+
+def test_dropped_groups_have_the_content_that_the_environment_kept(tmp_path: Path) -> None:
+    run = RunFolderWriter(tmp_path)
+    folder = run.path / "dropped"
+    folder.mkdir()
+    failed = {
+        "text": "a",
+        "tokens": 3,
+        "scores": {"near": None, "format": 1.0},
+        "errors": {"near": "ZeroDivisionError"},
+    }
+    scored = {"text": "", "tokens": 0, "scores": {"near": 0.5, "format": 0.0}, "total": 0.5, "finish_reason": "length"}
+    turns = [
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": ""},
+    ]
+    bad = content("g00000001", prompt="", prompt_text=None, messages=None, answer=None, versions=["default"])
+    (folder / "reward_error.1.jsonl").write_bytes(content("g00000000", failed, scored))
+    (folder / "reward_error.jsonl").write_bytes(
+        content("g00000000", scored, creation_ms=CREATED - 1)  # of the training before
+        + content("g00000005", {**scored, "messages": turns})
+        + b"no JSON\n"
+        + content("g00000006", index=1 << 70)  # of somebody else
+        + content("g00000002", scored)[:-30]  # torn by a kill
+    )
+    (folder / "bad_row.jsonl").write_bytes(bad + content("g00000003") + content("g00000008"))
+    run.drop("dropped", *(f"g0000000{number}" for number in (0, 2, 4, 5, 6)), reason="reward_error")
+    run.drop("dropped", "g00000001", reason="bad_row")
+    (folder / "timeout.jsonl").symlink_to(folder / "bad_row.jsonl")
+    run.drop("dropped", "g00000008", reason="timeout")
+    run.drop("dropped", "g00000007", reason="../bad_row")
+    run.drop("let_go", "g00000003", reason="disk")
+    columns = ("group_id", "sequence", "index", "prompt", "completion", "reward", "error", "answer", "turns")
+    assert [tuple(row[name] for name in columns) for row in rows(run)] == [
+        ("g00000000", 0, 41, "<user>1 / 0?", "a", None, "near: ZeroDivisionError", "no", 1),
+        ("g00000000", 1, 41, "<user>1 / 0?", "", 0.5, None, "no", 1),
+        ("g00000001", None, 41, None, None, None, "of the group", None, None),
+        ("g00000002", None, None, None, None, None, None, None, None),
+        ("g00000003", None, None, None, None, None, None, None, None),
+        ("g00000004", None, None, None, None, None, None, None, None),
+        ("g00000005", 0, 41, "<user>1 / 0?", "", 0.5, "of the group", "no", 2),
+        ("g00000006", None, None, None, None, None, None, None, None),
+        ("g00000007", None, None, None, None, None, None, None, None),
+        ("g00000008", None, None, None, None, None, None, None, None),
+    ]
+    first, second = rows(run, "group_id = 'g00000000'")
+    facts = ("version_first", "version_last", "completion_tokens", "finish_reason", "outcome", "acked", "temperature")
+    assert [second[name] for name in facts] == ["1.9", "1.10", 0, "length", "dropped", False, 1.0]
+    assert (dict(first["reward_parts"]), dict(second["reward_parts"])) == (
+        {"format": 1.0},
+        {"near": 0.5, "format": 0.0},
+    )
+    assert json.loads(first["messages"])[-1] == {"role": "assistant", "content": "a"}
+    assert build(run.path).dropped == 8
+
+
+def test_content_that_came_after_an_update_is_found_by_the_next(tmp_path: Path) -> None:
+    run = RunFolderWriter(tmp_path)
+    (run.path / "dropped").mkdir(parents=True)
+    for number in (0, 1):
+        with (run.path / "dropped" / "same_scores.jsonl").open("ab") as file:
+            file.write(content(f"g0000000{number}", {"text": str(number)}))
+        run.drop("dropped", f"g0000000{number}", reason="same_scores")
+        assert [row["completion"] for row in rows(run)] == ["0", "1"][: number + 1]
+
+
 def test_lost_group_with_a_record_has_a_row_per_sequence(tmp_path: Path) -> None:
     run = RunFolderWriter(tmp_path)
     (group,) = groups("g00000000")

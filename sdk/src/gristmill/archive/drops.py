@@ -69,8 +69,11 @@ def append_drops(run: Path, drops: Iterable[Drop], max_bytes: int = MAX_BYTES) -
         sync_folder(run)
 
 
-def read_drops(path: Path, start: int = 0) -> Iterator[tuple[Drop, int]]:
-    """Yields (drop, offset after its line) from byte `start`. Leaves out a torn last line and unknown lines."""
+def read_drops(path: Path, start: int = 0, end: int | None = None) -> Iterator[tuple[Drop, int]]:
+    """Yields (drop, offset after its line) from byte `start`. Leaves out a torn last line and unknown lines.
+
+    `end`: lines that begin here or later are left out.
+    """
     try:
         opened = foreign.open_file(path)
     except FileNotFoundError:
@@ -78,7 +81,7 @@ def read_drops(path: Path, start: int = 0) -> Iterator[tuple[Drop, int]]:
     with opened as file:
         file.seek(start)
         for line in file:
-            if not line.endswith(b"\n"):
+            if not line.endswith(b"\n") or (end is not None and start >= end):
                 return
             start += len(line)
             try:

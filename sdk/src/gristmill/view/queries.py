@@ -40,9 +40,9 @@ _READ: Final = 20_000
 """Characters of a prompt of which the last message of the user is shown."""
 _SHOWN: Final = 2000
 _COLUMNS: Final = (
-    f"run, step, group_id, sequence, env_id, row, version_first, staleness, right(prompt, {_READ}) AS prompt, "
+    f"run, step, group_id, sequence, env_id, row, index, version_first, staleness, right(prompt, {_READ}) AS prompt, "
     "left(completion, 2000) AS completion, completion_tokens, advantage, reward, reward_parts, finish_reason, outcome, "
-    "outcome_reason, answer, extracted, seconds"
+    "outcome_reason, left(error, 2000) AS error, answer, extracted, seconds"
 )
 _NO_LISTS: Final = "* EXCLUDE (tokens, mask, sampler_logprobs, trainer_logprobs, advantages, entropy, replies)"
 
@@ -154,6 +154,7 @@ def group_of(roots: Roots, run: str, group_id: str) -> dict[str, Any]:
     return {
         "group_id": shown_id(group_id),
         "row": first["row"],
+        "index": first["index"],
         "env_id": first["env_id"],
         "step": None if first["outcome"] == "evaluation" else first["step"],
         "prompt": first["prompt"],
@@ -162,6 +163,7 @@ def group_of(roots: Roots, run: str, group_id: str) -> dict[str, Any]:
         "messages": messages,
         "outcome": first["outcome"],
         "reason": first["outcome_reason"],
+        "error": None if kept else first["error"],
         "staleness": first["staleness"],
         "completions": [
             _completion(row, tokenizer, conversations[at] if conversations else None) for at, row in enumerate(kept)
@@ -189,6 +191,7 @@ def _completion(row: Mapping[str, Any], tokenizer: Any, conversation: list[turns
         "version": first if first == last else f"{first} to {last}",
         "outcome": row["outcome"],
         "reason": row["outcome_reason"],
+        "error": row["error"],
         "tokens": list(_tokens(row, tokenizer)) if row["tokens"] else [],
     }
 

@@ -33,6 +33,7 @@ import pyarrow.parquet as pq
 
 from gristmill import foreign
 from gristmill.archive import segment
+from gristmill.archive.dropped import DroppedContents
 from gristmill.archive.drops import Drop, read_drops
 from gristmill.archive.trained import TrainedGroup
 from gristmill.errors import GristmillError
@@ -264,17 +265,19 @@ class _Builder:
 
     def _read_drops(self) -> None:
         for path in self._source.drops():
-            inode = path.stat().st_ino
+            inode, size = (stat := path.stat()).st_ino, stat.st_size
+            # The content of these drops was written before them, and it is searched later than `size` was read.
+            contents = DroppedContents(self._source.folders)
             # The file that was read so far may have been renamed meanwhile.
             start = next((read for known, read in self._state.drops.values() if known == inode), 0)
             end = start
-            for drop, end in read_drops(path, start):  # noqa: B007
+            for drop, end in read_drops(path, start, size):  # noqa: B007
                 self._begin_creation(drop.creation)
                 if drop.creation == self._state.creation:
-                    self._take_drop(drop)
+                    self._take_drop(drop, contents)
             self._state.drops[path.name] = (inode, end)
 
-    def _take_drop(self, drop: Drop) -> None:
+    def _take_drop(self, drop: Drop, contents: DroppedContents) -> None:
         if drop.group_id in self._done or drop.group_id in self._state.submitted:
             return  # Its content was read before the archive let it go.
         if drop.what == "replayed":
@@ -286,7 +289,11 @@ class _Builder:
             self._finish(drop.group_id, "lost" if drop.what == "let_go" else "dropped")
             if drop.what == "let_go" and record is None:
                 self._count("without_record")
-            self._rows.add_absent(drop, record if drop.what == "let_go" else None)
+            content = contents.of(drop)
+            if content is None:
+                self._rows.add_absent(drop, record if drop.what == "let_go" else None)
+            else:
+                self._rows.add_dropped(drop, content)
             self._flush()
 
     def _read_archive(self) -> None:

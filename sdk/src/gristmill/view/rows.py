@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gristmill import foreign
+from gristmill.archive.dropped import DroppedCompletion, DroppedGroup
 from gristmill.archive.drops import Drop
 from gristmill.archive.segment import ArchivedGroup
 from gristmill.archive.trained import NOT_RECORDED, TRAINED, TrainedGroup, TrainedSequence
@@ -28,7 +29,7 @@ from gristmill.group import PolicyVersion, TrajectoryGroup
 from gristmill.run import RunRecord
 
 _LOG = logging.getLogger(__name__)
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 OTHER_TRAINING: Final = -1
 """`creation` of an evaluation that an earlier training of the same run id made."""
 
@@ -41,6 +42,7 @@ SCHEMA: Final = pa.schema(
         pa.field("sequence", pa.int16()),
         pa.field("env_id", pa.string()),
         pa.field("row", pa.int64()),
+        pa.field("index", pa.int64()),
         pa.field("version_first", pa.string()),
         pa.field("version_last", pa.string()),
         pa.field("staleness", pa.int32()),
@@ -64,6 +66,7 @@ SCHEMA: Final = pa.schema(
         pa.field("temperature", pa.float32()),
         pa.field("outcome", pa.string()),
         pa.field("outcome_reason", pa.string()),
+        pa.field("error", pa.string()),
         pa.field("acked", pa.bool_()),
         pa.field("answer", pa.string()),
         pa.field("extracted", pa.string()),
@@ -305,6 +308,7 @@ class Rows:
                 sequence=index,
                 env_id=group.env_id,
                 row=group.row,
+                index=_whole(group.meta.get("index")),
                 version_first=first,
                 version_last=last,
                 staleness=staleness,
@@ -372,6 +376,33 @@ class Rows:
                 advantage=None if sequence is None else _mean(sequence.token_advantages),
             )
 
+    def add_dropped(self, drop: Drop, content: DroppedGroup) -> None:
+        """Adds the rows of a group that the environment dropped, and whose content it kept."""
+        labels = sorted(filter(_is_version, content.versions), key=PolicyVersion.parse)
+        single = all(completion.why is None for completion in content.completions)
+        completions: Sequence[DroppedCompletion | None] = content.completions or [None]
+        for index, completion in enumerate(completions):
+            self._append(
+                creation=drop.creation,
+                group_id=drop.group_id,
+                sequence=None if completion is None else index,
+                env_id=drop.env_id or content.env_id,
+                row=drop.row,
+                index=content.index,
+                version_first=labels[0] if labels else None,
+                version_last=labels[-1] if labels else None,
+                prompt=content.prompt_text or content.prompt or None,
+                prompt_tokens=content.prompt_tokens,
+                temperature=None if content.sampling is None else content.sampling.temperature,
+                outcome="dropped",
+                outcome_reason=drop.reason,
+                error=content.error if completion is None or single else completion.why,
+                acked=False,
+                answer=content.answer,
+                seconds=content.seconds,
+                **({} if completion is None else _of_dropped(completion, content)),
+            )
+
     def add_evaluation(self, creation: int, folder: str, weights: str | None, record: Mapping[str, Any]) -> None:
         """Adds the rows of one prompt of an evaluation: a line of its samples.jsonl."""
         version = weights if weights is not None and _is_version(weights) else None
@@ -384,6 +415,7 @@ class Rows:
                 group_id=f"{folder}/{record['number']}",
                 sequence=index,
                 row=record["index"],
+                index=record["index"],
                 version_first=labels[0] if labels else None,
                 version_last=labels[-1] if labels else None,
                 prompt=record["prompt"],
@@ -395,6 +427,7 @@ class Rows:
                 finish_reason=sample.get("finish_reason"),
                 outcome="evaluation",
                 outcome_reason=record.get("skipped") or sample.get("error"),
+                error=sample.get("error"),
                 acked=False,
                 answer=record["answer"],
                 extracted=sample.get("answer"),
@@ -431,6 +464,20 @@ def _outcome(record: TrainedGroup | None, sequence: TrainedSequence | None) -> t
     if sequence is None or sequence.outcome == TRAINED:
         return TRAINED, None
     return "dropped", sequence.outcome
+
+
+def _of_dropped(completion: DroppedCompletion, content: DroppedGroup) -> dict[str, Any]:
+    after = completion.messages or [{"role": "assistant", "content": completion.text}]
+    return {
+        "completion": completion.text,
+        "completion_tokens": completion.tokens,
+        "reward": completion.total,
+        "reward_parts": [(name, value) for name, value in completion.scores.items() if value is not None],
+        "finish_reason": completion.finish_reason,
+        "turns": sum(message.get("role") == "assistant" for message in after),
+        "messages": None if content.messages is None else _json([*content.messages, *after]),
+        "garbled": _garbled(completion.text),
+    }
 
 
 def _of_trainer(sequence: TrainedSequence | None, sampled: Bool, sampler: F32 | None) -> dict[str, Any]:

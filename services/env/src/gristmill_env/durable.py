@@ -66,15 +66,19 @@ class LineFile:
                 self.close()
                 raise
 
-    def append(self, line: bytes) -> None:
-        """Appends a line, given without its newline. The line is on disk when this returns. Raises OSError."""
+    def append(self, line: bytes, *, sync: bool = True) -> None:
+        """Appends a line, given without its newline. Raises OSError.
+
+        `sync`: the line survives a power cut when this returns. Without it the line survives a kill of the process.
+        """
         with self._turn, self._locked():
             self._end_last_line()
             content = line + b"\n"
             written = 0
             while written < len(content):
                 written += os.write(self._file, content[written:])
-            os.fsync(self._file)
+            if sync:
+                os.fsync(self._file)
 
     def close(self) -> None:
         """Closes the file, which releases its lock."""

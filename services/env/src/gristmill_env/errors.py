@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from gristmill import GristmillError
 from gristmill_env.values import whole
+
+if TYPE_CHECKING:  # groups.py imports this module
+    from gristmill_env.rollouts.groups import Rollout
 
 
 class EnvError(GristmillError):
@@ -17,6 +21,8 @@ class EnvError(GristmillError):
 
     may_pass = False
     """Whether the error is of a service that may answer later. (`outages.may_pass` also reads an error's causes.)"""
+    unfinished: Rollout | None = None
+    """The rollout up to the error, if the error ended a rollout."""
 
     def __init__(self, code: str, message: str, /, **values: object) -> None:
         """Replaces half characters in `message`, which may quote a user's code, so that files and logs can hold it."""

@@ -50,7 +50,7 @@ from gristmill_env.prometheus import EnvMetrics
 from gristmill_env.rollouts.generator import UnscoredGroup
 from gristmill_env.rollouts.groups import RolloutGroup, build_group, drop_reason, is_version, trainable, version_spans
 from gristmill_env.run_settings import RunSettings
-from gristmill_env.saved import GroupSaver, GroupWriter, set_other_groups_aside
+from gristmill_env.saved import Attempt, DroppedSaver, GroupSaver, GroupWriter, set_other_groups_aside
 from gristmill_env.session import Session, Task, connect_api, open_session
 from gristmill_env.tracking import Observers, ScoredPrompt, WandbTracker, in_words
 
@@ -92,7 +92,7 @@ async def serve(run: RunSettings, environ: Mapping[str, str]) -> None:
             record = await api.create_run(run_id, recorded, config.group_size, run.deployment.stack)
         if measure is not None:
             measure.creation = record.creation
-        open_observers = functools.partial(_observers, run, session, record.creation, recorded, environ)
+        open_observers = functools.partial(_observers, run, session, record, recorded, environ)
         async with connect_api(run, config.patience) as api:
             if record.state == RunState.FINISHED:
                 logger.info("run %s is already finished at version %s; %s", run_id, record.version, _HOW_TO_BEGIN)
@@ -114,7 +114,7 @@ async def serve(run: RunSettings, environ: Mapping[str, str]) -> None:
                     metrics = None
                     if registry is not None:
                         metrics = functools.partial(EnvMetrics, registry, run_id, permits, session.server)
-                    observers = observing.enter_context(contextlib.closing(open_observers(run.groups_file, metrics)))
+                    observers = observing.enter_context(contextlib.closing(open_observers(worker_id, metrics)))
                     await record_row_count(api, run_id, task.dataset.label, len(task.dataset), creation)
                     loop = ServeLoop(run, session, worker_id, api, permits, observers, measure)
                     try:
@@ -187,28 +187,33 @@ class ServeLoop:
         async with self._permits.working(permit):
             await self._permits.slots.opened()
             limit = self._config.worker_timeout
+            attempt = Attempt(self._dataset.index(permit.row))
             try:
                 async with asyncio.timeout(limit if limit > 0 else None) as bound:
-                    item = self._dataset.item(permit.row)
+                    attempt.item = item = self._dataset.item(permit.row)
                     unscored = await self._generator.generate(item, permit.group_id, step=version.step)
+                    attempt.rollouts, attempt.sampling = unscored.rollouts, unscored.sampling
                     versions = self._versions(unscored, version)
                     self._permits.generated(permit)
                     scored = await self._generator.score(unscored)
             except TimeoutError:
                 if not bound.expired():
                     raise
-                await self._drop(permit, DropReason.TIMEOUT, f"it took more than {limit:g} s")
+                await self._drop(permit, DropReason.TIMEOUT, f"it took more than {limit:g} s", attempt)
                 return
             except ROW_ERRORS as error:
-                await self._drop(permit, reason_of(error), str(error))
+                if error.unfinished is not None:
+                    attempt.rollouts = [error.unfinished]
+                await self._drop(permit, reason_of(error), str(error), attempt)
                 return
+            attempt.scores, attempt.seconds = scored.scores, scored.seconds
             self._observers.scored(ScoredPrompt.of(scored, version))
             reason = drop_reason(scored, ensure_scores_are_not_same=self._config.ensure_scores_are_not_same)
             if reason is None:
-                await self._submit(permit, scored, versions, version)
+                await self._submit(permit, scored, versions, version, attempt)
             else:
                 errors = dict.fromkeys(score.error for score in scored.scores if score.error is not None)
-                await self._drop(permit, reason, "; ".join(errors))
+                await self._drop(permit, reason, "; ".join(errors), attempt)
 
     def _versions(self, unscored: UnscoredGroup, granted: PolicyVersion) -> list[list[VersionSpan]]:
         """Returns which weights sampled each rollout. The model servers have discarded completions of other weights."""
@@ -217,8 +222,9 @@ class ServeLoop:
         return [version_spans(rollout, str(granted), published=published) for rollout in unscored.rollouts]
 
     async def _submit(
-        self, permit: Permit, scored: RolloutGroup, versions: list[list[VersionSpan]], version: PolicyVersion
-    ) -> None:
+        self, permit: Permit, scored: RolloutGroup, versions: list[list[VersionSpan]], version: PolicyVersion,
+        attempt: Attempt,
+    ) -> None:  # fmt: skip
         group = build_group(
             scored, permit, self._run_id, self._worker_id, versions,
             include_messages=self._config.include_messages, correctness=self._correctness,
@@ -230,7 +236,7 @@ class ServeLoop:
             if error.code != "bad_group" and error.status != 413:
                 raise
             logger.error("group %s is refused: %s", group.group_id, error)
-            await self._drop(permit, DropReason.REFUSED, str(error))
+            await self._drop(permit, DropReason.REFUSED, str(error), attempt)
             return
         kept = [scored.rollouts[n] for n in trainable(scored)]
         self.tally.unscored += len(scored.rollouts) - len(kept)
@@ -239,14 +245,18 @@ class ServeLoop:
         self._pace.group(int(group.mask.sum()), version.step, self._trainer.steps if self._trainer else None)
         await self._observers.submitted(group, [in_words(rollout) for rollout in kept], self.tally, scored)
 
-    async def _drop(self, permit: Permit, reason: DropReason, why: str = "") -> None:
-        """Gives the row's permit back. `why`: the row's error. Raises EnvError if every row fails."""
+    async def _drop(self, permit: Permit, reason: DropReason, why: str, attempt: Attempt) -> None:
+        """Saves what exists of the row's group, and gives the permit back. `why`: the row's error.
+
+        Raises EnvError if every row fails.
+        """
+        await self._observers.dropping(permit, reason, why, attempt)
         if not await self._permits.drop(permit, reason.value):
             return
         self.tally.add(reason, why)
         count = self.tally.dropped[reason.value]
         fields: dict[str, object] = {"run": self._run_id, "group": permit.group_id, "row": permit.row}
-        fields |= {"reason": reason, "count": count, **({"why": why} if why else {})}
+        fields |= {"index": attempt.index, "reason": reason, "count": count, **({"why": why} if why else {})}
         # All lines of a run in which many rows fail would hide the others. The API's drops.jsonl has every row.
         rare = str(count).strip("0") == "1"
         logger.log(logging.INFO if rare else logging.DEBUG, "%s", line("drop", **fields))
@@ -332,25 +342,26 @@ async def _evaluate_afterwards(
 
 
 def _observers(
-    run: RunSettings, session: Session, creation: str, recorded: dict[str, Any], environ: Mapping[str, str],
-    groups: Path | None = None, metrics: Callable[[ObserverErrors], EnvMetrics] | None = None,
+    run: RunSettings, session: Session, record: RunRecord, recorded: dict[str, Any], environ: Mapping[str, str],
+    worker_id: str | None = None, metrics: Callable[[ObserverErrors], EnvMetrics] | None = None,
 ) -> Observers:  # fmt: skip
-    """`groups`: the file for saved groups. `metrics`: opens the metrics for Prometheus."""
-    config = run.config
-    tracker = saver = None
+    """`worker_id`: None if the process only evaluates, and saves no groups. `metrics`: opens Prometheus' metrics."""
+    config, model, creation = run.config, session.served.name, record.creation
+    tracker = saver = dropped = None
     if config.use_wandb:
         folder, correctness = run.deployment.runs_dir, session.task.scorer.correctness
         tracker = functools.partial(
             WandbTracker, run.run_id, config, recorded, folder, environ, correctness=correctness
         )  # fmt: skip
-    if groups is not None:
+    if worker_id is not None:
+        dropped = DroppedSaver(run.run_folder, record, worker_id, model=model, config=config)
+    if worker_id is not None and (groups := run.groups_file) is not None:
 
         def saver() -> GroupSaver:
             set_other_groups_aside(groups, creation)
-            model = session.served.name
             return GroupSaver(GroupWriter(groups), run=run.run_id, model=model, config=config, creation=creation)
 
-    return Observers(tracker, saver, metrics)
+    return Observers(tracker, saver, metrics, dropped)
 
 
 @contextlib.asynccontextmanager

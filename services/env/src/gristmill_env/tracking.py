@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from gristmill import PolicyVersion, TrajectoryGroup
+from gristmill import Permit, PolicyVersion, TrajectoryGroup
 from gristmill.tracking import ObserverErrors, start_wandb
 from gristmill_env.errors import DropReason
 from gristmill_env.progress import Tally
 from gristmill_env.rewards import CorrectnessReward, Score
 from gristmill_env.rollouts.groups import Rollout, RolloutGroup
-from gristmill_env.saved import GroupSaver
+from gristmill_env.saved import Attempt, DroppedSaver, GroupSaver
 from gristmill_env.settings import EnvConfig
 
 if TYPE_CHECKING:  # prometheus.py reads the ScoredPrompt of this file
@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 _WANDB = "W&B"
 _SAVED = "saved groups"
+_DROPPED = "dropped groups"
 _PROMETHEUS = "Prometheus"
 
 
@@ -46,6 +47,7 @@ class Observers:
         tracker: Callable[[], Tracker] | None = None,
         saver: Callable[[], GroupSaver] | None = None,
         metrics: Callable[[ObserverErrors], EnvMetrics] | None = None,
+        dropped: DroppedSaver | None = None,
     ) -> None:
         """`tracker`, `saver` and `metrics` each open an observer. An observer that does not open is omitted.
 
@@ -54,6 +56,7 @@ class Observers:
         self.errors = ObserverErrors()
         self._tracker = self._open(_WANDB, tracker)
         self._saver = self._open(_SAVED, saver)
+        self._dropped = dropped
         self._metrics = None if metrics is None else self._open(_PROMETHEUS, partial(metrics, self.errors))
 
     def scored(self, prompt: ScoredPrompt) -> None:
@@ -76,6 +79,12 @@ class Observers:
         if self._metrics is not None:
             with self.errors.of(_PROMETHEUS):
                 self._metrics.finished(None)
+
+    async def dropping(self, permit: Permit, reason: DropReason, error: str, attempt: Attempt) -> None:
+        """Saves the content of a group before its row is dropped, so that no dropped group is without its content."""
+        if self._dropped is not None:
+            with self.errors.of(_DROPPED):
+                await self._dropped.save(permit, reason, error, attempt)
 
     def dropped(self, reason: DropReason) -> None:
         """Reports a row that was dropped."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import multiprocessing
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -13,10 +15,21 @@ from tests.support.errors import raises
 from tests.support.groups import make_group
 from tests.support.run_folder import CREATED, RunFolderWriter
 
-from gristmill import SamplingParams
-from gristmill_env.errors import SavedError
-from gristmill_env.saved import GroupWriter, read_groups, set_other_groups_aside
+from gristmill import Permit, RunRecord, RunState, SamplingParams
+from gristmill.archive.dropped import DroppedContents
+from gristmill.archive.drops import Drop
+from gristmill.redaction import remember
+from gristmill_env.data import Item, user
+from gristmill_env.errors import DropReason, SavedError
+from gristmill_env.inference import Completion
+from gristmill_env.inference.types import LabelSpan
+from gristmill_env.rewards import Score
+from gristmill_env.rewards.reward import Failure
+from gristmill_env.rollouts.groups import Transcript
+from gristmill_env.rollouts.prompts import Prompt
+from gristmill_env.saved import Attempt, DroppedSaver, GroupWriter, read_groups, set_other_groups_aside
 from gristmill_env.saved.group import json_columns
+from gristmill_env.settings import EnvConfig
 
 from .conftest import completion, group, save
 
@@ -35,6 +48,80 @@ def test_saved_groups_are_read_back(tmp_path: Path) -> None:
         time=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
     )
     assert list(read_groups(save(tmp_path / "new" / "groups.jsonl", [whole, group(row=1)]))) == [whole, group(row=1)]
+
+
+# --- Dropped groups --------------------------------------------------------------------------------------------
+RECORD = RunRecord(
+    run_id="sums", state=RunState.OPEN, digest="", group_size=2, env={}, created_at=CREATED / 1000, creation="c"
+)
+DROPPED_ITEM = Item(5, 2, "1 / 0?", "no", {"question": "1 / 0?", "when": datetime(2026, 1, 2, tzinfo=UTC)})
+
+
+def drop(folder: Path, number: int, text: str, max_bytes: int, rollouts: int = 2, scored: bool = True) -> None:
+    failure = Failure("judge", "KeyError: board", "reward_raised")
+    scores = (
+        [Score(None, {"judge": None}, str(failure), {"judge": failure}), Score(0.5, {"judge": 0.5})] if scored else []
+    )
+    transcript = Transcript(Prompt("<1 / 0?>", (7, 8), (user("1 / 0?"),)))
+    transcript.add_reply(Completion([1, 2], [-0.1, -0.2], "stop", [LabelSpan("1.3", 0, 2)]), text)
+    played = [transcript.end("stop")] * rollouts
+    attempt = Attempt(2, DROPPED_ITEM, SamplingParams(temperature=1.0, max_tokens=4), played, scores, 1.5)
+    saver = DroppedSaver(folder, RECORD, "env-1", model="tiny", config=EnvConfig(), max_bytes=max_bytes)
+    permit = Permit(group_id=f"g{number:08d}", row=number)
+    asyncio.run(saver.save(permit, DropReason.REWARD_ERROR, "judge: KeyError: board", attempt))
+
+
+def test_dropped_group_is_saved_with_all_that_replay_and_the_table_need(tmp_path: Path) -> None:
+    remember("hunter2-of-the-judge")
+    drop(tmp_path, 5, "half \ud800 of hunter2-of-the-judge", 1 << 20)
+    drop(tmp_path, 6, "unscored", 1 << 20, scored=False)
+    file = tmp_path / "dropped" / "reward_error.jsonl"
+    first, second = read_groups(file)
+    assert [one.text for one in first.completions] == ["half \ufffd of ***"] * 2
+    assert [(one.total, one.scores, one.errors) for one in first.completions] == [
+        (None, {"judge": None}, {"judge": "KeyError: board"}),
+        (0.5, {"judge": 0.5}, {}),
+    ]
+    assert (first.row, first.index, first.prompt, first.answer, first.versions) == (5, 2, "1 / 0?", "no", ["1.3"])
+    assert (first.columns, first.columns_left_out) == ({"question": "1 / 0?"}, ["when"])
+    assert [(one.text, one.total) for one in second.completions] == [("unscored", None)] * 2
+    found = DroppedContents([tmp_path.resolve()]).of(fate(5))
+    assert found is not None
+    facts = (found.index, found.error, found.prompt_text, found.prompt_tokens, found.seconds, found.env_id)
+    assert facts == (2, "judge: KeyError: board", "<1 / 0?>", 2, 1.5, "env-1")
+    assert [one.why for one in found.completions] == ["judge: KeyError: board", None]
+
+
+def test_dropped_groups_take_a_bounded_place_and_the_newest_are_kept(tmp_path: Path) -> None:
+    bound = 40_000
+    for number in range(40):
+        drop(tmp_path, number, "x" * 900, bound)
+    drop(tmp_path, 40, "y" * 3000, bound, rollouts=8, scored=False)
+    drop(tmp_path, 41, "z" * 20_000, bound)
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "dropped").glob("*.jsonl")}
+    assert sizes.keys() == {"reward_error.jsonl", "reward_error.1.jsonl"}
+    assert max(sizes.values()) <= bound
+    contents = DroppedContents([tmp_path.resolve()])
+    kept = [number for number in range(42) if contents.of(fate(number)) is not None]
+    assert kept == list(range(kept[0], 42))
+    assert 10 < len(kept) < 30
+    many, long = contents.of(fate(40)), contents.of(fate(41))
+    assert many is not None
+    assert [one.text for one in many.completions] == ["y" * 3000] * 2, "texts are whole, and the others left out"
+    assert long is not None
+    assert (long.completions, long.prompt, long.error) == ([], "1 / 0?", "judge: KeyError: board")
+
+
+def test_dropped_groups_of_several_writers_never_mix(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: drop(tmp_path, number, "x" * 100, 60_000), range(40)))
+    contents = DroppedContents([tmp_path.resolve()])
+    assert [number for number in range(40) if contents.of(fate(number)) is None] == [], "40 groups fit in two files"
+
+
+def fate(number: int) -> Drop:
+    group = f"g{number:08d}"
+    return Drop(creation=CREATED, group_id=group, row=number, what="dropped", reason="reward_error", time_ms=1)
 
 
 def test_columns_that_a_file_cannot_hold_unchanged_are_left_out_by_name() -> None:

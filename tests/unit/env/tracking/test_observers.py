@@ -11,14 +11,15 @@ import pytest
 from tests.support.errors import raises
 from tests.support.groups import make_group
 
-from gristmill import ConfigError, SamplingParams, TrajectoryGroup
+from gristmill import ConfigError, Permit, RunRecord, RunState, SamplingParams, TrajectoryGroup
 from gristmill_env.data import Item, user
+from gristmill_env.errors import DropReason
 from gristmill_env.inference import Completion
 from gristmill_env.progress import Tally
 from gristmill_env.rewards import Score
 from gristmill_env.rollouts.groups import RolloutGroup, Transcript
 from gristmill_env.rollouts.prompts import Prompt
-from gristmill_env.saved import GroupSaver, GroupWriter
+from gristmill_env.saved import Attempt, DroppedSaver, GroupSaver, GroupWriter
 from gristmill_env.settings import EnvConfig
 from gristmill_env.tracking import Observers, ScoredPrompt
 
@@ -76,6 +77,13 @@ def test_a_full_disk_is_counted_and_the_training_continues(caplog: pytest.LogCap
     assert observers.errors.counts == {"saved groups": 3}
     assert "No space left on device" in caplog.text
     observers.close()
+
+
+def test_dropped_group_that_cannot_be_saved_is_counted_and_the_training_continues() -> None:
+    record = RunRecord(run_id="sums", state=RunState.OPEN, digest="", group_size=2, env={}, created_at=1.0)
+    observers = Observers(dropped=DroppedSaver(Path("/dev/full"), record, "env-1", model="tiny", config=EnvConfig()))
+    asyncio.run(observers.dropping(Permit(group_id="g00000000", row=0), DropReason.TIMEOUT, "", Attempt(0)))
+    assert observers.errors.counts == {"dropped groups": 1}
 
 
 def test_unwritable_folder_disables_the_saver() -> None:

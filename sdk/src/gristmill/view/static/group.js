@@ -52,16 +52,19 @@ export async function view({ run, group: id, main, signal, search, go, title }) 
     h("div", { class: "headline" }, h("h1", {}, visible(id)), outcome(group.outcome, group.reason),
       h("nav", { class: "around", "aria-label": "Groups of the step" })),
     h("p", { class: "soft sub" }, h("a", { href: links.run(run) }, visible(run)), " · ",
-      group.step ? h("a", { href: links.step(run, group.step) }, `step ${group.step}`) : "its step is not known", ` · row ${group.row ?? NONE} · ${visible(group.env_id ?? "")}`,
+      group.step ? h("a", { href: links.step(run, group.step) }, `step ${group.step}`) : "its step is not known", ` · row ${group.row ?? NONE}`,
+      group.index === null || group.index === undefined ? "" : ` (${group.index} of the data)`, ` · ${visible(group.env_id ?? "")}`,
       group.staleness ? ` · ${plural(group.staleness, "step")} stale` : ""),
     h("section", { class: "prompt" }, h("h2", {}, "Prompt"), prompt(group),
       group.answer !== null && group.answer !== undefined ? h("p", { class: "gold" }, h("b", {}, "Gold answer "), h("code", {}, shown(group.answer))) : null),
+    group.error ? h("p", { class: "cut" }, shown(group.error)) : null,
     cards.length ? h("div", { class: "controls" }, choice("Sort", "order", ORDERS, state.order, change),
       Object.keys(shades).length > 1 ? choice("Shade tokens by", "shade", shades, state.shade, change) : null,
       Object.keys(shades).length > 1 ? h("span", { class: "scale" }, "lower ", h("i", { class: "low" }), h("i", { class: "mid" }), h("i", { class: "high" }), " higher") : null,
       legend(low, high)) : null,
     cards.length ? grid : h("p", { class: "empty" }, group.outcome === "lost"
       ? "The content of this group is gone: the archive let it go to keep its disk free. Its step and outcome are known."
+      : group.error || group.prompt ? "This group has no completions."
       : "The content of this group was not kept."));
   draw();
 
@@ -98,7 +101,8 @@ async function neighbours(path, group, run, id, signal) {
 function prompt(group) {
   const raw = group.prompt ? h("details", {}, h("summary", {}, "as the model saw it"), text(group.prompt)) : null;
   if (group.messages?.length) return [group.messages.map(turn), raw];
-  return group.prompt ? [text(group.question), raw] : h("p", { class: "soft" }, "The prompt's text is not known: no tokenizer was found.");
+  return group.prompt ? [text(group.question), raw] : h("p", { class: "soft" }, group.error ? "No prompt was made of the row."
+    : "The prompt's text is not known: no tokenizer was found.");
 }
 
 function turn(message) {
@@ -146,6 +150,7 @@ class Card {
         h("span", { class: card.finish_reason === "length" ? "cut" : null }, card.finish_reason === "length" ? "cut off at its limit" : visible(card.finish_reason ?? "")),
         h("span", {}, card.version ? `weights ${visible(card.version)}` : ""),
         outcome(card.outcome, card.reason)),
+      card.error ? h("p", { class: "cut" }, shown(card.error)) : null,
       this.body, card.tokens?.length ? this.tokens : null);
     this.write();
   }

@@ -139,6 +139,7 @@ function table(run, rows, low, high) {
       h("td", { class: "number" }, count(row.completion_tokens), row.finish_reason === "length" ? h("small", { class: "cut" }, "cut off") : null),
       h("td", { class: "number" }, row.seconds === null ? NONE : duration(row.seconds)),
       h("td", {}, outcome(row.outcome, row.outcome_reason)),
-      h("td", { class: "text" }, row.completion === null && row.prompt === null ? h("span", { class: "soft" }, "content not kept")
-        : [h("span", {}, row.completion === null ? h("i", { class: "soft" }, "content not kept") : start(row.completion, 140) || h("i", {}, "empty")), h("small", {}, start(row.prompt, 110))])))));
+      h("td", { class: "text" }, row.error ? h("span", { class: "cut", title: visible(row.error) }, start(row.error, 140)) : null,
+        row.completion === null && row.prompt === null ? row.error ? null : h("span", { class: "soft" }, "content not kept")
+          : [row.completion === null ? h("i", { class: "soft" }, row.outcome === "dropped" ? "no completion" : "content not kept") : h("span", {}, start(row.completion, 140) || h("i", {}, "empty")), h("small", {}, start(row.prompt, 110))])))));
 }

@@ -105,7 +105,11 @@ class PromptDataset:
 
     def item(self, row: int) -> Item:
         """Returns the `row`-th permit's item. Raises DatasetError: the prompt is not text, or the answer is missing."""
-        return self._item(row, self._order.index(row))
+        return self._item(row, self.index(row))
+
+    def index(self, row: int) -> int:
+        """Returns the index into the data set of the `row`-th permit's item."""
+        return self._order.index(row)
 
     def item_at(self, index: int) -> Item:
         """Returns the item at an index, in the data set's order. Raises DatasetError as `item` does."""

@@ -12,7 +12,7 @@ from gristmill import SamplingParams
 from gristmill.logs import line
 from gristmill_env.data import Item, Message
 from gristmill_env.environments import Environment, EnvironmentGroup, EnvironmentRunner, Reply
-from gristmill_env.errors import EnvError, EpisodeError, PromptTooLongError
+from gristmill_env.errors import ROW_ERRORS, EnvError, EpisodeError, PromptTooLongError
 from gristmill_env.gather import gather
 from gristmill_env.inference import Completion, GenerationRequest, ModelServers
 from gristmill_env.outages import Outages, Wait, may_pass
@@ -203,7 +203,11 @@ class RolloutGenerator:
         ask: _Ask,
     ) -> Rollout:
         """Plays the rollout from its first reply to its end, and closes its environment."""
-        rollout = await self._take_turns(environment, row, transcript, completion, ask)
+        try:
+            rollout = await self._take_turns(environment, row, transcript, completion, ask)
+        except ROW_ERRORS as error:
+            error.unfinished = transcript.end("error")
+            raise
         await group.close(environment)
         return rollout
 

@@ -54,7 +54,8 @@ class Rollout:
     messages: tuple[Message, ...]
     """The whole conversation."""
     finish_reason: str
-    """ "stop"; "length" when a reply was truncated or no room was left; "turns" when the turns were used up."""
+    """ "stop"; "length" when a reply was truncated or no room was left; "turns" when the turns were used up; "error" if
+    the rollout is unfinished (`EnvError.unfinished`)."""
     replies: int
     sampled: int | None
     """Tokens sampled, trained on or not; None if a text server does not report the number."""
@@ -258,6 +259,7 @@ def build_group(
 def _facts(group: RolloutGroup, kept: list[Rollout], correctness: CorrectnessReward | None) -> dict[str, object]:
     """Returns what the table of rollouts shows (docs/rollouts.md) and no other field of the group says."""
     facts: dict[str, object] = {"seconds": round(group.seconds, 3), "submitted_ms": int(time.time() * 1000)}
+    facts["index"] = group.item.index
     if group.item.answer is not None and len(group.item.answer) <= _LONGEST_ANSWER:
         facts["answer"] = group.item.answer
     # A user's own extraction does not run here, on the event loop.

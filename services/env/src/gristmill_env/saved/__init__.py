@@ -1,10 +1,16 @@
-"""Groups on disk as text: written by `process` (and `serve`, when asked), read by `replay`, `sft` and `dpo`."""
+"""Groups on disk as text: written by `process` (and `serve`, when asked), read by `replay`, `sft` and `dpo`.
 
+`serve` also saves the groups that it drops.
+"""
+
+from gristmill_env.saved.dropped import Attempt, DroppedSaver
 from gristmill_env.saved.group import Message, SavedCompletion, SavedGroup
 from gristmill_env.saved.reader import read_groups
 from gristmill_env.saved.writer import GroupSaver, GroupWriter, set_other_groups_aside
 
 __all__ = [
+    "Attempt",
+    "DroppedSaver",
     "GroupSaver",
     "GroupWriter",
     "Message",

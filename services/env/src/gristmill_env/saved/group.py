@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from gristmill import SamplingParams
+from gristmill_env.rewards import Score
 from gristmill_env.rollouts.groups import Rollout, RolloutGroup
 from gristmill_env.settings import EnvConfig
 from gristmill_env.values import is_storable
@@ -56,6 +57,26 @@ class SavedCompletion(msgspec.Struct, frozen=True, kw_only=True):
     """Sum of weight × value; null when no reward had a value, or one failed."""
     error: str | None = None
     """The failed reward and its error."""
+    errors: dict[str, str] = {}
+    """The error of each failed reward by the reward's name, also of those with weight 0."""
+
+    @classmethod
+    def of(cls, rollout: Rollout, score: Score, *, tokens: bool = True) -> SavedCompletion:
+        """Creates the saved form of a scored rollout. `tokens`: with the token ids and their log-probabilities."""
+        return cls(
+            text=rollout.text,
+            messages=_turns(rollout) if rollout.replies > 1 else None,
+            tokens=rollout.sampled,
+            token_ids=rollout.token_ids or None if tokens else None,
+            mask=None if not tokens or all(rollout.mask) else rollout.mask,
+            logprobs=rollout.logprobs or None if tokens else None,
+            finish_reason=rollout.finish_reason,
+            episode_reward=rollout.reward,
+            scores=dict(score.parts),
+            total=score.total,
+            error=score.error,
+            errors={failure.reward: failure.text for failure in score.failed.values()},
+        )
 
     @property
     def sampled_ids(self) -> list[int] | None:
@@ -132,20 +153,7 @@ class SavedGroup(msgspec.Struct, frozen=True, kw_only=True):
             sampling=group.sampling,
             settings=settings_of(config, model),
             completions=[
-                SavedCompletion(
-                    text=rollout.text,
-                    messages=_turns(rollout) if rollout.replies > 1 else None,
-                    tokens=rollout.sampled,
-                    token_ids=rollout.token_ids or None,
-                    mask=None if all(rollout.mask) else rollout.mask,
-                    logprobs=rollout.logprobs or None,
-                    finish_reason=rollout.finish_reason,
-                    episode_reward=rollout.reward,
-                    scores=dict(score.parts),
-                    total=score.total,
-                    error=score.error,
-                )
-                for rollout, score in zip(group.rollouts, group.scores, strict=True)
+                SavedCompletion.of(rollout, score) for rollout, score in zip(group.rollouts, group.scores, strict=True)
             ],
             versions=list(dict.fromkeys(span.version for rollout in group.rollouts for span in rollout.labels)),
             time=datetime.now(UTC),
