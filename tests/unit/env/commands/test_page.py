@@ -163,7 +163,7 @@ def test_page_hides_params_because_they_may_contain_keys(tmp_path: Path) -> None
 
 WEIGHTED = {
     "dataset": {
-        "reward_functions": [{"type": "format", "weight": 0.2}, {"type": "accuracy", "weight": 0.8}],
+        "reward_functions": [{"type": "format", "weight": 0.2}, {"type": "rewards/mine.py:accuracy", "weight": 0.8}],
         "prefill": "<answer>",
     }
 }

@@ -140,7 +140,8 @@ def _weights(group: SavedGroup | None) -> dict[str, float]:
     found = {}
     for spec in specs if isinstance(specs, list) else ():
         if isinstance(spec, Mapping) and isinstance(spec.get("weight", 1), int | float):
-            found[str(spec.get("name") or spec.get("type"))] = float(spec.get("weight", 1))
+            # The scores of path/to/file.py:near are named near.
+            found[str(spec.get("name") or spec.get("type")).rpartition(":")[2]] = float(spec.get("weight", 1))
     return found
 
 
