@@ -96,7 +96,7 @@ class Run:
         commands = {
             "redis": redis_command(self._redis_port, self._folder / "redis"),
             "api": [
-                *(sys.executable, "-m", "uvicorn", "gristmill_api.app:app"),
+                *(sys.executable, "-m", "gristmill_api"),
                 *("--host", "127.0.0.1", "--port", str(self._api_port)),
             ],
             "model": [str(VLLM_PYTHON), "-m", "gristmill_model"],

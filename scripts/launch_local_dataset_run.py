@@ -392,8 +392,7 @@ def start_redis(stack: LocalStack, state: Path, secrets: Secrets | None) -> str:
 
 def start_api(stack: LocalStack, environ: dict[str, str], redis_url: str, port: int, secrets: Secrets | None) -> None:
     """Starts the trajectory API and waits until it is ready."""
-    command = [sys.executable, "-m", "uvicorn", "gristmill_api.app:app", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--timeout-keep-alive", "75"]
+    command = [sys.executable, "-m", "gristmill_api", "--host", "127.0.0.1", "--port", str(port)]
     settings = {"REDIS_URL": redis_url}
     if secrets is not None:
         settings |= {"REDIS_PASSWORD_FILE": str(secrets.path(PASSWORD))}

@@ -18,13 +18,14 @@ from tests.support.ports import free_port
 
 
 class ApiServer:
-    """`uvicorn gristmill_api.app:app` on a free port. `environ`: more variables, such as API_LEASE_TTL_S."""
+    """`python -m gristmill_api` on a free port. `environ`: more variables, such as API_LEASE_TTL_S."""
 
     def __init__(
         self,
         redis_url: str,
         file_size: int | None = None,
         listener: socket.socket | None = None,
+        descriptors: tuple[int, int] | None = None,
         /,
         *,
         host: str = "127.0.0.1",
@@ -33,8 +34,9 @@ class ApiServer:
         """`file_size`: no file may grow larger than this many bytes; writes beyond it fail, as on a full disk.
 
         `listener`: a listening socket that the server inherits. Clients that connect while the server is down wait
-        there, as under systemd.
+        there, as under systemd. `descriptors`: the soft and the hard limit of open files.
         """
+        self._descriptors = descriptors
         self._host = host
         self._file_size = file_size
         self._listener = listener
@@ -55,9 +57,8 @@ class ApiServer:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "uvicorn", "gristmill_api.app:app"),
+                    *(sys.executable, "-m", "gristmill_api"),
                     *self._at(),
-                    *("--timeout-keep-alive", "75"),
                 ],
                 pass_fds=() if self._listener is None else (self._listener.fileno(),),
                 env=self._environ,
@@ -83,6 +84,8 @@ class ApiServer:
     def _bound(self) -> None:
         if self._file_size is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (self._file_size, self._file_size))
+        if self._descriptors is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, self._descriptors)
 
     @property
     def peak_memory(self) -> int:

@@ -57,7 +57,7 @@ def start_redis(stack: LocalStack, folder: Path, port: int) -> Service:
 
 def start_api(stack: LocalStack, redis_port: int, port: int, **environ: str) -> Service:
     """`environ`: more variables of the API, such as API_VIEW_SERVERS."""
-    command = [sys.executable, "-m", "uvicorn", "gristmill_api.app:app", "--host", "127.0.0.1", "--port", str(port)]
+    command = [sys.executable, "-m", "gristmill_api", "--host", "127.0.0.1", "--port", str(port)]
     api = stack.start("api", command, {"REDIS_URL": f"redis://127.0.0.1:{redis_port}/0", **environ})
     stack.wait_until(api, lambda: answers(f"http://127.0.0.1:{port}/readyz"), timeout=30)
     return api

@@ -135,12 +135,12 @@ async def test_audit_of_many_groups_leaves_the_event_loop(
 
 
 async def test_bodies_of_all_requests_are_bounded(redis_url: str) -> None:
-    """Requests that announce a large body and send none of it make later requests wait. The waiting requests then get a
-    503."""
+    """A request that sends most of a large body makes later requests wait. The waiting requests then get a 503."""
     with ApiServer(redis_url, API_MAX_CONCURRENT_BODY_BYTES=str(1 << 20)) as api:
         head = "PUT {} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {}\r\nContent-Length: 700000\r\n\r\n"
         _, stalled = await asyncio.open_connection("127.0.0.1", api.port)
-        stalled.write(head.format(f"{AT}/groups/g00000000?holder=h", GROUP_MEDIA_TYPE).encode() + b"x")
+        stalled.write(head.format(f"{AT}/groups/g00000000?holder=h", GROUP_MEDIA_TYPE).encode())
+        stalled.write(bytes(699_999))
         await stalled.drain()
         async with httpx.AsyncClient(base_url=api.url, timeout=60) as http:
 
@@ -153,7 +153,7 @@ async def test_bodies_of_all_requests_are_bounded(redis_url: str) -> None:
                 )
 
             async def held() -> bool:
-                return "gristmill_api_body_bytes 700000.0" in (await http.get("/metrics")).text
+                return "gristmill_api_body_bytes 699999.0" in (await http.get("/metrics")).text
 
             await until(held)
             refused, at_root = await asyncio.gather(native(), atropos())
@@ -165,6 +165,22 @@ async def test_bodies_of_all_requests_are_bounded(redis_url: str) -> None:
             await asyncio.sleep(0.2)
             stalled.close()
             assert (await waiting).status_code == 400, "it came through, and is not a group"
+
+
+async def test_slow_bodies_take_no_room_and_are_refused(redis_url: str) -> None:
+    """64 requests announce the whole room each, and send one byte."""
+    environ = {"API_MAX_CONCURRENT_BODY_BYTES": str(1 << 20), "API_REQUEST_TIMEOUT_S": "3"}
+    with ApiServer(redis_url, **environ) as api:
+        head = f"PUT {AT}/groups/g00000000?holder=h HTTP/1.1\r\nHost: localhost\r\nContent-Type: {GROUP_MEDIA_TYPE}\r\n"
+        slow = [await asyncio.open_connection("127.0.0.1", api.port) for _ in range(64)]
+        for _, writer in slow:
+            writer.write(f"{head}Content-Length: 1048576\r\n\r\nx".encode())
+        async with httpx.AsyncClient(base_url=api.url, timeout=60) as http:
+            assert (await put(http, "g00000000", bytes(700_000))).status_code == 400, "it came through, and is no group"
+        for reader, writer in slow:
+            answer = await reader.readuntil(b"}}")
+            assert (answer[:12], b"body_stalled" in answer) == (b"HTTP/1.1 503", True)
+            writer.close()
 
 
 async def test_frames_that_inflate_to_much_do_so_one_after_the_other(redis_url: str) -> None:

@@ -10,7 +10,15 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gristmill_api.errors import ApiProblem
 from gristmill_api.http import body_limit
-from gristmill_api.http.body_limit import IN_LOOP, UNCOUNTED, Bodies, BodyLimit, offload, reserve_inflated
+from gristmill_api.http.body_limit import (
+    IN_LOOP,
+    UNCOUNTED,
+    Bodies,
+    BodyLimit,
+    Reservation,
+    offload,
+    reserve_inflated,
+)
 
 MIB = 1 << 20
 
@@ -20,60 +28,62 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_bodies_wait_for_room_and_are_admitted_in_order() -> None:
+async def holding(bodies: Bodies, size: int) -> Reservation:
+    reservation = Reservation(bodies)
+    await reservation.admit(size)
+    return reservation
+
+
+async def test_bodies_wait_for_room_and_older_ones_are_admitted_first() -> None:
     bodies = Bodies(10)
-    await bodies.admit(6)
-    order: list[int] = []
+    oldest = await holding(bodies, 6)
+    second = await holding(bodies, 1)
+    order: list[str] = []
 
-    async def admit(size: int) -> None:
-        await bodies.admit(size)
-        order.append(size)
+    async def admit(name: str, reservation: Reservation, size: int) -> None:
+        await reservation.admit(size)
+        order.append(name)
 
-    waiting = [asyncio.create_task(admit(size)) for size in (5, 4, 1)]
+    new = Reservation(bodies)
+    waiting = [asyncio.create_task(admit("new", new, 5)), asyncio.create_task(admit("second", second, 5))]
     await turns()
-    assert order == [], "the first of them has no room, and none overtakes it"
-    bodies.release(6)
+    assert order == []
+    await oldest.admit(60)
+    assert bodies.held == 61, "the oldest body always finds room"
+    oldest.release()
     await asyncio.gather(*waiting)
-    assert order == [5, 4, 1]
+    assert order == ["second", "new"]
     assert bodies.held == 10
 
 
 async def test_body_that_finds_no_room_in_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_limit, "_WAIT_S", 0.01)
     bodies = Bodies(10)
-    await bodies.admit(6)
+    await holding(bodies, 6)
     with pytest.raises(ApiProblem) as refused:
-        await bodies.admit(5)
+        await holding(bodies, 5)
     assert (refused.value.code, refused.value.status, refused.value.retry_after) == ("too_many_bodies", 503, 1)
-    await bodies.admit(4)
+    await holding(bodies, 4)
     assert bodies.held == 10
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["while it waits", "in the moment of its turn"])
 async def test_waiting_request_that_is_cancelled_leaves_nothing(late: bool) -> None:
     bodies = Bodies(10)
-    await bodies.admit(6)
-    first, second = (asyncio.create_task(bodies.admit(size)) for size in (9, 3))
+    oldest = await holding(bodies, 6)
+    reservations = [Reservation(bodies), Reservation(bodies)]
+    first, second = (asyncio.create_task(one.admit(size)) for one, size in zip(reservations, (9, 3), strict=True))
     await turns()
     if late:
-        bodies.release(6)
+        oldest.release()
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
+    reservations[0].release()
     await asyncio.wait_for(second, 5)
     assert bodies.held == (3 if late else 9)
 
 
-async def test_body_larger_than_the_bound_is_admitted_alone() -> None:
-    bodies = Bodies(10)
-    await bodies.admit(50)
-    waiting = asyncio.create_task(bodies.admit(1))
-    await turns()
-    assert not waiting.done()
-    bodies.release(50)
-    await waiting
-
-
-def serve(bodies: Bodies, limit: int = MIB) -> BodyLimit:
+def serve(bodies: Bodies, limit: int = MIB, timeout: float = 30.0) -> BodyLimit:
     """An application that reads its body, counts the inflated bytes, and fails if the body says so."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,10 +99,12 @@ def serve(bodies: Bodies, limit: int = MIB) -> BodyLimit:
         if body.startswith(b"fail"):
             raise ZeroDivisionError
 
-    return BodyLimit(app, limit, bodies)
+    return BodyLimit(app, limit, bodies, timeout)
 
 
-async def request(app: BodyLimit, *parts: bytes | None, announced: bool = True, inflated_to: int = 0) -> int:
+async def request(
+    app: BodyLimit, *parts: bytes | None, announced: bool = True, inflated_to: int = 0, pause: float = 0.0
+) -> int:
     """Returns the bytes held when the application had read the whole body. A part that is None never arrives."""
     length = sum(1 if part is None else len(part) for part in parts)
     headers = [(b"content-length", str(length).encode())] if announced else []
@@ -104,6 +116,7 @@ async def request(app: BodyLimit, *parts: bytes | None, announced: bool = True, 
             await asyncio.sleep(0.05)
             return {"type": "http.disconnect"}
         part = left.pop(0)
+        await asyncio.sleep(pause)
         if part is None:
             await asyncio.Event().wait()
         return {"type": "http.request", "body": part, "more_body": bool(left)}
@@ -134,23 +147,20 @@ async def test_request_holds_its_body_and_its_inflated_copy_until_its_end() -> N
 async def test_copy_without_room_is_refused_at_once() -> None:
     """A waiting request would keep the room of its body, for which other requests may wait."""
     bodies = Bodies(MIB)
-    await bodies.admit(MIB // 2)
+    await holding(bodies, MIB // 2)
     with pytest.raises(ApiProblem) as refused:
         await request(serve(bodies), LARGE, inflated_to=MIB // 8)
     assert refused.value.code == "too_many_bodies"
-    with pytest.raises(ApiProblem):
-        await request(serve(bodies), *[LARGE] * 5, announced=False)
     assert bodies.held == MIB // 2
 
 
 async def test_copy_is_counted_with_its_real_size_once_it_is_known() -> None:
     bodies = Bodies(MIB)
-    reservation = body_limit.Reservation(bodies)
-    await reservation.admit(100_000)
+    reservation = await holding(bodies, 100_000)
     for size in (400_000, 900_000, 300_000):
         reservation.set_copy(size)
         assert bodies.held == 100_000 + size
-    waiting = asyncio.create_task(bodies.admit(MIB - 200_000))
+    waiting = asyncio.create_task(holding(bodies, MIB - 200_000))
     await turns()
     assert not waiting.done()
     reservation.set_copy(0)
@@ -159,20 +169,29 @@ async def test_copy_is_counted_with_its_real_size_once_it_is_known() -> None:
     assert bodies.held == MIB - 200_000
 
 
-async def test_request_whose_body_stops_arriving_gives_its_room_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_limit, "_STALL_S", 0.01)
+@pytest.mark.parametrize("parts", [[LARGE, None], [b"x", None], [None], [b"x"] * 1000])
+@pytest.mark.parametrize("announced", [True, False])
+async def test_request_whose_body_arrives_too_slowly_gives_its_room_back(
+    parts: list[bytes | None], announced: bool
+) -> None:
     bodies = Bodies(MIB)
     with pytest.raises(ApiProblem) as refused:
-        await request(serve(bodies), LARGE, None)
+        await request(serve(bodies, timeout=0.05), *parts, announced=announced, pause=0.001)
     assert (refused.value.code, refused.value.status, refused.value.retry_after) == ("body_stalled", 503, 1)
-    with pytest.raises(ApiProblem):
-        await request(serve(bodies), LARGE, None, announced=False)
     assert bodies.held == 0
 
 
-async def test_complete_body_may_be_worked_on_for_longer_than_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_body_that_announces_much_and_sends_little_takes_no_room() -> None:
+    bodies = Bodies(MIB)
+    stalled = asyncio.create_task(request(serve(bodies), b"x", None, *[LARGE] * 4))
+    await turns()
+    assert bodies.held == 0
+    assert await request(serve(bodies), *[LARGE] * 8) == MIB
+    stalled.cancel()
+
+
+async def test_complete_body_may_be_worked_on_for_longer_than_a_pause() -> None:
     """An application may wait in `receive` for the client to hang up."""
-    monkeypatch.setattr(body_limit, "_STALL_S", 0.01)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         assert not (await receive())["more_body"]
@@ -180,7 +199,7 @@ async def test_complete_body_may_be_worked_on_for_longer_than_a_pause(monkeypatc
         scope["held"] = bodies.held
 
     bodies = Bodies(MIB)
-    assert await request(BodyLimit(app, MIB, bodies), LARGE) == len(LARGE)
+    assert await request(BodyLimit(app, MIB, bodies, 0.01), LARGE) == len(LARGE)
 
 
 async def test_body_over_its_own_limit_is_not_counted() -> None:

@@ -101,8 +101,7 @@ say "job $SLURM_JOB_ID, start $((${SLURM_RESTART_COUNT:-0} + 1)): API $GRISTMILL
 keep always redis 0 "$FIRST_NODE" redis flock "$STATE/redis.lock" "$REDIS" --port 0 \
   --unixsocket "$LOCAL/redis.sock" --dir "$STATE/redis" --appendonly yes --appendfsync always --save '' \
   --maxmemory-policy noeviction --auto-aof-rewrite-min-size 512mb &
-keep always api 0 "$FIRST_NODE" api "$PYTHON" -m uvicorn gristmill_api.app:app --host 0.0.0.0 --port "$API_PORT" \
-  --timeout-keep-alive 75 &
+keep always api 0 "$FIRST_NODE" api "$PYTHON" -m gristmill_api --host 0.0.0.0 --port "$API_PORT" &
 
 number=0
 for node in "${MODEL_NODES[@]}"; do

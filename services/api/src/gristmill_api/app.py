@@ -1,4 +1,4 @@
-"""The application: `uvicorn gristmill_api.app:app`."""
+"""The application, which `python -m gristmill_api` serves."""
 
 from __future__ import annotations
 
@@ -94,7 +94,8 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(FastPathMiddleware, routes=[*routes.all_routes, *atropos.router.routes])
     bodies = Bodies(settings.limits.max_concurrent_body_bytes)
     metrics.body_bytes.set_function(lambda: bodies.held)
-    app.add_middleware(BodyLimit, limit=settings.limits.max_body_bytes, bodies=bodies)
+    limits = settings.limits
+    app.add_middleware(BodyLimit, limit=limits.max_body_bytes, bodies=bodies, timeout=limits.request_timeout_s)
     access.install(app, settings.access)
     view.install(app, page, context.notifications)
     app.add_middleware(HostCheck, hosts=settings.access.hosts, atropos_paths=atropos.paths)

@@ -292,8 +292,8 @@ def too_many_bodies(limit: int) -> ApiProblem:
     return refused
 
 
-def body_stalled(seconds: float) -> ApiProblem:
-    message = f"nothing of the request's body arrived for {seconds:g} s."
+def body_stalled(seconds: float, received: int) -> ApiProblem:
+    message = f"only {received} bytes of the request's body arrived in {seconds:.3g} s."
     refused = ApiProblem("body_stalled", 503, message, "Send the request again. Check the network if it happens again.")
     refused.retry_after = 1
     return refused

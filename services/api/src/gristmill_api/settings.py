@@ -50,6 +50,9 @@ class Limits(SettingsModel):
     max_concurrent_body_bytes: Count = 256 * MIB
     """Bytes of request bodies over 64 KiB that are in memory at one time, with their inflated copies. A request beyond
     that waits for up to 10 seconds and is then refused with 503. The API needs several times as much memory."""
+    request_timeout_s: Seconds = 30.0
+    """Seconds within which the headers of a request arrive after the first byte, or after the connection. The body may
+    take as long, and in addition its time at 16 KiB per second."""
     max_stored_bytes: Count = 1024 * MIB
     """Payload bytes held for all runs. Submits beyond that receive 429. Keep it well below Redis' maxmemory."""
     max_run_bytes: Count = 1024 * MIB

@@ -7,7 +7,8 @@ Work on a large body happens on a thread, so that the event loop answers other r
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import itertools
+from bisect import insort
 from collections.abc import Callable
 from typing import Final, TypeVar, TypeVarTuple, Unpack
 
@@ -26,8 +27,8 @@ IN_LOOP: Final = 512 * 1024
 1 ms, and to read that much of Atropos' JSON 2 ms. A thread adds 0.4 ms, three times the check of a group of 67 kB."""
 _WAIT_S: Final = 10.0
 """Seconds that a request waits for room before it is refused. The client keeps the body meanwhile."""
-_STALL_S: Final = 30.0
-"""Longest pause between two parts of a large body."""
+_SLOWEST: Final = 16 * 1024
+"""Bytes per second. A body may take `body_timeout` seconds, and in addition the time that it takes at this speed."""
 _KEY: Final = "gristmill.body"
 
 
@@ -41,57 +42,79 @@ async def offload(size: int, work: Callable[[Unpack[Args]], T], *args: *Args) ->
 class Bodies:
     """Counts the bytes of request bodies that are in memory, with their inflated copies. Lives on one event loop.
 
-    Bodies up to 64 KiB (UNCOUNTED) are not counted. A body larger than the limit is admitted when no other is counted.
+    A body counts the bytes that have arrived, not the length that it announces: a request that sends nothing takes no
+    room from others. Bodies up to 64 KiB (UNCOUNTED) are not counted. The oldest counted body always finds room, so
+    bodies that have arrived in part cannot wait for one another. All bodies together take at most `limit` bytes and one
+    body more.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._held = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._ages = itertools.count()
+        self._counted: dict[int, int] = {}
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
 
     @property
     def held(self) -> int:
         return self._held
 
-    async def admit(self, size: int) -> None:
-        """Count `size` more bytes as soon as there is room, in the order of the calls. Raises ApiProblem (503)."""
-        if not self._waiting and self._fits(size):
-            self._held += size
+    def join(self) -> int:
+        """Returns the age of a new request. Older requests have smaller numbers."""
+        age = next(self._ages)
+        self._counted[age] = 0
+        return age
+
+    def leave(self, age: int) -> None:
+        """Release all bytes of the request."""
+        self._held -= self._counted.pop(age)
+        self._admit_waiting()
+
+    async def admit(self, size: int, age: int) -> None:
+        """Count `size` more bytes as soon as there is room, for older requests first. Raises ApiProblem (503)."""
+        if not self._waiting and self._fits(size, age):
+            self._count(size, age)
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((size, turn))
+        waiting = (age, size, turn)
+        insort(self._waiting, waiting, key=lambda entry: entry[0])
+        self._admit_waiting()
         try:
             async with asyncio.timeout(_WAIT_S):
                 await turn
         except BaseException as error:
             if turn.done() and not turn.cancelled():
-                self.release(size)  # It was admitted in the same moment.
+                self.release(size, age)  # It was admitted in the same moment.
             else:
-                self._waiting.remove((size, turn))
+                self._waiting.remove(waiting)
                 self._admit_waiting()
             if isinstance(error, TimeoutError):
                 raise errors.too_many_bodies(self._limit) from error
             raise
 
-    def grow(self, size: int, own: int) -> None:
-        """Count `size` more bytes of a request that has `own` bytes already. Raises ApiProblem (503) at once: a request
-        that waited here would hold memory that other requests wait for."""
-        if self._held + size > self._limit and self._held > own:
+    def grow(self, size: int, age: int) -> None:
+        """Count `size` more bytes of a request. Raises ApiProblem (503) at once: a request that waited here would hold
+        memory that other requests wait for."""
+        if self._held + size > self._limit and self._held > self._counted[age]:
             raise errors.too_many_bodies(self._limit)
-        self._held += size
+        self._count(size, age)
 
-    def release(self, size: int) -> None:
-        self._held -= size
+    def release(self, size: int, age: int) -> None:
+        self._count(-size, age)
         self._admit_waiting()
 
+    def _count(self, size: int, age: int) -> None:
+        self._counted[age] += size
+        self._held += size
+
     def _admit_waiting(self) -> None:
-        while self._waiting and self._fits(self._waiting[0][0]):
-            size, turn = self._waiting.popleft()
-            self._held += size
+        while self._waiting and self._fits(self._waiting[0][1], self._waiting[0][0]):
+            age, size, turn = self._waiting.pop(0)
+            self._count(size, age)
             turn.set_result(None)
 
-    def _fits(self, size: int) -> bool:
-        return self._held == 0 or self._held + size <= self._limit
+    def _fits(self, size: int, age: int) -> bool:
+        return self._held + size <= self._limit or age == next(iter(self._counted))
 
 
 class Reservation:
@@ -99,32 +122,34 @@ class Reservation:
 
     def __init__(self, bodies: Bodies) -> None:
         self._bodies = bodies
+        self._age: int | None = None
         self._body = 0
         self._copy = 0
 
     async def admit(self, size: int) -> None:
-        """Count a body of `size` bytes, as Bodies.admit."""
-        await self._bodies.admit(size)
-        self._body += size
-
-    def grow_body(self, size: int) -> None:
-        """Count a body of at least `size` bytes, as Bodies.grow."""
-        if size > self._body:
-            self._bodies.grow(size - self._body, self._body + self._copy)
-            self._body = size
+        """Count a body of `size` bytes in place of its previous size, as Bodies.admit."""
+        more = size - self._body
+        await self._bodies.admit(more, self._joined())
+        self._body += more
 
     def set_copy(self, size: int) -> None:
         """Count a copy of `size` bytes in place of the previous copy, as Bodies.grow."""
         if size > self._copy:
-            self._bodies.grow(size - self._copy, self._body + self._copy)
+            self._bodies.grow(size - self._copy, self._joined())
         elif size < self._copy:
-            self._bodies.release(self._copy - size)
+            self._bodies.release(self._copy - size, self._joined())
         self._copy = size
 
     def release(self) -> None:
-        if self._body or self._copy:
-            self._bodies.release(self._body + self._copy)
+        if self._age is not None:
+            self._bodies.leave(self._age)
+            self._age = None
             self._body = self._copy = 0
+
+    def _joined(self) -> int:
+        if self._age is None:
+            self._age = self._bodies.join()
+        return self._age
 
 
 def reserve_inflated(scope: Scope, size: int) -> None:
@@ -138,14 +163,16 @@ def reserve_inflated(scope: Scope, size: int) -> None:
 class BodyLimit:
     """ASGI middleware that raises ApiProblem from `receive`.
 
-    413: the body is, or announces that it is, over `limit` bytes. 503: `bodies` has no room for the body, or the rest
-    of a large body does not arrive.
+    413: the body is, or announces that it is, over `limit` bytes. 503: `bodies` has no room for the body, or the body
+    arrives too slowly.
     """
 
-    def __init__(self, app: ASGIApp, limit: int, bodies: Bodies) -> None:
+    def __init__(self, app: ASGIApp, limit: int, bodies: Bodies, timeout: float) -> None:
+        """`timeout`: seconds that a body may take, in addition to its time at `_SLOWEST`."""
         self._app = app
         self._limit = limit
         self._bodies = bodies
+        self._timeout = timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -155,36 +182,37 @@ class BodyLimit:
         announced = int(header) if header.isdecimal() else self._limit + 1
         received = 0
         complete = False
-        large = announced > UNCOUNTED
-        admitted = not large or announced > self._limit
+        taken = 0.0
         reserved = scope[_KEY] = Reservation(self._bodies)
+        now = asyncio.get_running_loop().time
+
+        async def part() -> Message:
+            nonlocal taken
+            asked = now()
+            try:
+                async with asyncio.timeout(self._timeout + received / _SLOWEST - taken):
+                    return await receive()
+            except TimeoutError as error:
+                raise errors.body_stalled(taken + now() - asked, received) from error
+            finally:
+                taken += now() - asked  # Not the time for which the API itself does not read.
 
         async def bounded() -> Message:
-            nonlocal received, complete, large, admitted
-            if not admitted:
-                await reserved.admit(announced)
-                admitted = True
-            # A client that stalls would keep the room of its body from other requests.
-            message = await (_next_part(receive) if large and not complete else receive())
+            nonlocal received, complete
+            if announced > self._limit:
+                raise errors.too_large(self._limit)
+            # A client that stalls would keep its connection, and the room of its body, from other requests.
+            message = await (receive() if complete else part())
             if message["type"] == "http.request":
                 complete = not message.get("more_body", False)
                 received += len(message.get("body", b""))
-                if max(announced, received) > self._limit:
+                if received > self._limit:
                     raise errors.too_large(self._limit)
-                if received > max(UNCOUNTED, announced):
-                    large = True
-                    reserved.grow_body(received)  # Its length was not announced.
+                if received > UNCOUNTED:
+                    await reserved.admit(received)
             return message
 
         try:
             await self._app(scope, bounded, send)
         finally:
             reserved.release()
-
-
-async def _next_part(receive: Receive) -> Message:
-    try:
-        async with asyncio.timeout(_STALL_S):
-            return await receive()
-    except TimeoutError as error:
-        raise errors.body_stalled(_STALL_S) from error

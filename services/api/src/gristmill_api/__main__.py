@@ -1,0 +1,3 @@
+from gristmill_api.server import main
+
+main()
