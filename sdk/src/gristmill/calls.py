@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import random
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,19 +25,29 @@ _MAX_GROUP_BYTES = 1 << 30
 # A separate generator, because a trainer saves the process' generator in checkpoints, and retries must not advance it.
 _JITTER = random.Random()
 _BATCH = msgspec.msgpack.Decoder(list[bytes])
+WORD_HEADER = "Gristmill-Word"
+"""The header with the word of the caller's registrations."""
 EVENTS_SILENCE = 30.0
 """Seconds. The API sends a line to each reader of events at least every 15 s."""
 
 
-def headers(url: str, token: str | None) -> dict[str, str]:
-    """Returns the headers of all requests. Raises ConfigError for a URL with a password, because logs contain URLs."""
+def headers(url: str, token: str | None, word: str | None = None) -> dict[str, str]:
+    """Returns the headers of all requests. Raises ConfigError for a URL with a password, because logs contain URLs.
+
+    `word`: of the caller's registrations; None: a random one.
+    """
     if "@" in url.partition("://")[2].partition("/")[0]:
         raise ConfigError(
             "password_in_url",
             "the trajectory API's URL holds a password; write it without, put the token into a file and name that "
             "in GRISTMILL_API_TOKEN_FILE (or pass token=).",
         )
-    return {"Authorization": f"Bearer {token}"} if token else {}
+    return {WORD_HEADER: word or new_word(), **({"Authorization": f"Bearer {token}"} if token else {})}
+
+
+def new_word() -> str:
+    """Returns a random word for the registrations of an environment. See `Client`."""
+    return secrets.token_hex(16)
 
 
 class Retries:

@@ -10,6 +10,9 @@ Every method raises two errors in addition to those that its docstring names:
 A call with a `creation` (`RunRecord.creation`) is refused with `other_creation` if the run was deleted and created
 again since. Group ids start again in each creation, so a late call could otherwise change the next run of the same id.
 
+At an API with tokens, a call under the name of an environment that a client with another `word` registered is refused
+with `other_registration`.
+
 All times are in seconds.
 """
 
@@ -61,6 +64,7 @@ class Client:
         timeout: float = 30.0,
         token: str | None = None,
         compress: bool = False,
+        word: str | None = None,
     ) -> None:
         """`patience`: seconds, or a function that returns them. A function can return less after SIGTERM, for example.
 
@@ -69,9 +73,13 @@ class Client:
         `compress`: groups travel as zstd in both directions. It halves the size of groups, also in the API's memory,
         and costs processor time.
 
+        `word`: 16 to 128 letters and digits; None: a random word. At an API with tokens, only clients with the same
+        word can call under the name of an environment that this client registered. A process keeps its word, so that it
+        can take its registration over when it was killed and started again.
+
         Raises ConfigError for a URL with a password, and for a proxy that cannot be used.
         """
-        headers = calls.headers(url, token)
+        headers = calls.headers(url, token, word)
         self.url = url.rstrip("/")
         self._patience = patience
         self._http = connections.async_client(self.url, timeout=timeout, headers=headers)
@@ -86,7 +94,8 @@ class Client:
         `env`: the environment's settings. `group_size`: sequences per group.
 
         Raises ApiError `config_differs` if the run exists with other settings, `run_open` if the stack's open run has a
-        living environment, `bad_config` for wrong hyperparameters in `env["trainer"]`, `too_many_runs`.
+        living environment, `run_in_use` if an environment's token would end the work of other environments,
+        `bad_config` for wrong hyperparameters in `env["trainer"]`, `too_many_runs`.
         """
         body = {"run_id": run_id, "env": env, "group_size": group_size, "stack": stack}
         answer = await self._call("POST", "/v1/runs", json=body)
@@ -340,7 +349,8 @@ class Client:
         `heartbeat_s`: seconds between its heartbeats. Views of the run then report the environment when it misses two.
 
         The environment counts as alive for API_ENV_TTL_S seconds (60) after each heartbeat or request for permits.
-        Raises ApiError `too_many_envs`.
+        Raises ApiError `too_many_envs`, and `other_registration` if a client with another word registered the name and
+        the API has tokens.
         """
         body: dict[str, Any] = {"env_id": env_id, "weight": weight, "min_batch_allocation": min_batch_allocation}
         if heartbeat_s is not None:  # an earlier API does not know it

@@ -23,6 +23,8 @@ HEARTBEAT = 8.0
 """Seconds between renewals. The API's permits last API_PERMIT_TTL_S seconds (30), so two renewals may be lost."""
 _BEAT = 3.0
 """Seconds between reports that the process is alive: a person sees within ten seconds that it was killed."""
+_ROUNDING = 0.1
+"""Seconds between the clocks of this process and of Redis, which count the same time."""
 _POLL = 20.0
 _GOODBYE = 5.0
 _REPORT_IDLE_AFTER = 60.0
@@ -76,10 +78,14 @@ class PermitSession:
         self._renewals: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> PermitSession:
-        """Registers the environment. Gives back the permits that an earlier process with the same name left."""
+        """Registers the environment. Gives back the permits that an earlier process with the same name left.
+
+        Waits if the API has tokens and the earlier process had another word: its registration must expire. Raises
+        ApiError `other_registration` if that process is alive.
+        """
         with self._refusing_another_run():
+            await self._register_first()
             await self._api.abandon_permits(self._run_id, self._holder, creation=self.creation)
-            await self._register()
         await self._guard.__aenter__()
         self._renewals = [self._guard.create_task(renew()) for renew in (self._renew_permits, self._renew_registration)]
         return self
@@ -262,6 +268,28 @@ class PermitSession:
             if error.code != ErrorCode.ENV_MISSING:
                 raise
             await self._register()
+
+    async def _register_first(self) -> None:
+        refused_at = time.monotonic()
+        logged = False
+        while True:
+            try:
+                return await self._register()
+            except ApiError as error:
+                if error.code != ErrorCode.OTHER_REGISTRATION:
+                    raise
+                silent = await self._silent_for()
+                if silent is not None and silent < time.monotonic() - refused_at - _ROUNDING:
+                    raise
+                if not logged:
+                    _LOG.warning("waiting until the registration of an earlier process expires: %s", error)
+                    logged = True
+            await asyncio.sleep(self._beat_every)
+
+    async def _silent_for(self) -> float | None:
+        """Returns the seconds since the API heard from the environment of this name; None without a registration."""
+        environments = await self._api.environments(self._run_id)
+        return next((one.last_seen_s for one in environments if one.env_id == self._holder), None)
 
     async def _register(self) -> None:
         await self._api.register_env(

@@ -82,7 +82,7 @@ def put_atropos_under_way(url: str) -> None:
 
 def submit(http: httpx.Client, group_id: str, body: bytes | None = None) -> httpx.Response:
     """Sends a PUT with the group, or with `body` under its id."""
-    content = make_group(group_id, RUN).encode() if body is None else body
+    content = make_group(group_id, RUN, version=f"{INCARNATION}.0").encode() if body is None else body
     return http.put(
         f"/v1/runs/{RUN}/groups/{group_id}",
         params={"holder": HOLDER},

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from gristmill import ConfigError
 from gristmill_env.inference import ModelServers
 from gristmill_env.run_settings import RunSettings
-from gristmill_env.serve import serve, worker_name
+from gristmill_env.serve import Worker, serve, worker_name
 from gristmill_env.session import Task, meet_model
 
 ROW = '{"question": "1 + 1?", "answer": "2"}\n'
@@ -104,8 +104,8 @@ def test_step_of_a_run_is_not_completed_without_the_trainers_file(folder: Path) 
 _HOLDS_A_NAME = """
 import time
 from gristmill_env.serve import worker_name
-with worker_name() as name:
-    print(name, flush=True)
+with worker_name() as worker:
+    print(*worker, flush=True)
     time.sleep(600)
 """
 
@@ -117,10 +117,11 @@ def test_successor_of_a_killed_environment_takes_its_name(tmp_path: Path, monkey
     command = [sys.executable, "-c", _HOLDS_A_NAME]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        first = process.stdout.readline().strip()
+        first = Worker(*process.stdout.readline().split())
         with worker_name() as second:
-            assert second != first, "both environments run"
+            assert second.name != first.name, "both environments run"
+            assert second.word != first.word
             process.kill()
             process.wait()
             with worker_name() as successor:
-                assert successor == first
+                assert successor == first, "the word too: it takes the registration over"

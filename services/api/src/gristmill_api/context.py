@@ -9,6 +9,8 @@ from fastapi import Depends, Path, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, StringConstraints, TypeAdapter, ValidationError, model_validator
 
+from gristmill.calls import WORD_HEADER
+from gristmill_api.access.settings import Role
 from gristmill_api.metrics import Metrics
 from gristmill_api.notifications import Notifications
 from gristmill_api.settings import ID_PATTERN, Limits
@@ -19,7 +21,8 @@ from gristmill_api.store import Store
 class Context:
     limits: Limits
     store: Store
-    """For the creation of the run that the request names (`?creation=`), if it names one."""
+    """For the creation of the run that the request names (`?creation=`), if it names one, and for the word of the
+    environment that sends the request, if its token is an environment's."""
     notifications: Notifications
     metrics: Metrics
 
@@ -31,19 +34,35 @@ class Context:
 # async, although it awaits nothing: FastAPI runs a plain function in a thread.
 async def _context(request: Request) -> Any:
     context: Context = request.app.state.context
-    if b"creation=" not in request.scope["query_string"]:
+    creation = word = None
+    if b"creation=" in request.scope["query_string"]:
+        creation = _checked(_CREATION, request.query_params.get("creation"), "query", "creation")
+    if request.scope.get("role") is Role.ENV:
+        word = await given_word(request) or ""
+    if creation is None and word is None:
         return context
+    return replace(context, store=context.store.of(creation, word))
+
+
+async def given_word(request: Request) -> str | None:
+    """Returns the word with which the process that sends the request registers its environments."""
+    word = request.headers.get(WORD_HEADER)
+    return None if word is None else _checked(_WORD, word, "header", WORD_HEADER)
+
+
+def _checked(adapter: TypeAdapter[str], value: str | None, *where: str) -> str:
     try:
-        creation = _CREATION.validate_python(request.query_params.get("creation"))
+        return adapter.validate_python(value)
     except ValidationError as error:
-        problems = [{**problem, "loc": ("query", "creation")} for problem in error.errors()]
+        problems = [{**problem, "loc": where} for problem in error.errors()]
         raise RequestValidationError(problems) from error
-    return replace(context, store=context.store.of(creation))
 
 
 Creation = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{1,64}$")]
 """The `creation` of a run's record."""
 _CREATION = TypeAdapter(Creation)
+_WORD = TypeAdapter(Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{16,128}$")])
+Word = Annotated[str | None, Depends(given_word)]
 
 Ctx = Annotated[Context, Depends(_context)]
 

@@ -160,6 +160,42 @@ def env_missing(run_id: str, env_id: str) -> ApiProblem:
     )
 
 
+def other_registration(run_id: str, env_id: str, left_s: float) -> ApiProblem:
+    """`left_s`: seconds until the registration expires; 0: it has expired, and anybody may register the name."""
+    refused = ApiProblem(
+        "other_registration",
+        409,
+        f"environment {env_id!r} of run {run_id!r} was registered with another word than this request has (header "
+        "Gristmill-Word).",
+        f"Use another name. Or register this name when the registration has expired: in {math.ceil(left_s)} s, unless "
+        "its process is alive.",
+    )
+    refused.retry_after = max(1, math.ceil(left_s))
+    return refused
+
+
+def writer_missing(run_id: str, source: str) -> ApiProblem:
+    return ApiProblem(
+        "env_missing",
+        404,
+        f"only registered environments of run {run_id!r} report metrics of the source {source!r}, and none of them has "
+        "the word of this request (header Gristmill-Word).",
+        f"Register the environment: POST /v1/runs/{run_id}/envs.",
+    )
+
+
+def run_in_use(run_id: str, why: str, retry_after: int) -> ApiProblem:
+    """An environment's token may not replace, extend or suspend what others work on. `why`: what they have."""
+    refused = ApiProblem(
+        "run_in_use",
+        409,
+        f"run {run_id!r} is in use: {why}.",
+        "Stop its environments first, or use the admin's token.",
+    )
+    refused.retry_after = max(1, retry_after)
+    return refused
+
+
 def too_many(what: str, message: str, remedy: str) -> ApiProblem:
     """A bound on what one run, or all runs, may hold. The code is `too_many_<what>`."""
     return ApiProblem(f"too_many_{what}", 409, f"{message}, which is the most.", remedy)

@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gristmill import (
     ApiError,
@@ -36,6 +36,7 @@ from gristmill import (
     TrajectoryGroup,
     VersionSpan,
 )
+from gristmill.calls import new_word
 from gristmill.logs import line
 from gristmill.permits import Slots
 from gristmill.prometheus import metrics_endpoint
@@ -88,35 +89,35 @@ async def serve(run: RunSettings, environ: Mapping[str, str]) -> None:
             evaluation = RunMeasure(run, session.served.name, session.generator, task.dataset)
             measure = await evaluating.enter_async_context(evaluation)
         recorded = config.recorded(session.served.name)
-        async with connect_api(run, config.startup_patience or _STARTUP_PATIENCE) as api:
+        worker = evaluating.enter_context(worker_name())
+        async with connect_api(run, config.startup_patience or _STARTUP_PATIENCE, worker.word) as api:
             record = await api.create_run(run_id, recorded, config.group_size, run.deployment.stack)
         if measure is not None:
             measure.creation = record.creation
         open_observers = functools.partial(_observers, run, session, record, recorded, environ)
-        async with connect_api(run, config.patience) as api:
+        async with connect_api(run, config.patience, worker.word) as api:
             if record.state == RunState.FINISHED:
                 logger.info("run %s is already finished at version %s; %s", run_id, record.version, _HOW_TO_BEGIN)
                 if measure is not None:
-                    await _evaluate_afterwards(run, session, record, measure, api, open_observers)
+                    await _evaluate_afterwards(run, session, record, measure, api, worker.name, open_observers)
                 return
             logger.info("run %s is open at version %s", run_id, record.version or "none yet: waiting for a trainer")
             if measure is not None:
                 logger.info("evaluation every %d steps on %s", config.steps_per_eval, measure.label)
             weight, share = config.inference_weight, config.min_batch_allocation
             with contextlib.ExitStack() as observing:  # the observers close last, when the permits are given back
-                worker_id = observing.enter_context(worker_name())
                 # Registers at once, because a run without a live environment may be replaced by another run.
                 creation = record.creation or None
                 async with PermitSession(
-                    api, run_id, worker_id, weight=weight, min_batch_allocation=share, creation=creation
+                    api, run_id, worker.name, weight=weight, min_batch_allocation=share, creation=creation
                 ) as permits:
                     registry = observing.enter_context(metrics_endpoint(config.metrics_address, environ))
                     metrics = None
                     if registry is not None:
                         metrics = functools.partial(EnvMetrics, registry, run_id, permits, session.server)
-                    observers = observing.enter_context(contextlib.closing(open_observers(worker_id, metrics)))
+                    observers = observing.enter_context(contextlib.closing(open_observers(worker.name, metrics)))
                     await record_row_count(api, run_id, task.dataset.label, len(task.dataset), creation)
-                    loop = ServeLoop(run, session, worker_id, api, permits, observers, measure)
+                    loop = ServeLoop(run, session, worker.name, api, permits, observers, measure)
                     try:
                         async with _watched():
                             await loop.run()
@@ -285,11 +286,19 @@ class _Trainer:
     groups_per_step: int | None
 
 
+class Worker(NamedTuple):
+    name: str
+    """This process' name at the API."""
+    word: str
+    """Of its registrations, see `Client`."""
+
+
 @contextlib.contextmanager
-def worker_name() -> Iterator[str]:
+def worker_name() -> Iterator[Worker]:
     """Yields HOST-N with the least number N that no other environment of this user on this machine has.
 
-    A killed process loses its number, so its successor takes the same name, and with it the permits of the process.
+    A killed process loses its number, so its successor takes the same name, and with it the permits of the process. The
+    lock's file keeps the word of the registration, so the successor may take that over too.
     """
     host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:100]
     for number in range(1, _MOST_ON_ONE_HOST):
@@ -301,9 +310,20 @@ def worker_name() -> Iterator[str]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):  # Another environment has the number, or another user the file.
                 continue
-            yield f"{host}-{number}"
+            yield Worker(f"{host}-{number}", _kept_word(lock))
             return
-    yield f"{host}-{os.getpid()}"
+    yield Worker(f"{host}-{os.getpid()}", new_word())
+
+
+def _kept_word(file: int) -> str:
+    """Returns the word in the open file. Writes a new one if the file has none."""
+    word = new_word()
+    kept = os.pread(file, 2 * len(word), 0).decode("ascii", "replace")
+    if re.fullmatch(f"[0-9a-f]{{{len(word)}}}", kept):
+        return kept
+    os.ftruncate(file, 0)
+    os.pwrite(file, word.encode(), 0)
+    return word
 
 
 async def record_row_count(api: Client, run_id: str, label: str, rows: int, creation: str | None = None) -> None:
@@ -326,18 +346,17 @@ async def record_row_count(api: Client, run_id: str, label: str, rows: int, crea
 
 async def _evaluate_afterwards(
     run: RunSettings, session: Session, record: RunRecord, measure: RunMeasure, api: Client,
-    open_observers: Callable[[], Observers],
+    worker_id: str, open_observers: Callable[[], Observers],
 ) -> None:  # fmt: skip
     """Evaluates the last version of a finished run, if a kill prevented that evaluation."""
     version = await version_left(api, record, session.server)
     if version is None:
         return
     with contextlib.closing(open_observers()) as observers:
-        slots = Slots(run.config.workers)
-        with worker_name() as worker_id:
-            evaluations = RunEvaluations(
-                run.config, run.run_id, worker_id, api, measure, observers, slots, record.creation or None
-            )
+        slots, creation = Slots(run.config.workers), record.creation or None
+        # The session registers the environment: the API takes an evaluation only from a registered one.
+        async with PermitSession(api, run.run_id, worker_id, creation=creation):
+            evaluations = RunEvaluations(run.config, run.run_id, worker_id, api, measure, observers, slots, creation)
             await evaluations.at_end(version)
 
 

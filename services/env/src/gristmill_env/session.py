@@ -100,9 +100,10 @@ async def open_session(
         yield Session(task, server, served, generator)
 
 
-def connect_api(run: RunSettings, patience: float) -> Client:
-    """Returns a client of the run's API, to be used as a context. `patience`: seconds for which the API may be away."""
-    return Client(run.config.rollout_server_url, patience=patience, token=run.deployment.api_token)
+def connect_api(run: RunSettings, patience: float, word: str | None = None) -> Client:
+    """Returns a client of the run's API, to be used as a context. `patience`: seconds for which the API may be away.
+    `word`: of the process' registrations, see `Client`."""
+    return Client(run.config.rollout_server_url, patience=patience, token=run.deployment.api_token, word=word)
 
 
 async def meet_model(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
+from gristmill.calls import WORD_HEADER
 from gristmill_api.access.guard import Guard
 from gristmill_api.access.permissions import install_openapi
 from gristmill_api.access.settings import AccessSettings
@@ -25,7 +26,7 @@ def install(app: FastAPI, settings: AccessSettings) -> None:
             CORSMiddleware,
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST", "PUT", "DELETE"],
-            allow_headers=["Authorization", "Content-Type", "Content-Encoding", "Last-Event-ID"],
+            allow_headers=["Authorization", "Content-Type", "Content-Encoding", "Last-Event-ID", WORD_HEADER],
             expose_headers=["Retry-After", "Gristmill-Dropped"],
         )
     install_openapi(app, settings.tokens is not None)

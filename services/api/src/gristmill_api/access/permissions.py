@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from fastapi import FastAPI
 
+from gristmill.calls import WORD_HEADER
 from gristmill_api.access.settings import Role
 from gristmill_api.http.error_handlers import documented
 
@@ -173,6 +174,14 @@ _CREATION: Final = {
     "description": "`creation` of the run's record. If the run was deleted and created again since, the call is "
     "refused (409 other_creation).",
 }
+_WORD: Final = {
+    "name": WORD_HEADER,
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string", "pattern": "^[A-Za-z0-9_-]{16,128}$"},
+    "description": "The word of the environment's registration. With tokens, an environment's call under a name that "
+    "was registered with another word is refused (409 other_registration).",
+}
 _METHODS: Final = ("get", "post", "put", "delete")
 
 
@@ -186,9 +195,13 @@ def install_openapi(app: FastAPI, tokens: bool) -> None:
             for path, operations in schema["paths"].items():
                 for method in _METHODS:
                     if method in operations:
-                        _describe(operations[method], needed(method.upper(), path), tokens)
+                        need = needed(method.upper(), path)
+                        _describe(operations[method], need, tokens)
+                        added = operations[method].setdefault("parameters", [])
                         if "/runs/{run_id}/" in path and method != "get":
-                            operations[method].setdefault("parameters", []).append(_CREATION)
+                            added.append(_CREATION)
+                        if path.startswith("/v1/runs") and Role.ENV in need.roles and not need.reads:
+                            added.append(_WORD)
             if tokens:
                 schema.setdefault("components", {})["securitySchemes"] = _SCHEMES
             app.openapi_schema = schema

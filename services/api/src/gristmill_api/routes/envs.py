@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from typing import Annotated
 
 from fastapi import APIRouter, Path
@@ -11,7 +12,7 @@ from pydantic import Field
 from gristmill import Claim, Environment
 from gristmill.logs import line
 from gristmill_api import errors
-from gristmill_api.context import NAME_PATTERN, Ctx, Name, RequestModel, RunId
+from gristmill_api.context import NAME_PATTERN, Ctx, Name, RequestModel, RunId, Word
 from gristmill_api.store.envs import REPORT_CLAIM
 
 _LOG = logging.getLogger(__name__)
@@ -31,13 +32,20 @@ class Register(RequestModel):
     """Seconds between its heartbeats; null: none at regular times. Views of the run report one that misses two."""
 
 
+class Registered(Environment):
+    word: str
+    """From the header `Gristmill-Word` of the request, else random. With tokens, an environment's calls under this name
+    need it in that header."""
+
+
 @router.post("/envs")
-async def register(ctx: Ctx, run_id: RunId, body: Register) -> Environment:
+async def register(ctx: Ctx, run_id: RunId, body: Register, given: Word) -> Registered:
     """Register an environment, or change what it registered. An environment is
     alive while it asks for permits or sends heartbeats."""
-    await ctx.store.envs.register(run_id, body.env_id, body.weight, body.min_batch_allocation, body.heartbeat_s)
+    word = given or secrets.token_hex(16)
+    await ctx.store.envs.register(run_id, body.env_id, body.weight, body.min_batch_allocation, body.heartbeat_s, word)
     _LOG.info(line("env", run=run_id, env=body.env_id, weight=body.weight, min_batch=body.min_batch_allocation))
-    return Environment(**body.model_dump(), alive=True, last_seen_s=0)
+    return Registered(**body.model_dump(), alive=True, last_seen_s=0, word=word)
 
 
 @router.get("/envs")

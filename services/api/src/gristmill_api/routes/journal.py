@@ -79,8 +79,9 @@ async def _after(
 async def measure(ctx: Ctx, request: Request, run_id: RunId, body: Row) -> None:
     """Store one row of metrics. Another row of the same source and step replaces it, so a retry counts once.
 
-    The source `trainer` is for the trainer's role. A run has 64 sources (409 too_many_sources), and a row 32 KiB of
-    JSON (413 too_large)."""
+    The source `trainer` is for the trainer's role. With tokens, an environment's row under the name of a registered
+    environment needs its word, and a row of `eval` or `data.rows` the word of any registered environment. A run has 64
+    sources (409 too_many_sources), and a row 32 KiB of JSON (413 too_large)."""
     role = request.scope.get("role")
     if body.source == _TRAINER and role is Role.ENV:
         raise errors.forbidden(f"a row of metrics of the source {_TRAINER!r}", Need.TRAINER.value, role)

@@ -53,11 +53,15 @@ class Store:
         self.journal = Journal(redis, self.scripts)
         self.archive = ArchiveQueue(redis, self.scripts)
 
-    def of(self, creation: str) -> Store:
-        """Returns the store for calls that name the creation of their run. They raise ApiProblem (409 other_creation)
-        if the run was deleted and created again since."""
+    def of(self, creation: str | None, word: str | None) -> Store:
+        """Returns the store for calls that name the creation of their run, or come from an environment.
+
+        They raise ApiProblem (409) `other_creation` if the run was deleted and created again since, and
+        `other_registration` if they act for an environment that was registered with another word. `word` None: the
+        caller may act for every environment.
+        """
         limits, archive = self._options
-        return Store(self._redis, limits, archive=archive, scripts=self.scripts.of(creation))
+        return Store(self._redis, limits, archive=archive, scripts=self.scripts.of(creation, word))
 
     async def ping(self) -> None:
         await self._redis.ping()

@@ -33,11 +33,15 @@ class Environments:
         weight: float | None,
         allocation: float | None,
         heartbeat_s: float | None = None,
+        word: str = "",
     ) -> None:
-        """Register an environment, or change what it registered. Raises ApiProblem (409) if too many are alive, and for
-        a run of Atropos' protocol."""
+        """Register an environment, or change what it registered. `word`: of the process that registers it.
+
+        Raises ApiProblem (409) if too many are alive, for a run of Atropos' protocol, and if an environment of this
+        name is alive and was registered with another word than the store's.
+        """
         numbers = ["" if number is None else repr(number) for number in (weight, allocation, heartbeat_s)]
-        status = await self._call(run_id, env_id, "register", *numbers, MOST_ENVS)
+        status = await self._call(run_id, env_id, "register", *numbers, MOST_ENVS, word)
         if status == "PROTOCOL":
             raise errors.no_permits(run_id)
         if status == "FULL":

@@ -25,6 +25,9 @@ KEPT_BYTES = 64 * 1024 * 1024
 MOST_EVENT_BYTES = 4 * 1024
 """An event holds the values of its row of metrics if they are no longer than this."""
 
+SHARED_SOURCES = frozenset({"eval", "data.rows"})
+"""Sources for which each registered environment of the run reports."""
+
 
 class Journal:
     def __init__(self, redis: Redis, scripts: Scripts) -> None:
@@ -34,12 +37,16 @@ class Journal:
     async def record_metrics(self, run_id: str, row: MetricsRow) -> None:
         """Store one row. Another row of the same source and step replaces it.
 
-        Raises ApiProblem for a row over MOST_ROW_BYTES (413) and one of too many sources (409)."""
+        Raises ApiProblem for a row over MOST_ROW_BYTES (413), for one of too many sources (409), and for one of
+        SHARED_SOURCES from an environment that is not registered (404)."""
         values = json.dumps({"step": row.step, "values": row.values}, allow_nan=False)
         if len(values) > MOST_ROW_BYTES:
             raise errors.too_long(f"the row of metrics of {row.source!r}", len(values), MOST_ROW_BYTES)
         bounds = KEPT_ROWS, MOST_SOURCES, KEPT_BYTES, MOST_EVENT_BYTES
-        (status,) = await self._scripts.call("record_metrics", run_id, row.source, row.step, values, *bounds)
+        shared = "1" if row.source in SHARED_SOURCES else ""
+        (status,) = await self._scripts.call("record_metrics", run_id, row.source, row.step, values, *bounds, shared)
+        if status == "UNREGISTERED":
+            raise errors.writer_missing(run_id, row.source)
         if status == "FULL":
             raise errors.too_many(
                 "sources", f"run {run_id!r} has {MOST_SOURCES} sources of metrics", "Report under one of their names."

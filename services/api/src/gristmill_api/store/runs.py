@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -61,7 +62,8 @@ class Runs:
         A stack has one open run; without a stack any number may be open. The stack's open run is suspended, unless an
         environment of it is alive (409 run_open). Settings that differ from the run's are refused (409 config_differs)
         with two exceptions: more training steps extend the run, and a run without a finished step and without a living
-        environment is replaced.
+        environment is replaced. An environment's token neither replaces nor suspends a run with permits that are out,
+        nor extends an open run with a living environment of another word (409 run_in_use).
         """
         settings = canonical(env)
         digest = hashlib.sha256(canonical({"env": env, "group_size": group_size}).encode()).hexdigest()
@@ -91,6 +93,13 @@ class Runs:
                 )
             elif status == "BUSY":
                 raise errors.run_open(run_id, text(rest[0]), stack or "", self._living(rest[1:]))
+            elif status == "IN_USE":
+                raise errors.run_in_use(
+                    text(rest[0]), f"{int(rest[1])} permits are out", math.ceil(float(rest[2]) / 1000)
+                )
+            elif status == "WORKING":
+                why = f"environment {text(rest[0])!r} of another process is alive"
+                raise errors.run_in_use(run_id, why, math.ceil(float(rest[1]) / 1000))
             elif status == "DIFFERS":
                 old = {"group_size": int(rest[1]), "stack": text(rest[2]) or None, "protocol": text(rest[3])}
                 new = {"group_size": group_size, "stack": stack, "protocol": protocol.value}

@@ -48,11 +48,15 @@ class Scripts:
         self._full: set[str] = set()
         """Prefixes of the runs whose last payload found no room."""
         self._creation: str | None = None
+        self._word: str | None = None
 
-    def of(self, creation: str) -> Scripts:
-        """Returns the scripts for calls that name the creation of their run."""
+    def of(self, creation: str | None, word: str | None) -> Scripts:
+        """Returns the scripts for calls that name the creation of their run, or come from an environment.
+
+        `word`: of the environment's registration; None: the caller may act for every environment.
+        """
         scripts = copy.copy(self)
-        scripts._creation = creation
+        scripts._creation, scripts._word = creation, word
         return scripts
 
     async def call(
@@ -62,13 +66,15 @@ class Scripts:
 
         `payloads`: bytes for the script, by the keys at which the script finds them. Raises ApiProblem if the run does
         not exist (404), has another creation than the call names (409), or is suspended and the script does not allow
-        that (409).
+        that (409), and if an environment calls under the name of another (409).
         """
         status, *rest = await self.run(name, keys.prefix(run_id), *args, payloads=payloads)
         if status == b"MISSING":
             raise errors.run_missing(run_id)
         if status == b"CREATION":
             raise errors.other_creation(run_id, self._creation, text(rest[0]))
+        if status == b"REGISTERED":
+            raise errors.other_registration(run_id, text(rest[0]), int(rest[1]) / 1000)
         if status == b"SUSPENDED":
             raise errors.suspended(run_id)
         return [text(status), *rest]
@@ -116,7 +122,8 @@ class Scripts:
         sha = self._hashes.get(name)
         if sha is None:
             sha = self._hashes[name] = hashlib.sha1(source(name).encode(), usedforsecurity=False).hexdigest()
-        names = [prefix] if self._creation is None else [prefix, f"{prefix}creation:{self._creation}"]
+        facts = ("creation", self._creation), ("word", self._word)
+        names = [prefix, *(f"{prefix}{what}:{value}" for what, value in facts if value is not None)]
         command: Command = ("EVALSHA", sha, len(names), *names, *args)
         sets: list[Command] = [("SET", key, body, "PX", _SENT_TTL_MS) for key, body in payloads.items()]
         try:

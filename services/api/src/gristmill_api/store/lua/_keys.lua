@@ -48,7 +48,8 @@
 --                         expire
 --
 --   envs          ZSET    environment id -> deadline, ms, of registered environments; they are alive until then
---   env:<id>      HASH    weight, min_batch_allocation, heartbeat_s ('' for none), registered_ms; asked_ms (when it last asked for
+--   env:<id>      HASH    weight, min_batch_allocation, heartbeat_s ('' for none), registered_ms; word (random, of the
+--                         process that registered); asked_ms (when it last asked for
 --                         permits, to within a tenth of its life, or registered); _atropos.lua adds fields
 --   claims        ZSET    name -> deadline, ms: work that one process is to do, 64 at most
 --   claimants     HASH    name -> holder, for the names in claims
@@ -164,9 +165,27 @@ local function started()
     or tonumber(redis.call('HGET', COUNTERS, 'trained') or 0) > 0
 end
 
--- A call may name the creation of its run, at KEYS[2]: nothing of a run that was deleted reaches the next run of its id,
--- although group ids start again in it. A run that an older version of this API created has no creation to compare.
-if KEYS[2] then
-  local own = redis.call('HGET', RECORD, 'creation')
-  if own and KEYS[2] ~= P .. 'creation:' .. own then return {'CREATION', own} end
+-- The word of the environment that calls; nil if the caller may act for every environment.
+local WORD
+
+-- The keys after the first are facts of the call. A call may name the creation of its run: nothing of a run that was deleted
+-- reaches the next run of its id, although group ids start again in it. A run that an older version of this API created has
+-- no creation to compare.
+for i = 2, #KEYS do
+  local what, value = string.match(string.sub(KEYS[i], #P + 1), '^(%l+):(.*)$')
+  if what == 'word' then WORD = value end
+  local own = what == 'creation' and redis.call('HGET', RECORD, 'creation')
+  if own and value ~= own then return {'CREATION', own} end
+end
+
+-- Whether another process than the caller registered an environment of this name.
+local function is_of_another(id)
+  local word = WORD and redis.call('HGET', env(id), 'word')
+  return word and word ~= WORD
+end
+
+-- The answer to a call under a name that another process registered, or nil.
+local function foreign(id)
+  if not is_of_another(id) then return nil end
+  return {'REGISTERED', id, math.max(0, (redis.call('ZSCORE', ENVS, id) or 0) - now())}
 end

@@ -28,8 +28,17 @@ local function suspend(start, id)
   redis.call('PUBLISH', EVENTS, 'ready ' .. start)
 end
 
+-- Why an environment may not end the work of others on a run: permits are out, perhaps of an environment without a
+-- registration. -> nil | {IN_USE, run id, permits, ms until the last expires}
+local function used_by_others(start, id, at)
+  if not WORD then return nil end
+  local out = redis.call('ZCOUNT', start .. 'permits', '(' .. at, '+inf')
+  if out == 0 then return nil end
+  return {'IN_USE', id, out, redis.call('ZREVRANGE', start .. 'permits', 0, 0, 'WITHSCORES')[2] - at}
+end
+
 -- Make the run the open one of its stack, which suspends the one that is. nil, or why not: an environment of the open run
--- is alive. -> {BUSY, open run id, now, environment, deadline, ...}
+-- is alive. -> {BUSY, open run id, now, environment, deadline, ...} | {IN_USE, open run id, permits, ms}
 local function claim(stack, id, at)
   if stack == '' then return nil end
   local open = redis.call('HGET', STACKS, stack)
@@ -37,6 +46,8 @@ local function claim(stack, id, at)
     local start = 'gm:{' .. open .. '}:'
     local envs = alive_with_deadlines(start, at)
     if #envs > 0 then return {'BUSY', open, at, unpack(envs)} end
+    local used = used_by_others(start, open, at)
+    if used then return used end
     suspend(start, open)
   end
   redis.call('HSET', STACKS, stack, id)

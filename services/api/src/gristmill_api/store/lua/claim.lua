@@ -6,6 +6,8 @@
 local name, holder, ttl, most = unpack(ARGV)
 
 if not state() then return {'MISSING'} end
+local refused = foreign(holder)
+if refused then return refused end
 local at = now()
 for _, over in ipairs(redis.call('ZRANGEBYSCORE', CLAIMS, '-inf', at)) do
   redis.call('HDEL', CLAIMANTS, over)

@@ -12,6 +12,8 @@
 --  | {ARCHIVING, groups and fates that wait to be written}: the run cannot be replaced yet
 --  | {FULL}: there are too many runs
 --  | {BUSY, open run id, now, environment alive, deadline, ...}
+--  | {IN_USE, run id, permits that are out, ms until the last expires}: the caller is an environment
+--  | {WORKING, environment of another process that is alive, ms until it counts as dead}
 local id, settings, digest, group_size, stack, protocol, creation, change, compared, most, archive = unpack(ARGV)
 
 if redis.call('EXISTS', DELETED) == 1 then return {'DELETING'} end
@@ -22,6 +24,8 @@ if current then
   if same and current ~= 'suspended' then return {'JOINED', redis.call('HGETALL', RECORD)} end
   local envs = alive_with_deadlines(P, at)
   if not same and change == 'replace' and known[5] == compared and not started() and #envs == 0 then
+    local used = used_by_others(P, id, at)
+    if used then return used end
     local waiting = waiting_for_disk(archive)
     if waiting > 0 then return {'ARCHIVING', waiting} end
     begin_deletion()
@@ -30,6 +34,10 @@ if current then
   if not same and (change ~= 'extend' or known[5] ~= compared) then
     return {'DIFFERS', known[1], known[2], known[3], known[4], known[5], known[6], started() and '1' or '', at,
       unpack(envs)}
+  end
+  -- An extension fences the trainer off.
+  for _, name in ipairs(WORD and current == 'open' and alive(at) or {}) do
+    if is_of_another(name) then return {'WORKING', name, redis.call('ZSCORE', ENVS, name) - at} end
   end
   local busy = claim(stack, id, at)
   if busy then return busy end

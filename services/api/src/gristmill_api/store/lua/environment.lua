@@ -4,9 +4,9 @@
 -- free. Environments of Atropos' protocol are registered by atropos_env.lua.
 -- If there are too many, the environment that has been dead the longest is removed.
 -- ARGV: environment id, 'register' | 'heartbeat' | 'unregister', ttl ms, weight or '', min batch allocation or '', seconds
---       between its heartbeats or '', most environments
+--       between its heartbeats or '', most environments, word of the process that registers
 -- -> {MISSING} | {PROTOCOL}: its environments register at the root | {SUSPENDED}, unless unregistering | {UNKNOWN} | {FULL} | {OK}
-local id, what, ttl, weight, allocation, heartbeat, most = unpack(ARGV)
+local id, what, ttl, weight, allocation, heartbeat, most, word = unpack(ARGV)
 
 local current = state()
 if not current then return {'MISSING'} end
@@ -14,6 +14,8 @@ if redis.call('HGET', RECORD, 'protocol') ~= 'gristmill' then return {'PROTOCOL'
 if current == 'suspended' and what ~= 'unregister' then return {'SUSPENDED'} end
 local known = redis.call('EXISTS', env(id)) == 1
 if not known and what ~= 'register' then return {'UNKNOWN'} end
+local refused = foreign(id)
+if refused and (what ~= 'register' or refused[3] > 0) then return refused end
 if what == 'unregister' then
   redis.call('ZREM', ENVS, id)
   redis.call('DEL', env(id))
@@ -28,7 +30,8 @@ if what == 'register' then
     redis.call('ZREM', ENVS, longest[1])
     redis.call('DEL', env(longest[1]))
   end
-  redis.call('HSET', env(id), 'weight', weight, 'min_batch_allocation', allocation, 'heartbeat_s', heartbeat)
+  redis.call('HSET', env(id), 'weight', weight, 'min_batch_allocation', allocation, 'heartbeat_s', heartbeat,
+    'word', word)
   redis.call('HSET', env(id), 'asked_ms', now())
   redis.call('HSETNX', env(id), 'registered_ms', now())
   if not known then emit('env', 'env', id) end

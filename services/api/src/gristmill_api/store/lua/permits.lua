@@ -14,6 +14,8 @@ local holder, count, ttl, env_ttl = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]
 local current = state()
 if not current then return {'MISSING'} end
 if redis.call('HGET', RECORD, 'protocol') ~= 'gristmill' then return {'PROTOCOL'} end
+local refused = foreign(holder)
+if refused then return refused end
 local facts = redis.call('HMGET', RECORD, 'version_incarnation', 'version_step', 'creation')
 local answer = {'OK', current, facts[1], facts[2], facts[3]}
 if current == 'suspended' then return {'SUSPENDED'} end

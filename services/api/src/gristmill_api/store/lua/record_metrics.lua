@@ -3,14 +3,23 @@
 -- Take one row of metrics. The same source and step again replaces it. If the rows of all runs are more than their cap,
 -- the source with the most bytes, of any run, loses its oldest rows.
 -- ARGV: source, step, values (JSON), newest rows to keep, most sources of a run, byte cap of the rows of all runs,
---       bytes of values that the event may hold
--- -> {MISSING} | {FULL} | {OK}
+--       bytes of values that the event may hold, '1' if the source belongs to all registered environments
+-- -> {MISSING} | {FULL} | {UNREGISTERED}: the caller's word is of no registered environment | {OK}
 local source, step, values = unpack(ARGV, 1, 3)
-local keep, most_sources, most_bytes, most_in_event = unpack(ARGV, 4, 7)
+local keep, most_sources, most_bytes, most_in_event, shared = unpack(ARGV, 4, 8)
 -- About what Redis needs for a row besides its text.
 local ROW = 100
 
 if not state() then return {'MISSING'} end
+local refused = foreign(source)
+if refused then return refused end
+if WORD and shared == '1' then
+  local found = false
+  for _, id in ipairs(redis.call('ZRANGE', ENVS, 0, -1)) do
+    found = found or redis.call('HGET', env(id), 'word') == WORD
+  end
+  if not found then return {'UNREGISTERED'} end
+end
 local rows = metrics(source)
 if redis.call('SISMEMBER', METRICS, source) == 0 then
   if redis.call('SCARD', METRICS) >= tonumber(most_sources) then return {'FULL'} end

@@ -9,6 +9,8 @@ local holder, ttl, which = unpack(ARGV, 1, 3)
 
 local current = state()
 if not current then return {'MISSING'} end
+local refused = foreign(holder)
+if refused then return refused end
 if current == 'suspended' then return {'SUSPENDED'} end
 local deadline = now() + ttl
 local answer = {'OK', 0}

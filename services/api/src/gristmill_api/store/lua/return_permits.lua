@@ -10,6 +10,8 @@
 local holder, id, reason, most = unpack(ARGV)
 
 if not state() then return {'MISSING'} end
+local refused = foreign(holder)
+if refused then return refused end
 if id == '' then
   local held = redis.call('HGETALL', HOLDERS)
   local count = 0

@@ -20,6 +20,7 @@ local function refuse(...)
 end
 local record = redis.call('HMGET', RECORD, 'state', 'group_size', 'incarnation')
 if not record[1] then return refuse('MISSING') end
+if is_of_another(holder) then return refuse(unpack(foreign(holder))) end
 -- First: a retry must get the same answer, whatever happened since.
 local known = redis.call('HGET', group(id), 'digest') or redis.call('HGET', TRAINED, id)
 if known then return refuse(known == digest and 'SAME' or 'OTHER') end
