@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import html
 import json
 import os
 import shutil
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote, quote_plus
 
 import httpx
 import msgspec
@@ -22,8 +26,9 @@ from tests.unit.sdk.view.recorded import LOGS, record
 import gristmill
 from gristmill import redaction
 from gristmill.archive import pack
-from gristmill.archive.pack import PackContents, PackError, read_contents, secrets_of, unpack, write_pack
+from gristmill.archive.pack import PackContents, PackError, read_contents, unpack, write_pack
 from gristmill.archive.run_file import read_run_file, write_run_file
+from gristmill.archive.secrets import secrets_of, short_secrets
 from gristmill.view import cli
 from gristmill.view.folders import RunFolder
 from gristmill.view.rollouts import build
@@ -162,11 +167,17 @@ def test_tokenizer_of_the_model_travels_with_a_run_without_records(run: RunFolde
 
 
 def test_secrets_of_a_machine_come_from_variables_env_file_and_files(tmp_path: Path) -> None:
-    (tmp_path / ".env").write_text("# HF_TOKEN=not-this-one\nHF_TOKEN='hf-of-env-file'\nMODEL=tiny-and-long\n")
+    (tmp_path / ".env").write_text(
+        "# HF_TOKEN=not-this-one\nHF_TOKEN='hf-of-env-file'\nMODEL=tiny-and-long\n"
+        "export WANDB_API_KEY=key-before-comment # a comment\nPIN_SECRET=1234\n"
+        "OPENAI_API_KEY=overridden-by-the-shell\n"
+    )
     (tmp_path / ".secrets").mkdir()
     (tmp_path / ".secrets" / "trainer").write_text("token-of-trainer\n")
     (tmp_path / ".secrets" / "users.acl").write_text("user default on >password-in-acl +@all\n")
     (tmp_path / "judge").write_text("token-of-judge\n")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / ".netrc").write_text("machine api.wandb.ai\n  login user\n  password key-of-wandb\n")
     hub = tmp_path / "home" / ".cache" / "huggingface"
     hub.mkdir(parents=True)
     (hub / "token").write_text("token-of-hub")
@@ -175,8 +186,15 @@ def test_secrets_of_a_machine_come_from_variables_env_file_and_files(tmp_path: P
         "GRISTMILL_API_TOKEN_FILE": "judge", "GRISTMILL_RUNS_DIR": "/somewhere/runs",
     }  # fmt: skip
     assert set(secrets_of(environ, tmp_path)) == {
-        SECRET, "hf-of-env-file", "token-of-trainer", "token-of-judge", "token-of-hub",
+        SECRET, "hf-of-env-file", "token-of-trainer", "token-of-judge", "token-of-hub", "key-of-wandb",
+        "key-before-comment",
+        "overridden-by-the-shell",
     }  # fmt: skip
+
+
+def test_secrets_that_are_too_short_are_named(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("PIN_SECRET=1234\nHF_TOKEN=hf-of-env-file\n")
+    assert short_secrets({"API_KEY": "short", "HOME": str(tmp_path)}, tmp_path) == ["API_KEY", "PIN_SECRET"]
 
 
 def test_pack_has_no_secrets(run: RunFolderWriter, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +207,7 @@ def test_pack_has_no_secrets(run: RunFolderWriter, monkeypatch: pytest.MonkeyPat
     (run.path / "logs" / "env.log").write_text(log + json.dumps({"password": OTHER}))
     (run.path / "report.html").write_text(f"<p>{html.escape(OTHER)}</p>")
     (run.path / "receipts.jsonl").write_text(json.dumps({"why": f'{OTHER}?token=zzz"', "key": "B", "x": float("nan")}))
-    (run.path / "settings.json").write_text(json.dumps({"judge": {"api_key": "qwertyuiop"}, "url": SECRET}))
+    (run.path / "probes.json").write_text(json.dumps({"judge": {"api_key": "qwertyuiop"}, "url": SECRET}))
     path = packed(run, "p.zip", *secrets_of(dict(os.environ), run.path.parents[1]))
     found = everything(path)
     for secret in (
@@ -208,10 +226,63 @@ def test_pack_has_no_secrets(run: RunFolderWriter, monkeypatch: pytest.MonkeyPat
     receipt = json.loads((folder / "receipts.jsonl").read_text())
     assert receipt["key"] == "B", "a column of data keeps its value"
     assert receipt["why"].startswith("***")
-    assert json.loads((folder / "settings.json").read_text()) == {"judge": {"api_key": "***"}, "url": "***"}
+    assert json.loads((folder / "probes.json").read_text()) == {"judge": {"api_key": "***"}, "url": "***"}
     changed = {file.path for file in read_contents(path).files if file.redacted}
-    assert changed == {"logs/env.log", "receipts.jsonl", "report.html", "settings.json"}
+    assert changed == {"logs/env.log", "receipts.jsonl", "report.html", "probes.json"}
     assert read_run_file(folder / "run.json").run_id == "quickstart"
+
+
+WRITTEN: dict[str, Callable[[str], bytes]] = {
+    "plain": str.encode,
+    "json": lambda text: json.dumps(text).encode(),
+    "html": lambda text: html.escape(text).encode(),
+    "url": lambda text: quote(text, safe="").encode(),
+    "form": lambda text: quote_plus(text).encode(),
+    "repr": lambda text: repr(text).encode(),
+    "utf-16": lambda text: text.encode("utf-16"),
+    "base64": lambda text: base64.b64encode(text.encode()),
+    "basic": lambda text: base64.b64encode(f"a:{text}".encode()),
+    "url base64": lambda text: base64.urlsafe_b64encode(f"ab{text}xyz".encode()),
+    "hex": lambda text: text.encode().hex().encode(),
+    "gzip": lambda text: gzip.compress(f"key {text}".encode()),
+    "at a border": lambda text: b"x" * ((1 << 20) - 5) + text.encode(),
+}
+
+
+@pytest.mark.parametrize("name", ["notes.py", "a.LOG", "a.log.1", "nothing", "x.tsv", "origin/step-000001/a.json"])
+@pytest.mark.parametrize("form", WRITTEN)
+def test_file_with_a_secret_ends_the_pack(run: RunFolderWriter, tmp_path: Path, name: str, form: str) -> None:
+    path = run.path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"first\n" + WRITTEN[form](OTHER + "é") if form != "gzip" else WRITTEN[form](OTHER + "é"))
+    with raises(PackError, "secret_in_file"):
+        write_pack(tmp_path / "p.zip", "quickstart", [run.path], secrets=[OTHER + "é"], include=["*"])
+    assert {path.name for path in tmp_path.iterdir()} == {"runs"}
+
+
+@pytest.mark.parametrize("form", WRITTEN)
+def test_log_with_a_secret_is_masked_or_ends_the_pack(run: RunFolderWriter, tmp_path: Path, form: str) -> None:
+    (run.path / "logs" / "env.log").write_bytes(WRITTEN[form](OTHER) + b"\n")
+    if form in ("utf-16", "gzip"):
+        with pytest.raises(PackError):
+            write_pack(tmp_path / "p.zip", "quickstart", [run.path], secrets=[OTHER])
+    else:
+        write_pack(tmp_path / "p.zip", "quickstart", [run.path], secrets=[OTHER])
+        assert WRITTEN[form](OTHER) not in everything(tmp_path / "p.zip")
+
+
+def test_other_files_are_packed_if_they_are_named(run: RunFolderWriter, tmp_path: Path) -> None:
+    (run.path / "notes").mkdir()
+    for name in ("notes/a.md", "b.py", "logs/env.log.1"):
+        (run.path / name).write_text("text")
+    (run.path / "packed.bin").write_bytes(b"PK\x03\x04")
+    (run.path / "logs" / "linked.log").symlink_to("/etc/hostname")
+    found = write_pack(tmp_path / "p.zip", "quickstart", [run.path], include=["notes/*.md"])
+    names = {file.path for file in found.files}
+    assert names & {"notes/a.md", "b.py", "logs/env.log.1", "logs/linked.log", "packed.bin"} == {"notes/a.md"}
+    assert found.left_out.keys() >= {"b.py", "logs/env.log.1", "packed.bin"}
+    with raises(PackError, "file_not_searched", path=run.path / "packed.bin"):
+        write_pack(tmp_path / "q.zip", "quickstart", [run.path], include=["*.bin"])
 
 
 def test_quarantined_group_with_a_secret_is_an_error(run: RunFolderWriter, tmp_path: Path) -> None:

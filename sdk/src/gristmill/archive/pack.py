@@ -4,32 +4,33 @@ The file is a ZIP archive, so any ZIP program can list it. It has the files of t
 `pack.json` with the size and the SHA-256 of each file. Models, checkpoints and derived files are left out, because they
 are large: `pack.json` lists them, and the rollouts and the initial model reproduce them.
 
-A pack has no secrets that this machine knows. Secrets come from the environment's variables, from `.env`, from
-`.secrets/` and from the token of the hub. Texts lose their secrets. Archived groups are copied byte for byte,
-because a retraining must read the same bytes; a group with a secret is an error.
+A pack has no secrets that this machine knows: `secrets.py` finds them. Texts lose their secrets. Other files are copied
+byte for byte; a retraining must read the same groups. Then the bytes of every packed file are searched, and a secret in
+them is an error. Only files with known names are packed, others by `include`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import html
 import json
 import os
 import re
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Final
 
 import msgspec
 
+from gristmill import foreign
 from gristmill.archive import segment
+from gristmill.archive.secrets import SecretSearch, cannot_be_searched, gzip_parts, is_gzip
 from gristmill.archive.trained import TOKENIZER_FOLDER, TRAINED_FOLDER
-from gristmill.deployment import env_file
 from gristmill.errors import GristmillError
-from gristmill.redaction import is_secret, redact, redact_text, remember
+from gristmill.redaction import redact, redact_text
 
 SUFFIX: Final = ".gristmill.zip"
 CONTENTS_FILE: Final = "pack.json"
@@ -38,6 +39,12 @@ LEFT_OUT: Final = ("checkpoints", "model", "dataset", "tensorboard", "wandb")
 """Folders of a run that a pack leaves out: weights, and files that another program makes from the run's files."""
 ORIGIN_FOLDER: Final = "origin"
 """In a fork's folder: the checkpoint of another run from which the fork began."""
+PACKED: Final = (
+    "run.json", "metrics.jsonl", "drops.jsonl", "drops.1.jsonl", "receipts.jsonl", "probes.json", "digests.jsonl",
+    "fork.json", "retrain.json", "report.html", "rollouts/*.gmz", "trained/*.gmz", "trained/tokenizer/*",
+    "evaluations/*.json", "evaluations/*.jsonl", "evaluations/*.html", "dropped/*.jsonl", "logs/*.log", "origin/*", "aside/*",
+)  # fmt: skip
+"""Names of the files that a pack has. A `*` also stands for folders."""
 _EXACT: Final = frozenset({TOKENIZER_FOLDER, ORIGIN_FOLDER})
 """Folders whose files have no settings of a person, and must not change: checkpoints have hashes."""
 _TEXTS: Final = frozenset({".csv", ".html", ".log", ".md", ".txt", ".yaml", ".yml"})
@@ -45,9 +52,8 @@ _RUN_ID: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _QUARANTINED = ".groups"
 """Groups of steps that changed no weights, which the trainer keeps in aside/."""
 _CHUNK: Final = 1 << 20
-_SHORTEST_SECRET: Final = 8
-_OF_FILES: Final = ("_FILE", "_PATH")
-"""Ends of the names of variables that name a file with a secret, such as GRISTMILL_API_TOKEN_FILE."""
+_LONGEST_QUARANTINED: Final = 4 << 30
+_START: Final = 16
 _LONGEST_CONTENTS: Final = 64 << 20
 _EARLIEST: Final = (1980, 1, 1, 0, 0, 0)
 """The date of every member, so that packing the same files twice gives the same bytes. `mtime_ns` has the real one."""
@@ -87,58 +93,37 @@ class PackContents(msgspec.Struct, frozen=True, kw_only=True):
         return sum(file.size for file in self.files)
 
 
-# --- Secrets of this machine -----------------------------------------------------------------------------------
-def secrets_of(environ: Mapping[str, str], folder: Path) -> list[str]:
-    """Returns the values that must not be in a pack, the longest first.
-
-    `environ`: variables whose names say that they are secret, or that they name a file with a secret. `folder`: the
-    project's folder, with `.env` and `.secrets/`. Values of fewer than 8 characters are left out, because such values
-    also occur in ordinary words.
-    """
-    variables = env_file(folder, environ) | dict(environ)
-    home = Path(variables.get("HOME") or Path.home())
-    hub = Path(variables.get("HF_HOME") or home / ".cache" / "huggingface") / "token"
-    own = folder / ".secrets"
-    files = [hub, *(sorted(own.iterdir()) if own.is_dir() else [])]
-    found = []
-    for name, value in variables.items():
-        if name.endswith(_OF_FILES):
-            files += [folder / value] if is_secret(name.rpartition("_")[0]) else []
-        elif is_secret(name):
-            found.append(value)
-    for words in (path.read_text(errors="replace").split() for path in files if path.is_file()):
-        found += words if len(words) == 1 else []  # The user list of Redis has many words; its password has a file.
-    return sorted({value for value in found if len(value) >= _SHORTEST_SECRET}, key=lambda value: (-len(value), value))
-
-
 # --- Writing ---------------------------------------------------------------------------------------------------
 def write_pack(
-    target: Path, run_id: str, folders: Sequence[Path], *, secrets: Iterable[str] = (), tokenizer: Path | None = None
+    target: Path,
+    run_id: str,
+    folders: Sequence[Path],
+    *,
+    secrets: Iterable[str] = (),
+    tokenizer: Path | None = None,
+    include: Sequence[str] = (),
 ) -> PackContents:
     """Writes the files of a run to `target`, completely or not at all, and returns the contents.
 
     `folders`: folders of the run; a file counts from the first folder that has it. `secrets`: from `secrets_of`.
     `tokenizer`: a tokenizer.json that is packed if the trainer's records have none, so that the texts can be read
-    elsewhere. The run may be open: a file is packed up to its current end.
+    elsewhere. `include`: patterns such as "notes/*.md" of files that are packed although their names are not known. The
+    run may be open: a file is packed up to its current end.
 
-    Raises PackError if `target` exists or cannot be written, or if an archived group has a secret.
+    Raises PackError if `target` exists or cannot be written, or if a packed file has a secret or cannot be searched.
     """
     if target.exists():
         raise PackError("pack_exists", f"{target} exists; remove it, or name another file with --out", path=target)
-    known = list(secrets)
-    for value in known:
-        # As JSON and HTML write it too.
-        for written in {value, json.dumps(value)[1:-1], html.escape(value)}:
-            remember(written)
-    sources, left_out = _collect(folders)
+    search = SecretSearch(secrets)
+    sources, left_out = _collect(folders, include)
     own_tokenizer = f"{TRAINED_FOLDER}/{TOKENIZER_FOLDER}/tokenizer.json"
     if tokenizer is not None:
-        sources.setdefault(own_tokenizer, tokenizer)
+        sources.setdefault(own_tokenizer, tokenizer.resolve())
     partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with zipfile.ZipFile(partial, "x", zipfile.ZIP_DEFLATED, allowZip64=True) as archive:
-            files = [_add(archive, run_id, name, sources[name], known) for name in sorted(sources)]
+            files = [_add(archive, run_id, name, sources[name], search) for name in sorted(sources)]
             contents = PackContents(run_id=run_id, files=tuple(files), left_out=dict(sorted(left_out.items())))
             archive.writestr(_member(CONTENTS_FILE), msgspec.json.format(msgspec.json.encode(contents), indent=2))
         partial.rename(target)
@@ -151,34 +136,51 @@ def write_pack(
     return contents
 
 
-def _collect(folders: Sequence[Path]) -> tuple[dict[str, Path], dict[str, int]]:
+def _collect(folders: Sequence[Path], include: Sequence[str]) -> tuple[dict[str, Path], dict[str, int]]:
     """Returns the files to pack by their paths in the run's folder, and the bytes of what is left out."""
     sources: dict[str, Path] = {}
     left_out: dict[str, int] = {}
-    for folder in folders:
+    for folder in map(Path.resolve, folders):
         for path in sorted(folder.rglob("*")):
             parts = path.relative_to(folder).parts
-            if path.is_symlink() or not path.is_file():
+            if not foreign.is_file(path) or any(part.startswith(".") or part.endswith(".partial") for part in parts):
                 continue
+            name = "/".join(parts)
             if parts[0] in LEFT_OUT:
                 left_out[parts[0]] = left_out.get(parts[0], 0) + path.stat().st_size
-            elif not any(part.startswith(".") or part.endswith(".partial") for part in parts):
-                sources.setdefault("/".join(parts), path)
+            elif any(fnmatchcase(name, pattern) for pattern in (*PACKED, *include)):
+                sources.setdefault(name, path)
+            else:
+                left_out[name] = path.stat().st_size
     return sources, left_out
 
 
-def _add(archive: zipfile.ZipFile, run_id: str, name: str, path: Path, secrets: Sequence[str]) -> PackedFile:
+def _add(archive: zipfile.ZipFile, run_id: str, name: str, path: Path, search: SecretSearch) -> PackedFile:
     digest, size, redacted = hashlib.sha256(), 0, False
-    with path.open("rb") as file, archive.open(_member(f"{run_id}/{name}"), "w", force_zip64=True) as member:
+    _refuse_in_groups(path, search)
+    with foreign.open_file(path) as file, archive.open(_member(f"{run_id}/{name}"), "w", force_zip64=True) as member:
         stat = os.fstat(file.fileno())
-        if path.suffix in (segment.SUFFIX, _QUARANTINED) and secrets:
-            _refuse_secrets(path, secrets)
-        for original, packed in _pieces(file, name, stat.st_size):
-            redacted |= original != packed
-            member.write(packed)
-            digest.update(packed)
-            size += len(packed)
+
+        def written() -> Iterator[bytes]:
+            nonlocal redacted, size
+            for original, packed in _pieces(file, name, stat.st_size):
+                redacted |= original != packed
+                member.write(packed)
+                digest.update(packed)
+                size += len(packed)
+                yield packed
+
+        if search.finds_in(written()):
+            raise _secret_in(name, path)
     return PackedFile(path=name, size=size, sha256=digest.hexdigest(), mtime_ns=stat.st_mtime_ns, redacted=redacted)
+
+
+def _secret_in(name: str, path: Path) -> PackError:
+    text = (
+        f"{path} has a secret of this machine in its bytes, and a pack copies such a file unchanged. Remove the file, "
+        "or revoke the secret and remove it from the environment and from .env; then pack the run again"
+    )
+    return PackError("secret_in_file", text, path=path, file=name)
 
 
 def _member(name: str) -> zipfile.ZipInfo:
@@ -235,11 +237,20 @@ def _text_without_secrets(content: bytes) -> bytes:
     return redact_text(text).encode("utf-8", "surrogateescape")
 
 
-def _refuse_secrets(path: Path, secrets: Sequence[str]) -> None:
-    """Raises PackError if a group in a segment or in a file of quarantined groups has a secret in its bytes."""
-    pattern = re.compile(b"|".join(re.escape(value.encode()) for value in secrets))
-    for body, group in _bodies(path):
-        if pattern.search(body):
+def _refuse_in_groups(path: Path, search: SecretSearch) -> None:
+    """Raises PackError if a file has a secret that is packed in it: in a group of a segment, or by gzip."""
+    with foreign.open_file(path) as file:
+        start = file.read(_START)
+        file.seek(0)
+        try:
+            if is_gzip(start) and search.finds_in(gzip_parts(file)):
+                raise _secret_in(path.name, path)
+        except (OSError, ValueError) as error:
+            raise _not_searched(path, str(error)) from error
+    if cannot_be_searched(start) and path.suffix != segment.SUFFIX:
+        raise _not_searched(path, "it is packed in a form that the search does not read")
+    for body, group in _bodies(path) if path.suffix in (segment.SUFFIX, _QUARANTINED) else ():
+        if search.finds(body):
             raise PackError(
                 "secret_in_group",
                 f"{f'group {group}' if group else 'a group'} in {path} has a secret of this machine in its messages or "
@@ -250,12 +261,17 @@ def _refuse_secrets(path: Path, secrets: Sequence[str]) -> None:
             )
 
 
+def _not_searched(path: Path, why: str) -> PackError:
+    text = f"{path} cannot be searched for secrets: {why}. Leave it out, or unpack it first"
+    return PackError("file_not_searched", text, path=path)
+
+
 def _bodies(path: Path) -> Iterator[tuple[bytes, str]]:
     """Yields the uncompressed bytes of the groups in a file, and the id of each group of a segment."""
     if path.suffix == _QUARANTINED:
-        yield path.read_bytes(), ""
+        yield foreign.read_file(path, _LONGEST_QUARANTINED), ""
         return
-    with path.open("rb") as file:
+    with foreign.open_file(path) as file:
         if segment.read_opening(file, str(path)) is not None:
             for frames, head_size, _ in segment.read_frames(file, str(path)):
                 group = segment.parse(frames, head_size)

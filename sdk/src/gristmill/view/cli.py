@@ -40,8 +40,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gristmill.archive.pack import SUFFIX, secrets_of, write_pack
+from gristmill.archive.pack import SUFFIX, write_pack
 from gristmill.archive.pack import unpack as unpack_run
+from gristmill.archive.secrets import secrets_of, short_secrets
 from gristmill.deployment import API_URL, MODEL_URL, Deployment, env_file
 from gristmill.errors import ApiUnreachable, ConfigError, FileError, GristmillError
 from gristmill.slurm import Job, Nodes, submit
@@ -278,8 +279,9 @@ def pack(options: argparse.Namespace, place: Place, console: Console) -> int:
     run = _run_folder(options.run, place)
     path: Path = options.out or Path(f"{run.run_id}{SUFFIX}")
     contents = write_pack(
-        path, run.run_id, run.folders, secrets=secrets_of(os.environ, Path.cwd()), tokenizer=run.tokenizer()
-    )
+        path, run.run_id, run.folders, secrets=secrets_of(os.environ, Path.cwd()), tokenizer=run.tokenizer(),
+        include=options.include,
+    )  # fmt: skip
     if options.json:
         print(msgspec.json.encode({"path": str(path), **msgspec.to_builtins(contents)}).decode())  # noqa: T201
         return 0
@@ -290,6 +292,9 @@ def pack(options: argparse.Namespace, place: Place, console: Console) -> int:
     if contents.left_out:
         parts = ", ".join(f"{name} ({_megabytes(size)})" for name, size in contents.left_out.items())
         console.print(Text(f"left out: {parts}"), soft_wrap=True)
+    if short := short_secrets(os.environ, Path.cwd()):
+        text = f"not searched, because they have fewer than 8 characters: {', '.join(short)}"
+        console.print(Text(text), soft_wrap=True)
     return 0
 
 
@@ -480,6 +485,9 @@ def _parser() -> argparse.ArgumentParser:
     packed = command("pack", pack, "one file with a run, for another machine")
     packed.add_argument("run", nargs="?", help="id or folder of a run (default: the one that was written last)")
     packed.add_argument("--out", type=Path, help=f"the file (default: RUN{SUFFIX} in this folder)")
+    packed.add_argument(
+        "--include", action="append", default=[], metavar="PATTERN", help="pack files of other names too: 'notes/*.md'"
+    )
     packed.add_argument("--json", action="store_true", help="the pack's contents as one JSON object")
     taken = command("unpack", unpack, "the run of a packed file, as a folder below --runs")
     taken.add_argument("file", type=Path, help=f"a file that `gristmill pack` wrote, such as quickstart{SUFFIX}")
