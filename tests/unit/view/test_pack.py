@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import gzip
+import hashlib
 import html
 import json
 import os
 import shutil
 import sys
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -350,6 +353,68 @@ def test_pack_cannot_write_outside_its_folder(run: RunFolderWriter, tmp_path: Pa
     with raises(PackError, "not_a_pack"):
         unpack(rewritten(path, pack.CONTENTS_FILE, msgspec.json.encode(named)), tmp_path / "there")
     assert not (tmp_path / "outside").exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"mtime_ns": 10**30},
+        {"mtime_ns": -(10**18)},
+        {"size": -1},
+        {"path": "a/" * 2000 + "b"},
+        {"path": "a/" * 17 + "b"},
+        {"path": "a" * 600},
+        {"path": "a\u0000b"},
+        {"path": "a\nb"},
+        {"path": "dataset/part-000001.parquet"},
+        {"path": ""},
+        {"path": "."},
+    ],
+    ids=str,
+)
+def test_absurd_pack_is_an_error_with_a_code(run: RunFolderWriter, tmp_path: Path, change: dict[str, object]) -> None:
+    found = json.loads(msgspec.json.encode(read_contents(packed(run))))
+    found["files"][0] |= change
+    with zipfile.ZipFile("absurd.zip", "w") as archive:
+        archive.writestr("pack.json", json.dumps(found))
+        with contextlib.suppress(ValueError):
+            archive.writestr(f"quickstart/{found['files'][0]['path']}", "x")
+    with raises(PackError, "not_a_pack"):
+        unpack(Path("absurd.zip"), tmp_path / "there")
+    assert not (tmp_path / "there").exists()
+
+
+def test_pack_that_becomes_very_large_needs_a_word(run: RunFolderWriter, tmp_path: Path) -> None:
+    contents = read_contents(packed(run))
+    zeros = bytes(80 << 20)
+    large = pack.PackedFile(path="logs/a.log", size=len(zeros), sha256=hashlib.sha256(zeros).hexdigest(), mtime_ns=0)
+    path = tmp_path / "large.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("pack.json", msgspec.json.encode(msgspec.structs.replace(contents, files=(large,))))
+        archive.writestr("quickstart/logs/a.log", zeros)
+    with raises(PackError, "pack_too_large"):
+        unpack(path, tmp_path / "there")
+    with raises(PackError, "pack_too_large"):
+        RunFolder.open(path)
+    with raises(PackError, "pack_too_large"):
+        unpack(path, tmp_path / "there", max_size=(80 << 20) - 1)
+    assert cli.main(["--runs", "there", "unpack", str(path), "--max-size", str(100 << 20)]) == 0
+    contents = msgspec.structs.replace(contents, files=(msgspec.structs.replace(large, size=1 << 60),))
+    with zipfile.ZipFile("full.zip", "w") as archive:
+        archive.writestr("pack.json", msgspec.json.encode(contents))
+    with raises(PackError, "pack_no_space"):
+        unpack(Path("full.zip"), tmp_path / "full", max_size=1 << 61)
+
+
+def test_cache_of_packs_expires(run: RunFolderWriter, tmp_path: Path) -> None:
+    path = packed(run)
+    old, used = (tmp_path / "cache" / "gristmill" / "packs" / name for name in ("old", "used"))
+    for folder, age in ((old, 40), (used, 10)):
+        folder.mkdir(parents=True)
+        os.utime(folder, (time.time() - age * 86400,) * 2)
+    RunFolder.open(path)
+    assert (old.exists(), used.exists()) == (False, True)
+    assert len(list(old.parent.iterdir())) == 2
 
 
 def test_newer_format_and_existing_files_are_errors(run: RunFolderWriter, tmp_path: Path) -> None:

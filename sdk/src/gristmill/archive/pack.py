@@ -11,13 +11,17 @@ them is an error. Only files with known names are packed, others by `include`.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import lzma
 import os
 import re
 import shutil
 import tempfile
+import time
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -55,8 +59,21 @@ _CHUNK: Final = 1 << 20
 _LONGEST_QUARANTINED: Final = 4 << 30
 _START: Final = 16
 _LONGEST_CONTENTS: Final = 64 << 20
+MAX_SIZE: Final = 32 << 30
+"""Most bytes that a pack may become, unless the user allows more."""
+_MOST_FILES, _MOST_FOLDERS, _LONGEST_NAME = 100_000, 16, 512
+_MOST_TIMES, _SMALL = 200, 64 << 20
+"""A pack that becomes more than `_SMALL` bytes may become so many times its own size."""
+_LATEST_NS: Final = 253_402_300_799_000_000_000
+"""The end of the year 9999."""
+_CACHE_S: Final = 30 * 86400
+"""A pack in the cache that was not read for so long is removed."""
 _EARLIEST: Final = (1980, 1, 1, 0, 0, 0)
 """The date of every member, so that packing the same files twice gives the same bytes. `mtime_ns` has the real one."""
+
+
+_BROKEN: Final = (KeyError, zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, zlib.error, lzma.LZMAError)
+"""Errors of a ZIP archive that is damaged, encrypted or packed in another way."""
 
 
 class PackError(GristmillError):
@@ -285,10 +302,12 @@ def read_contents(path: Path) -> PackContents:
         return _contents(path, archive)
 
 
-def unpack(path: Path, root: Path) -> Path:
+def unpack(path: Path, root: Path, max_size: int | None = None) -> Path:
     """Writes the run of a pack to `root`/<run id>, completely or not at all, and returns that folder.
 
-    Raises PackError if the folder exists, if `path` is not a pack, or if a file of it is damaged.
+    `max_size`: most bytes that the run may have. Without it, the run may have `MAX_SIZE` bytes, and not very many times
+    the bytes of the pack. Raises PackError if the folder exists, if `path` is not a pack, if it is damaged, or if the
+    run is too large.
     """
     with _opened(path) as archive:
         contents = _contents(path, archive)
@@ -300,6 +319,7 @@ def unpack(path: Path, root: Path) -> Path:
                 path=folder,
             )
         root.mkdir(parents=True, exist_ok=True)
+        _check_size(path, contents, root, max_size)
         partial = Path(tempfile.mkdtemp(dir=root, prefix=f".{contents.run_id}-"))
         try:
             for file in contents.files:
@@ -322,7 +342,34 @@ def unpacked(path: Path) -> Path:
     contents = read_contents(path)
     root = cache / hashlib.sha256(msgspec.json.encode(contents)).hexdigest()[:16]
     folder = root / contents.run_id
+    _expire(cache, root)
     return folder if folder.is_dir() else unpack(path, root)
+
+
+def _expire(cache: Path, used: Path) -> None:
+    """Removes the packs that were not read for a long time."""
+    with contextlib.suppress(OSError):  # Another process removes them, or the cache cannot be written.
+        if used.is_dir():
+            os.utime(used)
+        for other in foreign.entries(cache.resolve()):
+            if other.name != used.name and other.stat().st_mtime < time.time() - _CACHE_S:
+                shutil.rmtree(other, ignore_errors=True)
+
+
+def _check_size(path: Path, contents: PackContents, root: Path, max_size: int | None) -> None:
+    size, own = contents.size, path.stat().st_size
+    if size > (MAX_SIZE if max_size is None else max_size):
+        why = f"more than {MAX_SIZE if max_size is None else max_size}"
+    elif max_size is None and size > max(_SMALL, _MOST_TIMES * own):
+        why = f"more than {_MOST_TIMES} times its own {own}"
+    else:
+        free = shutil.disk_usage(root).free
+        if size > free:
+            text = f"{path} becomes {size} bytes, and the disk of {root} has {free} free; name another folder"
+            raise PackError("pack_no_space", text, path=path, size=size, free=free)
+        return
+    text = f"{path} becomes {size} bytes, {why}; if you trust it, use `gristmill unpack --max-size {size}`"
+    raise PackError("pack_too_large", text, path=path, size=size)
 
 
 def _opened(path: Path) -> zipfile.ZipFile:
@@ -356,8 +403,17 @@ def _contents(path: Path, archive: zipfile.ZipFile) -> PackContents:
                 format=found,
             )
         contents = msgspec.json.decode(content, type=PackContents)
-    except (msgspec.DecodeError, zipfile.BadZipFile) as error:
+    except (msgspec.DecodeError, RecursionError, *_BROKEN) as error:
         raise _not_a_pack(path, f"its {CONTENTS_FILE} is not readable: {error}") from error
+    if len(contents.files) > _MOST_FILES:
+        raise _not_a_pack(path, f"it has {len(contents.files)} files, more than {_MOST_FILES}")
+    for file in contents.files:
+        if len(file.path) > _LONGEST_NAME or file.path.count("/") > _MOST_FOLDERS:
+            raise _not_a_pack(path, f"a name is too long or in too many folders: {file.path[:80]!r}")
+        if file.size < 0 or not 0 <= file.mtime_ns <= _LATEST_NS:
+            raise _not_a_pack(path, f"{file.path} has the size {file.size} and the time {file.mtime_ns}")
+        if PurePosixPath(file.path).parts[:1] == ("dataset",):
+            raise _not_a_pack(path, f"{file.path} is a table, which readers make themselves")
     unsafe = [file.path for file in contents.files if not _is_inside(file.path)]
     if unsafe or not _RUN_ID.fullmatch(contents.run_id):
         raise _not_a_pack(path, f"it names a file outside the run's folder: {(unsafe or [contents.run_id])[0]!r}")
@@ -366,7 +422,8 @@ def _contents(path: Path, archive: zipfile.ZipFile) -> PackContents:
 
 def _is_inside(name: str) -> bool:
     path = PurePosixPath(name)
-    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\\" not in name
+    plain = "\\" not in name and name.isprintable()
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and plain
 
 
 def _extract(path: Path, archive: zipfile.ZipFile, run_id: str, file: PackedFile, folder: Path) -> None:
@@ -379,7 +436,7 @@ def _extract(path: Path, archive: zipfile.ZipFile, run_id: str, file: PackedFile
                 output.write(chunk)
                 digest.update(chunk)
                 size += len(chunk)
-    except (KeyError, zipfile.BadZipFile, NotImplementedError) as error:
+    except _BROKEN as error:
         raise _damaged(path, file, str(error)) from error
     if (size, digest.hexdigest()) != (file.size, file.sha256):
         raise _damaged(path, file, "its SHA-256 is not the one in pack.json")

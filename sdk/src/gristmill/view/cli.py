@@ -300,7 +300,7 @@ def pack(options: argparse.Namespace, place: Place, console: Console) -> int:
 
 def unpack(options: argparse.Namespace, place: Place, console: Console) -> int:
     """Checks the hashes of a packed run, and writes its folder."""
-    console.print(Text(str(unpack_run(options.file, place.roots[0]))), soft_wrap=True)
+    console.print(Text(str(unpack_run(options.file, place.roots[0], options.max_size))), soft_wrap=True)
     return 0
 
 
@@ -491,6 +491,7 @@ def _parser() -> argparse.ArgumentParser:
     packed.add_argument("--json", action="store_true", help="the pack's contents as one JSON object")
     taken = command("unpack", unpack, "the run of a packed file, as a folder below --runs")
     taken.add_argument("file", type=Path, help=f"a file that `gristmill pack` wrote, such as quickstart{SUFFIX}")
+    taken.add_argument("--max-size", type=int, metavar="BYTES", help="most bytes that the run may have")
     health = command("doctor", examine, "checks of this machine, of a configuration, or of a run")
     health.add_argument("run", nargs="?", help="id, folder or pack of a run whose files are checked")
     health.add_argument("--config", metavar="NAME", help="name or path of a run's YAML")
