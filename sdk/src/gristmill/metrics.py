@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple, get_type_hints
 
 import msgspec
 
@@ -113,6 +114,38 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
         values: dict[str, Any] = msgspec.to_builtins(self)
         del values["step"]
         return {name: value for name, value in values.items() if value is not None and value != {}}
+
+
+def number(value: Any) -> float | None:
+    """Returns a finite number as a float; None for everything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # an integer of hundreds of digits
+        return None
+
+
+def readable(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a row that somebody else wrote without the values that are not of the type of their field in StepMetrics.
+
+    Fields that StepMetrics does not have stay as they are.
+    """
+    return {name: value for name, value in row.items() if name not in _TYPES or _fits(value, _TYPES[name])}
+
+
+def _fits(value: Any, kind: str) -> bool:
+    if kind == "numbers":
+        return isinstance(value, Mapping) and all(_fits(one, "number") for one in value.values())
+    if kind == "text":
+        return value is None or isinstance(value, str)
+    return value is None or isinstance(value, float) or number(value) is not None  # NaN is a sign of trouble: it stays
+
+
+_TYPES: Final = {
+    name: "numbers" if "dict" in str(kind) else "text" if "str" in str(kind) else "number"
+    for name, kind in get_type_hints(StepMetrics).items()
+}
 
 
 class Pace(NamedTuple):

@@ -24,7 +24,7 @@ import msgspec
 from gristmill import connections, foreign
 from gristmill.errors import GristmillError
 from gristmill.group import PolicyVersion
-from gristmill.metrics import METRICS_FILE
+from gristmill.metrics import METRICS_FILE, readable
 from gristmill.model_servers import ServerAddresses, find_all
 from gristmill.receipts import RECEIPTS_FILE, Receipt, parse_receipts
 from gristmill.run import Environment, RunRecord, RunState, RunStatus
@@ -197,7 +197,7 @@ class ApiReader:
         # The newest row is read again, because a row may be replaced.
         after = max(known, default=0) - 1
         while page := self._client.metrics(self._run_id, source, after_step=max(after, -1), limit=_PAGE):
-            known.update((row.step, {**row.values, "step": row.step}) for row in page)
+            known.update((row.step, {**readable(row.values), "step": row.step}) for row in page)
             if page[-1].step <= after or len(page) < _PAGE:
                 break
             after = page[-1].step
@@ -345,7 +345,7 @@ def read_files(run_id: str, roots: Sequence[Path], clock: Callable[[], float] = 
     finished = model is not None and _newest(model) >= written - 1
     if finished or (record is not None and record.state == RunState.FINISHED):
         state = str(RunState.FINISHED)
-    version = rows[-1].get("policy_version") if rows else None
+    version = _label(rows[-1].get("policy_version")) if rows else None
     starting = not rows and state == RunState.OPEN
     return Facts(
         run=run_id,
@@ -428,6 +428,14 @@ def _dropped(run: RunFolder, rows: Sequence[Mapping[str, Any]], record: RunRecor
 def _receipts(run: RunFolder) -> list[Receipt]:
     path = run.file(RECEIPTS_FILE)
     return [] if path is None else parse_receipts(read_growing_jsonl(path))
+
+
+def _label(version: str | None) -> str | None:
+    """Returns a label of weights; None for other text."""
+    try:
+        return None if version is None else str(PolicyVersion.parse(version))
+    except ValueError:
+        return None
 
 
 def _modified(*paths: Path) -> float:

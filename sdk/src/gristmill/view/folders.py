@@ -27,7 +27,7 @@ from gristmill.archive.run_file import RUN_FILE, read_run_file
 from gristmill.archive.trained import TOKENIZER_FOLDER, TRAINED_FOLDER
 from gristmill.deployment import Manifest
 from gristmill.errors import GristmillError, ManifestError
-from gristmill.metrics import METRICS_FILE
+from gristmill.metrics import METRICS_FILE, number, readable
 from gristmill.run import RunRecord
 from gristmill.view.growing import read_growing_jsonl
 
@@ -112,10 +112,10 @@ class RunFolder:
         return next((path for folder in self.folders if foreign.is_folder(path := folder / name)), None)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Returns the trainer's rows of metrics, one per step. Leaves out rows without a step."""
+        """Returns the trainer's rows of metrics, one per step. Leaves out rows without a step and wrong values."""
         path = self.file(METRICS_FILE)
         rows = [] if path is None else read_growing_jsonl(path)
-        return [row for row in rows if isinstance(row.get("step"), int)]
+        return [readable(row) for row in rows if number(row.get("step")) is not None and isinstance(row["step"], int)]
 
     def record(self) -> RunRecord | None:
         """Returns the settings and the state of the run; None if no API wrote them. Warns of a file of no use."""

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from gristmill.group import PolicyVersion
+from gristmill.metrics import number as _number
 from gristmill.metrics import pace
 from gristmill.receipts import proven
 from gristmill.run import RunState
@@ -268,12 +269,12 @@ def _waiting(facts: Facts, step: int) -> list[Waiting]:
 # --- Evaluations -----------------------------------------------------------------------------------------------
 def evaluation_point(row: Mapping[str, Any]) -> EvaluationPoint | None:
     """Returns the point of a row of the source `eval`, or None if nothing was judged."""
-    score = row.get("pass@1")
-    if not isinstance(score, int | float):
+    score = _number(row.get("pass@1"))
+    if score is None:
         return None
-    prompts, error = int(row.get("prompts", 0)), row.get("pass@1_stderr")
-    low, high = _interval(float(score), error if isinstance(error, int | float) else None, prompts)
-    return EvaluationPoint(step=int(row["step"]), score=float(score), n=prompts, low=low, high=high)
+    prompts = int(_number(row.get("prompts")) or 0)
+    low, high = _interval(score, _number(row.get("pass@1_stderr")), prompts)
+    return EvaluationPoint(step=int(row["step"]), score=score, n=prompts, low=low, high=high)
 
 
 def _interval(score: float, error: float | None, prompts: int) -> tuple[float | None, float | None]:
@@ -359,12 +360,6 @@ def _means(values: _Floats, starts: _Integers) -> list[float | None]:
 
 def _listed(values: _Floats) -> list[float | None]:
     return [None if math.isnan(value) else value for value in values.tolist()]
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
 
 
 def _nan(value: Any) -> float:

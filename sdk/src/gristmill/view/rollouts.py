@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 
-from gristmill import foreign
+from gristmill import foreign, metrics
 from gristmill.archive import segment
 from gristmill.archive.dropped import DroppedContents
 from gristmill.archive.drops import Drop, read_drops
@@ -568,7 +568,11 @@ def _column(name: str, values: list[Any]) -> pa.Array:
         return pa.array(values, pa.int64())
     if any(isinstance(value, str) for value in values):
         return pa.array([None if value is None else str(value) for value in values], pa.string())
-    return pa.array([None if value is None else float(value) for value in values], pa.float64())
+    return pa.array([_float(value) for value in values], pa.float64())
+
+
+def _float(value: Any) -> float | None:
+    return value if isinstance(value, float) else metrics.number(value)
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import bisect
 import contextlib
 import importlib
+import logging
 import math
 import multiprocessing
 import os
@@ -36,6 +37,7 @@ from gristmill.view.source import (
 )
 from gristmill.view.trouble import LOST
 
+_LOG = logging.getLogger(__name__)
 _CHUNK: Final = 1 << 20
 _RUN: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _NICE: Final = 5
@@ -111,11 +113,21 @@ class RunSource:
         """Returns the runs of the API, then those that have files only."""
         lines: list[dict[str, Any]] = []
         for run in [] if self._live is None else await self._live.runs():
-            facts = await self._facts(run)
-            lines += [line_of(facts)] if facts is not None else []
+            lines += await self._line(run)
         known = {line["run"] for line in lines}
         lines += [line for line in await self._ask("run_lines") if line["run"] not in known]
         return cast(list[RunLine], lines)
+
+    async def _line(self, run: str) -> list[dict[str, Any]]:
+        """Returns the line of a run of the API. A run whose rows cannot be read does not hide the others."""
+        try:
+            facts = await self._facts(run)
+            return [] if facts is None else [line_of(facts)]
+        except ViewError:
+            raise
+        except Exception:  # noqa: BLE001  whatever an environment sent
+            _LOG.exception("run %s cannot be read", run)
+            return [line_of(Facts(run=run, state="unreadable"))]
 
     async def overview(self, run: str) -> Overview:
         """Returns the state of a run: from the API, else from its files."""

@@ -13,7 +13,9 @@ import pytest
 from tests.unit.sdk.view.recorded import record
 
 from gristmill.archive.run_file import write_run_file
+from gristmill.metrics import readable
 from gristmill.run import RunState
+from gristmill.view import queries
 from gristmill.view.facts import Facts
 from gristmill.view.queries import _where
 from gristmill.view.run_source import RunSource
@@ -125,3 +127,68 @@ def test_texts_of_a_request_are_quoted() -> None:
         "AND map_extract(reward_parts, 'p''q')[1] IS NOT NULL AND group_id = 'g/1' AND outcome = 'a''b' "
         "AND (contains(lower(completion), 'x'' or 1=1 --') OR contains(lower(prompt), 'x'' or 1=1 --'))"
     )
+
+
+ODD: tuple[object, ...] = (
+    "y",
+    None,
+    [1],
+    {"a": "y"},
+    {"a": {"b": 1}},
+    True,
+    float("nan"),
+    float("inf"),
+    10**400,
+    -1,
+    {},
+)
+FIELDS = (
+    "pass@1", "prompts", "pass@1_stderr", "reward_mean", "reward_parts", "seconds", "staleness", "rejected", "receipts",
+    "tokens", "policy_version", "rollout_logprob_diff_mean", "skipped", "loss", "other",
+)  # fmt: skip
+
+
+class OddStore:
+    """An API with one run of odd rows, and a good one."""
+
+    def __init__(self, row: dict[str, object]) -> None:
+        self._row = row
+
+    async def runs(self) -> list[str]:
+        return ["odd", "good"]
+
+    async def facts(self, run: str) -> Facts | None:
+        row = readable(self._row) if run == "odd" else {"reward_mean": 0.5}
+        return Facts(run=run, state="open", rows=[{**row, "step": 1}], evaluations=[{**row, "step": 1}])
+
+
+@pytest.mark.parametrize("name", FIELDS)
+async def test_odd_value_in_a_row_breaks_no_page(tmp_path: Path, name: str) -> None:
+    for number, value in enumerate(ODD):
+        folder = tmp_path / f"odd-{number}"
+        folder.mkdir()
+        row = {"pass@1": 1.0, "prompts": 8, name: value}
+        lines = [json.dumps(one) for one in ({"step": 1, "reward_mean": 0.25}, 7, {"step": "y"}, {**row, "step": 2})]
+        (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+        assert queries.overview_of((tmp_path,), folder.name)["step"] == 2
+        assert queries.news_of((tmp_path,), folder.name, 0)["last_step"] == 2
+        assert queries.series_of((tmp_path,), folder.name, [name, f"{name}.*"], 10)["step"] == [1, 2]
+        source = RunSource([tmp_path], OddStore(row))
+        overview = await source.overview("odd")
+        assert (overview["step"], overview["state"]) == (1, "open")
+    lines_of_files = {line["run"]: line["step"] for line in queries.run_lines((tmp_path,))}
+    assert lines_of_files == {f"odd-{number}": 2 for number in range(len(ODD))}
+
+
+async def test_run_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path) -> None:
+    class BrokenStore(OddStore):
+        async def facts(self, run: str) -> Facts | None:
+            if run == "odd":
+                raise KeyError("step")
+            return await super().facts(run)
+
+    with contextlib.closing(RunSource([tmp_path], BrokenStore({}))) as source:
+        assert [(line["run"], line["state"]) for line in await source.runs()] == [
+            ("odd", "unreadable"),
+            ("good", "open"),
+        ]

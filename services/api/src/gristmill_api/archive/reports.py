@@ -89,5 +89,7 @@ class RunReports:
                 await write_report(source, run_id, path)
         except (GristmillError, OSError) as error:
             _LOG.warning(line("report", run=run_id, why=str(error)))
+        except Exception:  # noqa: BLE001  whatever is in its files, other runs get their reports
+            _LOG.exception(line("report", run=run_id, why="the files of the run cannot be read"))
         else:
             _LOG.info(line("report", run=run_id, file=path))
