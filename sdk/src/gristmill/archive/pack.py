@@ -46,7 +46,8 @@ ORIGIN_FOLDER: Final = "origin"
 PACKED: Final = (
     "run.json", "metrics.jsonl", "drops.jsonl", "drops.1.jsonl", "receipts.jsonl", "probes.json", "digests.jsonl",
     "fork.json", "retrain.json", "report.html", "rollouts/*.gmz", "trained/*.gmz", "trained/tokenizer/*",
-    "evaluations/*.json", "evaluations/*.jsonl", "evaluations/*.html", "dropped/*.jsonl", "logs/*.log", "origin/*", "aside/*",
+    "evaluations/*.json", "evaluations/*.jsonl", "evaluations/*.html", "dropped/*.jsonl", "logs/*.log", "origin/*",
+    "aside/*",
 )  # fmt: skip
 """Names of the files that a pack has. A `*` also stands for folders."""
 _EXACT: Final = frozenset({TOKENIZER_FOLDER, ORIGIN_FOLDER})
