@@ -499,6 +499,8 @@ def main() -> int:
         if options.close:
             launcher.close(options.close)
             return 0
+        if launcher.secrets is not None:
+            launcher.secrets.close_to_others(launcher.runs_dir, launcher.state)
         run_id, training_steps = launcher.check()
         try:
             launcher.train(run_id, training_steps)

@@ -96,6 +96,18 @@ class Secrets:
         else:
             self.remove(name)
 
+    @staticmethod
+    def close_to_others(*folders: Path) -> None:
+        """Keeps other accounts out of the folders, and out of all files that this process and its children write.
+
+        A folder that belongs to another account keeps its mode.
+        """
+        os.umask(0o077)
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+            if folder.stat().st_uid == os.getuid():
+                folder.chmod(0o700)
+
     def remove(self, *names: str) -> None:
         """Removes files, and the folder if it is then empty."""
         for name in names:

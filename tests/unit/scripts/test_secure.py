@@ -8,6 +8,7 @@ import os
 import shutil
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,22 @@ def test_incomplete_secrets_folder_is_an_error(tmp_path: Path) -> None:
         Secrets.find(tmp_path)
     assert (raised.value.code, raised.value.missing) == ("secrets_missing", ["admin"])
     assert "`make secure`" in str(raised.value)
+
+
+def test_folders_of_a_stack_with_tokens_are_closed_to_other_accounts(tmp_path: Path) -> None:
+    """In a separate process, because the umask belongs to the process."""
+    (tmp_path / "runs").mkdir(mode=0o755)
+    program = (
+        "from pathlib import Path; from secure import Secrets\n"
+        "Secrets.close_to_others(Path('runs'), Path('state/a'))\n"
+        "Path('state/a/file').write_text('x'); Path('other').mkdir()"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "scripts")}
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environ, check=True)
+    modes = {
+        name: stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("runs", "state/a", "state/a/file", "other")
+    }
+    assert modes == {"runs": 0o700, "state/a": 0o700, "state/a/file": 0o600, "other": 0o700}
 
 
 def test_secrets_folder_is_ignored_by_git() -> None:

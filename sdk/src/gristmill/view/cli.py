@@ -22,6 +22,7 @@ import argparse
 import asyncio
 import contextlib
 import importlib
+import ipaddress
 import itertools
 import json
 import math
@@ -243,6 +244,12 @@ def _serve_page(
     with contextlib.closing(source), _listening(host, port) as listener:
         url = f"http://{host}:{listener.getsockname()[1]}{path}"
         console.print(Text(f"the page: {url}   Ctrl-C ends it"), soft_wrap=True)
+        if not ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback:
+            warning = (
+                f"THE PAGE IS OPEN TO THE NETWORK: it listens at {host} without tokens, so any client that reaches "
+                "that port can read all prompts and completions. Leave out --host, or use ssh -L."
+            )
+            console.print(Text(warning, "bold red"), soft_wrap=True)
         if opens:  # A browser in the terminal returns when its user leaves it.
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
         server = uvicorn.Server(uvicorn.Config(app.create_app(source), log_level="warning"))

@@ -179,6 +179,14 @@ def test_view_serves_the_folders_of_the_runs(
     assert f"http://127.0.0.1:{port}{path} " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("host", "warns"), [("127.0.0.1", 0), ("localhost", 0), ("0.0.0.0", 1), ("", 1), ("::", 1)])
+def test_view_warns_if_other_machines_can_read_the_page(
+    runs: Path, page: list[Any], capsys: pytest.CaptureFixture[str], host: str, warns: int
+) -> None:
+    assert cli.main(["view", "--host", host, "--port", str(free_port())]) == 0
+    assert capsys.readouterr().out.count("OPEN TO THE NETWORK") == warns
+
+
 @pytest.mark.parametrize("port", ["taken", "70000"])
 def test_view_on_an_address_that_cannot_be_used_names_it(
     runs: Path, page: list[Any], capsys: pytest.CaptureFixture[str], port: str
