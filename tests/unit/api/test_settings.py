@@ -38,6 +38,8 @@ def test_settings_override_defaults_and_ignore_empty_variables() -> None:
         ({"API_ALLOWED_HOSTS": "http://rig"}, "host_name", {"variable": "API_ALLOWED_HOSTS"}),
         ({"ATROPOS_RUN": ".."}, "variable_invalid", ATROPOS_RUN),
         ({"ATROPOS_RUN": ".hidden"}, "variable_invalid", ATROPOS_RUN),
+        ({"ATROPOS_RUN": "-rf"}, "variable_invalid", ATROPOS_RUN),
+        ({"ATROPOS_RUN": "_a"}, "variable_invalid", ATROPOS_RUN),
         ({"ATROPOS_RUN": "a/b"}, "variable_invalid", ATROPOS_RUN),
         ({"ATROPOS_RUN": "default\n"}, "variable_invalid", ATROPOS_RUN),
         ({"ATROPOS_RUN": "r" * 65}, "variable_invalid", ATROPOS_RUN),

@@ -35,6 +35,7 @@ from gristmill.archive.secrets import SecretSearch, cannot_be_searched, gzip_par
 from gristmill.archive.trained import TOKENIZER_FOLDER, TRAINED_FOLDER
 from gristmill.errors import GristmillError
 from gristmill.redaction import redact, redact_text
+from gristmill.run import RUN_ID
 
 SUFFIX: Final = ".gristmill.zip"
 CONTENTS_FILE: Final = "pack.json"
@@ -53,7 +54,7 @@ PACKED: Final = (
 _EXACT: Final = frozenset({TOKENIZER_FOLDER, ORIGIN_FOLDER})
 """Folders whose files have no settings of a person, and must not change: checkpoints have hashes."""
 _TEXTS: Final = frozenset({".csv", ".html", ".log", ".md", ".txt", ".yaml", ".yml"})
-_RUN_ID: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+_RUN_ID: Final = re.compile(RUN_ID)
 _QUARANTINED = ".groups"
 """Groups of steps that changed no weights, which the trainer keeps in aside/."""
 _CHUNK: Final = 1 << 20

@@ -28,7 +28,7 @@ from gristmill.archive.trained import TOKENIZER_FOLDER, TRAINED_FOLDER
 from gristmill.deployment import Manifest
 from gristmill.errors import GristmillError, ManifestError
 from gristmill.metrics import METRICS_FILE, number, readable
-from gristmill.run import RunRecord
+from gristmill.run import RUN_ID, RunRecord
 from gristmill.view.growing import read_growing_jsonl
 
 _LOG = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ _TRACES = (
 )  # fmt: skip
 """A folder with one of these is the folder of a run."""
 _TOKENIZER_FILE = "tokenizer.json"
-_RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+_RUN_ID = re.compile(RUN_ID)
 """As the API accepts them. No other name may lead out of the roots."""
 
 

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Final, Protocol, cast
 
 import msgspec
 
-from gristmill.run import RunState
+from gristmill.run import RUN_ID, RunState
 from gristmill.view.facts import Facts
 from gristmill.view.overview import flat, metric_names, overview, series, to_json
 from gristmill.view.source import (
@@ -39,7 +39,7 @@ from gristmill.view.trouble import LOST
 
 _LOG = logging.getLogger(__name__)
 _CHUNK: Final = 1 << 20
-_RUN: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+_RUN: Final = re.compile(RUN_ID)
 _NICE: Final = 5
 _SPARK: Final = 60
 ANSWER_S: Final = 300.0

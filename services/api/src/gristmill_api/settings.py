@@ -15,6 +15,7 @@ from pydantic import Field
 
 from gristmill import ConfigError
 from gristmill.model_servers import split_urls
+from gristmill.run import RUN_ID
 from gristmill.settings import Settings as SettingsModel
 from gristmill.settings import parse
 from gristmill_api.access import settings as access
@@ -26,8 +27,8 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(gt=0)]
 
 VIEW_DIRS, VIEW_SERVERS = "API_VIEW_DIRS", "API_VIEW_SERVERS"
-ID_PATTERN = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$"
-"""Of run and group ids. Run ids name folders, so an id does not start with a dot: `..` is not an id."""
+ID_PATTERN = f"^{RUN_ID}$"
+"""Of run ids, group ids, and names of environments."""
 
 MAX_NUMBER = 2**53
 """Largest step or incarnation: what JSON, Lua and Prometheus hold exactly."""
@@ -131,7 +132,7 @@ class Settings:
             raise ConfigError(
                 "variable_invalid",
                 f"ATROPOS_RUN={run!r} is not a valid run id. Use 1 to 64 letters, digits, '.', '_' or '-', "
-                "and do not start with '.'.",
+                "and start with a letter or digit.",
                 variable="ATROPOS_RUN",
             )
         return cls(

@@ -15,6 +15,7 @@ from gristmill.deployment import API_URL, MODEL_URL
 from gristmill.errors import ConfigError
 from gristmill.model_servers import check_url
 from gristmill.redaction import redact
+from gristmill.run import RUN_ID
 from gristmill.settings import Settings
 from gristmill_env.settings.dataset import DatasetConfig, without_secrets
 
@@ -131,7 +132,7 @@ def _count_or_computed(value: int) -> int:
 class EnvConfig(Settings):
     """A run, as the environment sees it: one YAML file is one run."""
 
-    run_id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$")
+    run_id: str | None = Field(default=None, pattern=f"^{RUN_ID}$")
     """Id of the run. GRISTMILL_RUN_ID (RUN_ID in .env) overrides the YAML. Default: the file's name."""
 
     tokenizer_name: str | None = None

@@ -15,6 +15,7 @@ import yaml
 from transformers.utils import logging as transformers_logging
 
 from gristmill import Hyperparameters
+from gristmill.run import RUN_ID
 from gristmill.settings import parse_flags
 from gristmill.view.folders import RunFolder
 from gristmill_trainer.replay import fork
@@ -22,7 +23,7 @@ from gristmill_trainer.replay.bisect import bisect
 from gristmill_trainer.replay.recorded import RecordedRun, ReplayError
 from gristmill_trainer.replay.retrain import Request, retrain, verify
 
-_RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+_RUN_ID = re.compile(RUN_ID)
 
 
 class Here(NamedTuple):
