@@ -30,8 +30,6 @@ async def test_run_trains_under_a_prefix(api: ApiServer) -> None:
 
 def test_documentation_has_the_prefix(api: ApiServer) -> None:
     assert httpx.get(f"{api.url}/openapi.json").json()["servers"] == [{"url": "/rig"}]
-    for page in ("docs", "redoc"):
-        assert "/rig/openapi.json" in httpx.get(f"{api.url}/{page}").text
 
 
 def test_both_protocols_keep_their_errors_under_a_prefix(api: ApiServer) -> None:

@@ -88,7 +88,15 @@ def create_app(settings: Settings) -> FastAPI:
 
     # /metrics has the metrics. To ask for each request whether OpenTelemetry listens would cost time.
     silent: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
-    app = FastAPI(title="Gristmill trajectory API", version="1", lifespan=lifespan, telemetry=silent)
+    # FastAPI's pages of documentation run a script of another site on the API's origin.
+    app = FastAPI(
+        title="Gristmill trajectory API",
+        version="1",
+        lifespan=lifespan,
+        telemetry=silent,
+        docs_url=None,
+        redoc_url=None,
+    )
     app.state.context = context
     app.state.atropos = atropos.AtroposContext(context, settings.atropos_run)
     app.add_middleware(FastPathMiddleware, routes=[*routes.all_routes, *atropos.router.routes])

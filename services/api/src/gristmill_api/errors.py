@@ -47,7 +47,7 @@ class ApiProblem(ApiError):
 
 
 def bad_request(message: str) -> ApiProblem:
-    return ApiProblem("bad_request", 422, message, "The API's /docs lists every field.")
+    return ApiProblem("bad_request", 422, message, "GET /openapi.json lists every field; docs/api.md shows every call.")
 
 
 def run_missing(run_id: str) -> ApiProblem:

@@ -184,6 +184,20 @@ async def test_guard_refuses_gets_of_browsers_that_change_something(headers: dic
         assert (await client.get("/v1/runs")).status_code == 503
 
 
+@pytest.mark.parametrize("path", ["/docs", "/redoc", "/docs/oauth2-redirect"])
+async def test_no_page_runs_a_script_of_another_site(path: str) -> None:
+    async with api() as client:
+        assert problem(await client.get(path)) == (404, "no_route")
+
+
+@pytest.mark.parametrize("run_id", ["-rf", "--config", "_a", "."])
+async def test_ids_of_runs_start_with_a_letter_or_a_digit(run_id: str) -> None:
+    async with api() as client:
+        body = {"run_id": run_id, "env": {}, "group_size": 2}
+        assert problem(await client.post("/v1/runs", json=body)) == (422, "bad_request")
+        assert (await client.post("/v1/runs", json={**body, "run_id": "0-_.a"})).status_code == 503
+
+
 async def test_cors_is_closed_by_default_and_opens_for_named_origins_only() -> None:
     asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
     async with api() as client:

@@ -55,9 +55,6 @@ _TABLE: Final = {
     ],
     Need.READ: [
         "GET /metrics",
-        "GET /docs",
-        "GET /docs/oauth2-redirect",
-        "GET /redoc",
         "GET /openapi.json",
         "GET /",
         "GET /info",

@@ -109,7 +109,9 @@ def _validation_detail(error: RequestValidationError) -> JSONResponse:
 
 def _from_http(request: Request, error: HTTPException) -> tuple[ApiProblem, dict[str, str]]:
     code = {404: "no_route", 405: "no_method"}.get(error.status_code, "bad_request")
-    problem = ApiProblem(code, error.status_code, f"{request.method} {request.url.path}: {error.detail}.", "See /docs.")
+    problem = ApiProblem(
+        code, error.status_code, f"{request.method} {request.url.path}: {error.detail}.", "See docs/api.md."
+    )
     headers = dict(error.headers or {})
     if error.status_code == 405 and (methods := _methods(request)):
         headers["Allow"] = ", ".join(sorted(methods))
