@@ -163,7 +163,7 @@ class ErrorCode(StrEnum):
     TOO_MANY_ENVS = "too_many_envs"
     """The run has 1,024 living environments (409)."""
     TOO_MANY_RUNS = "too_many_runs"
-    """The store holds 1,000 runs (409)."""
+    """The store holds 1,000 runs, or 32 that no trainer took and that living environments have (409)."""
     TOO_MANY_SOURCES = "too_many_sources"
     """The run has 64 sources of metrics (409)."""
     UNAUTHORIZED = "unauthorized"

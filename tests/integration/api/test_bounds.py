@@ -61,6 +61,34 @@ async def test_runs_have_a_bound(harness: StoreHarness, monkeypatch: pytest.Monk
     await harness.store.runs.create("third", {}, 2, stack=None)
 
 
+async def test_runs_that_no_trainer_took_make_room_for_new_ones(
+    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "MOST_UNTAKEN_RUNS", 3)
+    await harness.start()  # a taken run does not count
+    store = harness.store.runs
+
+    async def ids() -> list[str]:
+        return [record.run_id for record in await store.all()]
+
+    for run_id in ("a", "b", "c"):
+        await store.create(run_id, {}, 2, stack=None)
+    await harness.store.envs.register("a", "env-1", None, None)
+    await store.close("b")
+    await store.create("d", {}, 2, stack=None)
+    assert await ids() == [RUN, "a", "c", "d"], "the oldest without a living environment is gone"
+    _, new = await store.create("a", {}, 2, stack=None)
+    assert not new, "joining a run needs no room"
+    await store.create("e", {}, 2, stack=None)
+    assert await ids() == [RUN, "a", "d", "e"]
+    monkeypatch.setattr(runs, "MOST_UNTAKEN_RUNS", 2)
+    await store.create("f", {}, 2, stack=None)
+    assert await ids() == [RUN, "a", "f"], "a store with too many of an older version, too"
+    await harness.store.envs.register("f", "env-1", None, None)
+    assert await refusal(store.create("g", {}, 2, stack=None)) == ("too_many_runs", 409)
+    assert await ids() == [RUN, "a", "f"]
+
+
 async def test_sources_of_metrics_have_a_bound(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "MOST_SOURCES", 2)
     for source in ("a", "b", "a"):

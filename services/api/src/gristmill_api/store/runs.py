@@ -30,6 +30,8 @@ MOST_RUNS: Final = 1000
 """Runs that the store holds, finished ones included."""
 MOST_GROUPS_PER_STEP: Final = 65_536
 """Groups that one lease can ask for."""
+MOST_UNTAKEN_RUNS: Final = 32
+"""Runs that no trainer has taken. The oldest that no environment works on is deleted for a new run."""
 TOMBSTONES_S: Final = 86_400.0
 """The tombstones of a run stay this long after its end, for late retries of submits and for audits."""
 FENCE_S: Final = 7 * 86_400.0
@@ -82,11 +84,21 @@ class Runs:
                 *compared,
                 MOST_RUNS,
                 self._archive,
+                MOST_UNTAKEN_RUNS,
             )
             if status == "DELETING":
                 await self._delete(run_id, "continue")
             elif status == "ARCHIVING":
                 raise errors.replaced_later(run_id, int(rest[0]))
+            elif status == "UNTAKEN":
+                with contextlib.suppress(ApiProblem):  # Another call deleted it.
+                    await self._delete(text(rest[0]), "abandoned")
+            elif status == "WAITING":
+                raise errors.too_many(
+                    "runs",
+                    f"the store holds {MOST_UNTAKEN_RUNS} runs that no trainer took, each with a living environment",
+                    "Stop some of these environments.",
+                )
             elif status == "FULL":
                 raise errors.too_many(
                     "runs", f"the store holds {MOST_RUNS} runs", "Delete finished runs: DELETE /v1/runs/RUN."
@@ -245,7 +257,7 @@ class Runs:
         if status == "ARCHIVING":
             raise errors.archiving(run_id, int(rest[0]))
 
-    async def _delete(self, run_id: str, what: Literal["begin", "continue"]) -> list[Any]:
+    async def _delete(self, run_id: str, what: Literal["begin", "continue", "abandoned"]) -> list[Any]:
         """Returns the last reply of delete.lua. A crash in between leaves a run that is missing, and in gm:deleting."""
         while True:
             reply = await self._scripts.call(

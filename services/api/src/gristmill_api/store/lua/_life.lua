@@ -54,6 +54,18 @@ local function claim(stack, id, at)
   return nil
 end
 
+-- Whether no trainer has taken the run of /v1 whose keys start so. Such a run has issued no permits and has no groups.
+local function is_untaken(start)
+  local facts = redis.call('HMGET', start .. 'record', 'protocol', 'trainer')
+  return facts[1] == 'gristmill' and not facts[2]
+end
+
+-- Whether an untaken run may be deleted for a new one.
+local function is_abandoned(start, at)
+  return is_untaken(start) and redis.call('ZCARD', start .. 'permits') + redis.call('LLEN', start .. 'fates') == 0
+    and #alive_with_deadlines(start, at) == 0
+end
+
 -- The run releases its stack, if it has the stack.
 local function release_stack(stack, id)
   if redis.call('HGET', STACKS, stack) == id then redis.call('HDEL', STACKS, stack) end

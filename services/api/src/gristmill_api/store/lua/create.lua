@@ -5,16 +5,18 @@
 -- compares the settings, and sends the digest of those that it compared with.
 -- ARGV: run id, environment (canonical JSON), digest, group size, stack or '', protocol, creation (random),
 --       '' | 'extend' | 'replace', compared digest or '', most runs,
---       '1' if the fates of groups go to disk
+--       '1' if the fates of groups go to disk, most runs that no trainer has taken
 -- -> {CREATED|JOINED|RESUMED|EXTENDED, record...} | {DELETING}: call delete.lua until it is done, then this again
 --  | {DIFFERS, env, group size, stack, protocol, digest, training steps or nil, '1' if a step is finished, now, environment
 --     alive, deadline, ...}
 --  | {ARCHIVING, groups and fates that wait to be written}: the run cannot be replaced yet
 --  | {FULL}: there are too many runs
+--  | {UNTAKEN, run id}: there are too many runs that no trainer has taken; delete this one, then call this again
+--  | {WAITING}: the same, and a living environment works on each of them
 --  | {BUSY, open run id, now, environment alive, deadline, ...}
 --  | {IN_USE, run id, permits that are out, ms until the last expires}: the caller is an environment
 --  | {WORKING, environment of another process that is alive, ms until it counts as dead}
-local id, settings, digest, group_size, stack, protocol, creation, change, compared, most, archive = unpack(ARGV)
+local id, settings, digest, group_size, stack, protocol, creation, change, compared, most, archive, most_untaken = unpack(ARGV)
 
 if redis.call('EXISTS', DELETED) == 1 then return {'DELETING'} end
 local at, current = now(), state()
@@ -52,6 +54,18 @@ if current then
   return {same and 'RESUMED' or 'EXTENDED', redis.call('HGETALL', RECORD)}
 end
 
+local untaken, abandoned = 0, nil
+for _, other in ipairs(redis.call('ZRANGE', RUNS, 0, -1)) do
+  local start = 'gm:{' .. other .. '}:'
+  if is_untaken(start) then
+    untaken = untaken + 1
+    if not abandoned and is_abandoned(start, at) then abandoned = other end
+  end
+end
+if untaken >= tonumber(most_untaken) then
+  if abandoned then return {'UNTAKEN', abandoned} end
+  return {'WAITING'}
+end
 if redis.call('ZCARD', RUNS) >= tonumber(most) then return {'FULL'} end
 local busy = claim(stack, id, at)
 if busy then return busy end

@@ -5,7 +5,8 @@
 -- Delete a finished run, or continue a deletion. A long run takes several calls, so that no call blocks Redis for long.
 -- Its folder, if any, is not touched.
 -- ARGV: groups, batches, environments, sources and pieces of Atropos' buffers to delete in one call at most, ms for which the fence stays,
---       'begin' | 'continue': delete nothing but a run whose deletion began, '1' if the fates of groups go to disk
+--       'begin' | 'continue': delete nothing but a run whose deletion began | 'abandoned': only a run that no trainer
+--       has taken and no environment works on, '1' if the fates of groups go to disk
 -- -> {MISSING} | {OPEN} | {ARCHIVING, groups and fates that wait to be written} | {MORE}: call again | {OK}
 local left, fence_ttl, what, archive = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
 
@@ -13,7 +14,8 @@ if redis.call('EXISTS', DELETED) == 0 then
   if what == 'continue' then return {'OK'} end
   local current = state()
   if not current then return {'MISSING'} end
-  if current ~= 'finished' then return {'OPEN'} end
+  if what == 'abandoned' and not is_abandoned(P, now()) then return {'OPEN'} end
+  if what == 'begin' and current ~= 'finished' then return {'OPEN'} end
   local waiting = waiting_for_disk(archive)
   if waiting > 0 then return {'ARCHIVING', waiting} end
   begin_deletion()
