@@ -4,8 +4,8 @@ A value is secret in any of these cases:
 
 - its name says so (`api_key`, `key`, `token`, `password`, `webhook`, ...);
 - its type is pydantic's SecretStr;
-- it came from an environment variable with such a name;
-- it is the password in a URL.
+- a configuration takes it from an environment variable, and does not say that it is plain (`${NAME:plain}`);
+- it is the password in a URL, the value of a secret parameter of a URL, or in an `Authorization` header.
 
 After `remember` has received a value, `redact` masks the value wherever it occurs in a text.
 """
@@ -16,6 +16,7 @@ import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from pydantic import BaseModel, SecretBytes, SecretStr
 
@@ -29,8 +30,13 @@ _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _SECRET_WORDS = frozenset({
     "password", "passwd", "pwd", "passphrase", "secret", "secrets", "apikey", "credential", "credentials",
     "authorization", "bearer", "cookie", "cookies", "accesskey", "privatekey", "webhook", "webhooks",
+    "creds", "cred", "dsn", "jwt", "sessionid",
 })  # fmt: skip
-_LAST_WORDS = frozenset({"token", "pass", "auth", "pat"})
+_LAST_WORDS = frozenset({"token", "pass", "auth", "pat", "pem", "sas", "sig", "signature"})
+_TOGETHER = ("authconfig", "connectionstring", "connstr", "serviceaccount", "sessionid", "accountkey")
+"""Words of secret names that are written together or apart."""
+_QUERY_NAMES = frozenset({"code"})
+"""Parameters of URLs that are secret there and nowhere else."""
 _KEY_OF = frozenset({
     "api", "access", "secret", "private", "auth", "signing", "encryption", "service", "account", "ssh",
     "openai", "anthropic", "hf",
@@ -57,8 +63,17 @@ _PATHS = frozenset({"PWD"})
 _FIELD_NAME = re.compile(r"[a-z]+(?:_[a-z]+)*")
 _FLAG = re.compile(r"--?[A-Za-z][\w.-]*")
 _ASSIGNMENT = re.compile(r"(-{0,2}([A-Za-z][\w.-]*)=)(.*)", re.DOTALL)
-_USER_INFO = re.compile(r"(?<=://)[^\s/@'\"]+(?=@)")
-_HEADER = re.compile(r"\b(Bearer|Basic)\s+[A-Za-z0-9._~+/=-]{8,}")
+_USER_INFO = re.compile(r"(?<=://)[^\s/?#'\"]+(?=@)")
+_HEADER = re.compile(r"\b([Bb]earer|BEARER|Basic)\s+[A-Za-z0-9._~+/=-]{8,}")
+_NAMED_HEADER = re.compile(
+    r"\b((?:proxy-)?authorization|x-api-key|api-key|x-auth-token)(['\"]?\s*[:=]\s*['\"]?)"
+    r"((?:bearer|basic|token|negotiate|digest|apikey)\s+)?[^\s'\",;]{8,}",
+    re.IGNORECASE,
+)
+_WEBHOOK = re.compile(
+    r"(https?://(?:hooks\.[^\s/'\"]+/|[^\s/'\"]+/(?:[^\s'\"?]*?/)?(?:web)?hooks?/))[^\s'\"]+", re.IGNORECASE
+)
+_ACCOUNT_KEY = re.compile(r"\b(AccountKey|SharedAccessKey|SharedAccessSignature|Password|Pwd)=[^;\s'\"]+")
 _QUERY = re.compile(r"(?<=[?&])([A-Za-z0-9_.-]+)=[^&#\s'\"]+")
 
 
@@ -73,6 +88,8 @@ def is_secret(name: str) -> bool:
         return False
     *before, last = words
     owner = before[-1] if before else ""
+    if any(one in "".join(words) for one in _TOGETHER):
+        return True
     if not _SECRET_WORDS.isdisjoint(words) or any("password" in word for word in words):  # PGPASSWORD
         return True
     if last in ("key", "keys"):
@@ -97,6 +114,8 @@ def remember_secrets(settings: Any) -> None:
     """Remembers every secret in a tree of models, mappings and lists."""
     if isinstance(settings, SecretStr):
         remember(settings.get_secret_value())
+    elif isinstance(settings, str):
+        _remember_in_url(settings)
     elif isinstance(settings, BaseModel):
         for name in type(settings).model_fields:
             _remember_item(name, getattr(settings, name))
@@ -135,10 +154,14 @@ def redact_text(text: str) -> str:
         text = _pattern.sub(REDACTED, text)
     if "://" in text:
         text = _USER_INFO.sub(REDACTED, text)
+        text = _WEBHOOK.sub(rf"\1{REDACTED}", text)
     if "?" in text or "&" in text:
         text = _QUERY.sub(_query, text)
-    if "Bearer" in text or "Basic" in text:
+    if "earer" in text or "BEARER" in text or "Basic" in text:
         text = _HEADER.sub(rf"\1 {REDACTED}", text)
+    if ":" in text or "=" in text:
+        text = _NAMED_HEADER.sub(lambda found: f"{found[1]}{found[2]}{found[3] or ''}{REDACTED}", text)
+        text = _ACCOUNT_KEY.sub(rf"\1={REDACTED}", text)
     return text
 
 
@@ -169,7 +192,33 @@ def _redact_word(prefix: str, value: Any, secret: bool) -> Any:
 
 
 def _query(match: re.Match[str]) -> str:
-    return f"{match[1]}={REDACTED}" if is_secret(match[1]) else match[0]
+    return f"{match[1]}={REDACTED}" if _is_secret_parameter(match[1]) else match[0]
+
+
+def _is_secret_parameter(name: str) -> bool:
+    return is_secret(name) or name.lower() in _QUERY_NAMES
+
+
+def _remember_in_url(text: str) -> None:
+    """Remembers the password and the secret parameters of the URLs in a text, which libraries log alone."""
+    found = [one[0].partition(":")[2] or one[0] for one in _USER_INFO.finditer(text)] if "://" in text else []
+    if "?" in text:
+        found += [one[0].partition("=")[2] for one in _QUERY.finditer(text) if _is_secret_parameter(one[1])]
+    for value in found:
+        remember(value)
+        remember(unquote(value))
+
+
+def _remember_all(value: Any) -> None:
+    """Remembers every text in a value whose name is secret, such as the items of `api_keys`."""
+    if isinstance(value, str):
+        remember(value)
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            _remember_all(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _remember_all(inner)
 
 
 def _may_name_a_field(name: str) -> bool:
@@ -182,6 +231,8 @@ def _remember_item(name: str, value: Any) -> None:
     if isinstance(value, str) and is_secret(name):
         if not (_FIELD_NAME.fullmatch(value) and _may_name_a_field(name)):
             remember(value)
+    elif is_secret(name) and isinstance(value, Mapping | list | tuple):
+        _remember_all(value)
     else:
         remember_secrets(value)
 

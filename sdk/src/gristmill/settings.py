@@ -31,8 +31,8 @@ _PROBLEMS = {"extra_forbidden": "unknown_key"}
 """Gristmill's codes for pydantic's error types."""
 _INSTANCE = re.compile(r" or instance of \w+")
 """Text that pydantic adds for callers in Python. A configuration file cannot hold an instance."""
-_VARIABLE = re.compile(r"\$(?:\$|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\})")
-"""${VAR}, ${VAR:-default} and $$."""
+_VARIABLE = re.compile(r"\$(?:\$|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<plain>:plain)?(?::-(?P<default>[^}]*))?\})")
+"""${VAR}, ${VAR:-default}, ${VAR:plain}, ${VAR:plain:-default} and $$."""
 
 
 class Settings(BaseModel):
@@ -98,8 +98,9 @@ def _check_characters(value: Any, where: str, key: str = "") -> None:
 def load_yaml(path: Path, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Reads a YAML mapping and replaces ${VAR} and ${VAR:-default} from `environ` (os.environ by default).
 
-    `$$` is a plain dollar sign. The value of a variable with a secret's name (API_KEY) is redacted from then on. Raises
-    ConfigError for a missing file, broken YAML or an unset variable.
+    `$$` is a plain dollar sign. The value of a variable is redacted from then on, unless the file says `${VAR:plain}`
+    and the name is not a secret's name (API_KEY). Raises ConfigError for a missing file, broken YAML or an unset
+    variable.
     """
     try:
         raw = path.read_bytes()
@@ -272,7 +273,7 @@ def _fill(value: Any, environ: Mapping[str, str], where: str) -> Any:
             return "$"
         # As in a shell, ":-" also replaces a variable that is set but empty.
         if environ.get(name) or (name in environ and default is None):
-            if is_secret(name):
+            if match["plain"] is None or is_secret(name):
                 remember(environ[name])
             return environ[name]
         if default is None:

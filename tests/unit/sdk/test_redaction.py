@@ -35,7 +35,9 @@ def _nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
         "db-password", "PGPASSWORD", "REDIS_PASSWORD", "DB_PASS", "client_secret", "clientSecret",
         "Authorization", "credentials", "aws_credentials", "passphrase", "basic_auth", "GITHUB_PAT", "private_key",
         "key", "keys", "judge_key", "judgeKey", "--judge-key", "SORT_KEY", "webhook", "slack_webhook",
-        "slackWebhookUrl",
+        "slackWebhookUrl", "CREDS", "LLM_CRED", "SENTRY_DSN", "DOCKER_AUTH_CONFIG", "GOOGLE_SERVICE_ACCOUNT_JSON",
+        "AZURE_STORAGE_CONNECTION_STRING", "connection_string", "X-Amz-Signature", "sas", "sig", "jwt",
+        "private_key_pem", "sessionid", "session_id", "connectionString",
     ],
 )  # fmt: skip
 def test_names_of_secrets_are_known(name: str) -> None:
@@ -48,7 +50,8 @@ def test_names_of_secrets_are_known(name: str) -> None:
         "", "answer_key", "sort_key", "question_key", "primary_key", "public_key", "tokens", "max_tokens", "token_ids",
         "stop_token_ids",
         "max_token_length", "token_budget", "tokenizer_name", "eos_token", "pad_token", "stop_token", "pass@1",
-        "pass_threshold", "PWD", "OLDPWD", "secretary", "monkey", "author", "path", "repository",
+        "pass_threshold", "code", "signal", "design", "config", "sign", "account", "service", "session", "credit",
+        "PWD", "OLDPWD", "secretary", "monkey", "author", "path", "repository",
     ],
 )  # fmt: skip
 def test_names_of_other_settings_are_not_secret(name: str) -> None:
@@ -83,11 +86,41 @@ def test_redact_masks_secrets_at_any_depth_by_name_and_by_type() -> None:
         (f"https://{KEY}@host and ftp://a:b@c", "https://***@host and ftp://***@c"),
         (f"https://host/v1?model=m&api_key={KEY}&n=1", "https://host/v1?model=m&api_key=***&n=1"),
         (f"sent Authorization: Bearer {KEY}", "sent Authorization: Bearer ***"),
+        (f"http://user:p@{KEY}@host/v1", "http://***@host/v1"),
+        (f"bearer {KEY}", "bearer ***"),
+        (f"Authorization: Token {KEY}", "Authorization: Token ***"),
+        (f"authorization: {KEY}", "authorization: ***"),
+        (f"{{'x-api-key': '{KEY}', 'n': 1}}", "{'x-api-key': '***', 'n': 1}"),
+        (f"X-API-Key: {KEY} sent", "X-API-Key: *** sent"),
+        (f"https://hooks.slack.com/services/T0/B0/{KEY}", "https://hooks.slack.com/***"),
+        (f"https://discord.com/api/webhooks/12/{KEY}?wait=1", "https://discord.com/api/webhooks/***"),
+        (
+            f"https://h/f?code={KEY}&sig={KEY}&X-Amz-Signature={KEY}&n=1",
+            "https://h/f?code=***&sig=***&X-Amz-Signature=***&n=1",
+        ),
+        (f"AccountName=a;AccountKey={KEY}==;Suffix=b", "AccountName=a;AccountKey=***;Suffix=b"),
+        ("http://host/a?mail=b@c basic arithmetic, the token count is 12345678", None),
         ("mail me@host, http://host/a@b, tokens=31", "mail me@host, http://host/a@b, tokens=31"),
     ],
 )
-def test_redact_masks_secrets_inside_of_texts(text: str, shown: str) -> None:
-    assert redact(text) == shown
+def test_redact_masks_secrets_inside_of_texts(text: str, shown: str | None) -> None:
+    assert redact(text) == (text if shown is None else shown)
+
+
+@pytest.mark.parametrize(
+    ("settings", "logged"),
+    [
+        ({"api_keys": ["other", KEY]}, KEY),
+        ({"credentials": {"a": [{"b": KEY}]}}, KEY),
+        ({"base_url": f"http://me:{KEY}@host"}, KEY),
+        ({"urls": [f"https://host/v1?token={KEY}&n=1"]}, KEY),
+        ({"url": "https://host/v1?api_key=a%2Fb%2Fc-123"}, "a/b/c-123"),
+        ({"connection_string": f"x={KEY};"}, f"x={KEY};"),
+    ],
+)  # fmt: skip
+def test_part_of_a_setting_that_a_library_logs_alone_is_masked(settings: dict[str, object], logged: str) -> None:
+    remember_secrets(settings)
+    assert redact(f"refused {logged} here") == "refused *** here"
 
 
 def test_remembered_value_is_masked_wherever_it_occurs() -> None:
@@ -110,10 +143,14 @@ def test_short_values_are_not_searched_for() -> None:
 
 def test_value_of_a_variable_with_a_secrets_name_is_remembered(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
-    path.write_text("dataset: {system_prompt: 'Use ${JUDGE_KEY} as ${USER_NAME}.'}\n")
-    filled = load_yaml(path, {"JUDGE_KEY": KEY, "USER_NAME": "somebody-1"})
-    assert filled == {"dataset": {"system_prompt": f"Use {KEY} as somebody-1."}}
-    assert redact(filled) == {"dataset": {"system_prompt": "Use *** as somebody-1."}}
+    words = (
+        "${ANYTHING} ${WITH:-default} ${USER_NAME:plain} ${NONE:plain:-default-2} ${NONE:-default-3} ${API_KEY:plain}"
+    )
+    path.write_text(f"dataset: {{system_prompt: '{words}'}}\n")
+    environ = {"ANYTHING": KEY, "WITH": f"{KEY}-2", "USER_NAME": "somebody-1", "API_KEY": f"{KEY}-3"}
+    filled = load_yaml(path, environ)
+    assert filled["dataset"]["system_prompt"] == f"{KEY} {KEY}-2 somebody-1 default-2 default-3 {KEY}-3"
+    assert redact(filled)["dataset"]["system_prompt"] == "*** *** somebody-1 default-2 default-3 ***"
 
 
 class _Judge(Settings):
