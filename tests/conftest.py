@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Generator, Iterator
 
 import hypothesis
@@ -12,6 +13,13 @@ from tests.support.redis_server import RedisServer
 # Every machine, including CI, gets the same examples. Examples have no deadline, because machines may be busy.
 hypothesis.settings.register_profile("gristmill", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("gristmill")
+
+
+def pytest_configure() -> None:
+    """Handles signals as in a terminal, because a program that starts in the background or by nohup ignores some."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
