@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -94,7 +95,10 @@ class DistContext:
         return found
 
     def _broadcast(self, value: T) -> T:
-        """Returns rank 0's value on every rank. Uses pickle, because ranks trust each other. Raises RankLostError."""
+        """Returns rank 0's value on every rank. Raises RankLostError.
+
+        Uses pickle, because ranks trust each other (docs/security.md).
+        """
         box: list[Any] = [value]
         with _noticing_losses(self):
             dist.broadcast_object_list(box, src=0, group=self.objects)
@@ -117,7 +121,8 @@ def is_orderly_end(error: Exception) -> bool:
 def join(environ: Mapping[str, str], device: str) -> DistContext:
     """Joins the process group of torchrun's variables; without them returns a context with one rank.
 
-    `device`: "cpu" or "cuda".
+    `device`: "cpu" or "cuda". Ranks of one machine exchange objects over its loopback interface, because objects are
+    pickles, which run the sender's code. GLOO_SOCKET_IFNAME names another interface.
     """
     size = int(environ.get("WORLD_SIZE", "1"))
     if size == 1:
@@ -125,6 +130,8 @@ def join(environ: Mapping[str, str], device: str) -> DistContext:
     rank, local_rank = int(environ["RANK"]), int(environ["LOCAL_RANK"])
     if device == "cuda":
         torch.cuda.set_device(local_rank)
+    if environ.get("LOCAL_WORLD_SIZE") == str(size) and Path("/sys/class/net/lo").exists():
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     # Tensors keep torch's time-outs, because NCCL does not notice a lost process on another machine.
     dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
     objects = dist.new_group(backend="gloo", timeout=_PATIENCE)

@@ -26,7 +26,9 @@ def command(gpus: int, arguments: Sequence[str]) -> list[str]:
     trainer = ["-m", "gristmill_trainer", "--device", "cuda", *arguments]
     if gpus == 1:
         return [sys.executable, *trainer]
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus), *trainer]
+    # With --standalone, torchrun would also listen on a port whose clients can have it read pickles.
+    torchrun = ["-m", "torch.distributed.run", "--nnodes", "1", "--master-addr", "127.0.0.1"]
+    return [sys.executable, *torchrun, "--nproc-per-node", str(gpus), *trainer]
 
 
 def main() -> NoReturn:
