@@ -7,7 +7,9 @@ import resource
 import subprocess
 import sys
 
-SIZE = 100_000
+import pytest
+
+SIZE = 50_000
 """Characters. One quadratic search in a text of this size exceeds the limit alone."""
 CPU_LIMIT = 60
 """Seconds of processor time for all texts and rewards together, which need a few seconds."""
@@ -101,8 +103,8 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_built_in_rewards_take_linear_time_for_every_repeated_text() -> None:
-
     child = subprocess.run(
         [sys.executable, "-c", CHILD],
         input=json.dumps([PIECES, SIZE]),
