@@ -37,8 +37,9 @@ async def _context(request: Request) -> Any:
     creation = word = None
     if b"creation=" in request.scope["query_string"]:
         creation = _checked(_CREATION, request.query_params.get("creation"), "query", "creation")
+    given = await given_word(request)
     if request.scope.get("role") is Role.ENV:
-        word = await given_word(request) or ""
+        word = given or ""
     if creation is None and word is None:
         return context
     return replace(context, store=context.store.of(creation, word))
