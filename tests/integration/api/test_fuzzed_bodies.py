@@ -30,7 +30,7 @@ from gristmill import GROUP_MEDIA_TYPE, GroupError, TrajectoryGroup
 from gristmill_api.http.error_handlers import Refusal
 
 GROUP: Final = under_way.HELD
-BODY: Final = make_group(GROUP, RUN).encode()
+BODY: Final = make_group(GROUP, RUN, version=f"{under_way.INCARNATION}.0").encode()
 WIRE: Final[dict[str, Any]] = msgspec.msgpack.decode(BODY)
 MANY: Final = settings(
     max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -255,7 +255,7 @@ def test_group_sent_under_another_run_or_id_is_refused(door: Door) -> None:
     assert door.judge(make_group(GROUP, under_way.FINISHED).encode(), run=under_way.FINISHED).status_code == 409
     assert door.judge(make_group(GROUP, "nowhere").encode(), run="nowhere").status_code == 404
     for known, status in ((under_way.TRAINED, 409), (under_way.DROPPED, 410), ("g00000099", 410)):
-        other = make_group(known, RUN, seed=9).encode()
+        other = make_group(known, RUN, seed=9, version=f"{under_way.INCARNATION}.0").encode()
         assert door.judge(other, group=known).status_code == status
 
 
