@@ -62,7 +62,9 @@ class Snapshot:
         self._client = client
         names = list(client.scan_iter(count=1000))
         # Without an expiry, -1 becomes 0, which means no expiry to RESTORE.
-        self._dumps = [(name, max(client.pexpiretime(name), 0), bytes(client.dump(name) or b"")) for name in names]
+        dumps = [(name, max(client.pexpiretime(name), 0), client.dump(name)) for name in names]
+        # The archiver's lock may be gone by now.
+        self._dumps = [(name, expiry_ms, bytes(dump)) for name, expiry_ms, dump in dumps if dump is not None]
 
     def put_back(self) -> None:
         """Restores the saved contents, and removes everything else."""

@@ -50,7 +50,10 @@ class Loop:
         """Takes permits, submits groups, leases them and acks them."""
         batch = []
         for permit in (await self.client.permits(self.run_id, "env-1", groups, wait=5)).permits:
-            group = make_group(permit.group_id, self.run_id, lengths=[(3, length)] * 2, seed=permit.row)
+            group = make_group(
+                permit.group_id, self.run_id, lengths=[(3, length)] * 2, seed=permit.row,
+                version=f"{self.incarnation}.0",
+            )  # fmt: skip
             await self.client.submit(group, "env-1")
             batch.append(group)
         self.batches += 1

@@ -158,6 +158,7 @@ async def test_runs_are_listed_in_pages(http: httpx.AsyncClient) -> None:
     for run_id in ids:
         body = {"run_id": run_id, "env": {}, "group_size": 2, "stack": None}
         assert (await http.post("/v1/runs", json=body)).status_code == 201
+        await http.post(f"/v1/runs/{run_id}/take", json={"covered": [], "trainer": trainer()})
 
     async def page(query: str) -> list[str]:
         return [record["run_id"] for record in (await http.get(f"/v1/runs{query}")).raise_for_status().json()]
