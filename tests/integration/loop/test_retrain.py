@@ -43,7 +43,10 @@ from local_processes import LocalStack
 
 @pytest.fixture(scope="module")
 def recorded(vllm: Vllm, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return record(vllm, tmp_path_factory.mktemp("recorded"))
+    """The commands find the run's model by the manifest of this machine, not by the path in the run's record."""
+    folder = record(vllm, tmp_path_factory.mktemp("recorded"))
+    MODELS.append(vllm.models_dir)
+    return folder
 
 
 @pytest.fixture
@@ -62,6 +65,8 @@ def _threads() -> Iterator[None]:
 
 
 NO_API = "http://127.0.0.1:1"
+MODELS: list[Path] = []
+"""The folder of the manifest of the recorded run's model."""
 
 
 def gristmill(run: Path, *arguments: str, api: str = NO_API) -> subprocess.CompletedProcess[str]:
@@ -72,7 +77,7 @@ def gristmill(run: Path, *arguments: str, api: str = NO_API) -> subprocess.Compl
     """
     output, errors = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patched, redirect_stdout(output), redirect_stderr(errors):
-        patched.setenv("GRISTMILL_MODELS_DIR", str(run.parent / "no-manifest"))
+        patched.setenv("GRISTMILL_MODELS_DIR", str(MODELS[-1] if MODELS else run.parent / "no-manifest"))
         code = main(["--runs", str(run.parent), "--api", api, *arguments])
     done = subprocess.CompletedProcess(arguments, code, output.getvalue(), errors.getvalue())
     print(done.stdout, done.stderr)  # noqa: T201  pytest shows it where a test fails
@@ -427,6 +432,7 @@ def test_real_model_of_135_million_parameters_is_retrained_bit_for_bit(tmp_path:
         port = free_port()
         start_vllm(stack, weights, port, "smollm2", models)
         recorded = record(Vllm(f"http://127.0.0.1:{port}", weights, models, output), tmp_path, learning_rate=1e-5)
+    MODELS.append(models)
     done = gristmill(recorded, "retrain", RUN, "--verify")
     assert done.returncode == 0
     assert f"all {STEPS // EVERY} checkpoints are equal, bit for bit\n" in done.stdout
