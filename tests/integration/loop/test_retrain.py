@@ -43,10 +43,7 @@ from local_processes import LocalStack
 
 @pytest.fixture(scope="module")
 def recorded(vllm: Vllm, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The commands find the run's model by the manifest of this machine, not by the path in the run's record."""
-    folder = record(vllm, tmp_path_factory.mktemp("recorded"))
-    MODELS.append(vllm.models_dir)
-    return folder
+    return record(vllm, tmp_path_factory.mktemp("recorded"))
 
 
 @pytest.fixture
@@ -65,8 +62,11 @@ def _threads() -> Iterator[None]:
 
 
 NO_API = "http://127.0.0.1:1"
-MODELS: list[Path] = []
-"""The folder of the manifest of the recorded run's model."""
+
+
+def trusted(arguments: tuple[str, ...]) -> tuple[str, ...]:
+    """The run is of this machine, so the path of its model in the record is good."""
+    return (*arguments, "--trust") if {"retrain", "bisect", "fork"} & {*arguments} else arguments
 
 
 def gristmill(run: Path, *arguments: str, api: str = NO_API) -> subprocess.CompletedProcess[str]:
@@ -75,9 +75,10 @@ def gristmill(run: Path, *arguments: str, api: str = NO_API) -> subprocess.Compl
 
     `run`: a run's folder or pack in the folder of runs.
     """
+    arguments = trusted(arguments)
     output, errors = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patched, redirect_stdout(output), redirect_stderr(errors):
-        patched.setenv("GRISTMILL_MODELS_DIR", str(MODELS[-1] if MODELS else run.parent / "no-manifest"))
+        patched.setenv("GRISTMILL_MODELS_DIR", str(run.parent / "no-manifest"))
         code = main(["--runs", str(run.parent), "--api", api, *arguments])
     done = subprocess.CompletedProcess(arguments, code, output.getvalue(), errors.getvalue())
     print(done.stdout, done.stderr)  # noqa: T201  pytest shows it where a test fails
@@ -87,7 +88,7 @@ def gristmill(run: Path, *arguments: str, api: str = NO_API) -> subprocess.Compl
 def gristmill_process(run: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Runs a command of `gristmill` as a user does, in another process."""
     places = {"GRISTMILL_MODELS_DIR": str(run.parent / "no-manifest"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "gristmill", "--runs", str(run.parent), *arguments]
+    command = [sys.executable, "-m", "gristmill", "--runs", str(run.parent), *trusted(arguments)]
     done = subprocess.run(command, env=os.environ | places | environ, capture_output=True, text=True, check=False)
     print(done.stdout, done.stderr)  # noqa: T201  pytest shows it where a test fails
     return done
@@ -298,7 +299,7 @@ def test_bisect_in_a_terminal_opens_the_sequence_on_the_page(run: Path, tmp_path
     terminal, end = pty.openpty()
     command = [sys.executable, "-m", "gristmill", "--runs", str(run.parent), "bisect", RUN, "--metric", "grad_norm"]
     environ = {**os.environ, "BROWSER": str(browser), "GRISTMILL_MODELS_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    bisect = subprocess.Popen([*command, "--step", "5"], env=environ, stdout=end)
+    bisect = subprocess.Popen([*command, "--step", "5", "--trust"], env=environ, stdout=end)
     try:
         while not (opened.is_file() and opened.read_text().endswith("\n")):
             assert bisect.poll() is None
@@ -332,7 +333,7 @@ def test_fork_continues_live_from_a_step_as_a_new_run(
         start_api(stack, redis_port, api_port, GRISTMILL_RUNS_DIR=str(runs))
         places = vllm.environ(f"http://127.0.0.1:{api_port}", runs)
         changes = ["--set", "learning_rate=2e-4", "--set", "objective=cispo", "--set", "dataset.temperature=0.9"]
-        command = [sys.executable, "-m", "gristmill", "fork", RUN, "--at", "3", "--id", "forked", *changes]
+        command = [sys.executable, "-m", "gristmill", "fork", RUN, "--trust", "--at", "3", "--id", "forked", *changes]
         with SyncClient(places["GRISTMILL_API_URL"]) as api:
             api.create_run("other", {}, 8)
             refused = gristmill(run, "fork", RUN, "--at", "3", "--id", "refused", api=places["GRISTMILL_API_URL"])
@@ -432,7 +433,6 @@ def test_real_model_of_135_million_parameters_is_retrained_bit_for_bit(tmp_path:
         port = free_port()
         start_vllm(stack, weights, port, "smollm2", models)
         recorded = record(Vllm(f"http://127.0.0.1:{port}", weights, models, output), tmp_path, learning_rate=1e-5)
-    MODELS.append(models)
     done = gristmill(recorded, "retrain", RUN, "--verify")
     assert done.returncode == 0
     assert f"all {STEPS // EVERY} checkpoints are equal, bit for bit\n" in done.stdout
