@@ -32,7 +32,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @pytest.fixture(scope="session")
 def shared_redis() -> Iterator[RedisServer]:
-    """One redis-server for the whole session. A test that stops or kills Redis starts another server."""
+    """The redis-server of the APIs that outlive a test. A test that stops or kills Redis starts another server."""
     with RedisServer() as server:
         yield server
         # The client library and a check at the start try these commands, and work without them.
@@ -40,9 +40,18 @@ def shared_redis() -> Iterator[RedisServer]:
         assert server.refused() <= dispensable, "the API needs what scripts/redis_acl.py does not allow it"
 
 
+@pytest.fixture(scope="session")
+def lone_redis() -> Iterator[RedisServer]:
+    """The redis-server of the tests that start their own APIs. An API of another test would take groups to archive."""
+    with RedisServer() as server:
+        yield server
+
+
 @pytest.fixture
-def redis_url(shared_redis: RedisServer) -> str:
-    """URL of an empty Redis."""
-    with redis.Redis.from_url(shared_redis.url) as client:
+def redis_url(request: pytest.FixtureRequest) -> str:
+    """URL of an empty Redis: of `shared_redis` if the test or one of its fixtures uses it, and else of `lone_redis`."""
+    name = "shared_redis" if "shared_redis" in request.fixturenames else "lone_redis"
+    server: RedisServer = request.getfixturevalue(name)
+    with redis.Redis.from_url(server.url) as client:
         client.flushall()
-    return shared_redis.url
+    return server.url

@@ -59,7 +59,7 @@ class Snapshot:
     """A saved copy of a Redis' contents, which can be restored any number of times."""
 
     def __init__(self, client: redis.Redis) -> None:
-        self._client = client
+        self.client = client
         names = list(client.scan_iter(count=1000))
         # Without an expiry, -1 becomes 0, which means no expiry to RESTORE.
         dumps = [(name, max(client.pexpiretime(name), 0), client.dump(name)) for name in names]
@@ -68,7 +68,7 @@ class Snapshot:
 
     def put_back(self) -> None:
         """Restores the saved contents, and removes everything else."""
-        pipe = self._client.pipeline(transaction=True)
+        pipe = self.client.pipeline(transaction=True)
         pipe.flushall()
         for name, expiry_ms, dump in self._dumps:
             pipe.restore(name, expiry_ms, dump, absttl=True)

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 from redis.asyncio import Redis
-from tests.integration.api.test_archive import RUN, Loop, ids, until
+from tests.integration.api.test_archive import Loop, empty, ids, until
 from tests.support.api_server import ApiServer
-from tests.support.redis_server import RedisServer
 
 from gristmill import Client
 from gristmill_api.store import keys
 
 NOT_UTF_8 = b"\xff"
-
-
-@pytest.fixture
-def redis_url() -> Iterator[str]:
-    """A Redis that no other API listens to."""
-    with RedisServer() as server:
-        yield server.url
 
 
 @pytest.fixture
@@ -51,7 +44,7 @@ async def test_archiver_that_fails_is_visible_and_starts_again(
         loop = Loop(client)
         await loop.start()
         assert await task(http, "up", "archive") == 1
-        await redis.rpush(keys.archive(RUN), NOT_UTF_8)  # no group id
+        await redis.zadd(keys.RUNS, {NOT_UTF_8: 1})  # no run id
 
         async def down() -> bool:
             return await task(http, "up", "archive") == 0
@@ -63,14 +56,36 @@ async def test_archiver_that_fails_is_visible_and_starts_again(
         await loop.step(2)
         assert (await http.get("/readyz")).status_code == 200, "groups are stored and leased all the same"
 
-        await redis.lrem(keys.archive(RUN), 0, NOT_UTF_8)  # type: ignore[arg-type]  # bytes are as good
-
-        async def archived() -> bool:
-            return await redis.llen(keys.archive(RUN)) == 0
-
-        await until(archived)
+        await redis.zrem(keys.RUNS, NOT_UTF_8)
+        await until(functools.partial(empty, redis))
         assert ids(tmp_path) == [group.group_id for group in loop.sent]
         assert await task(http, "up", "archive") == 1
+
+
+async def test_damage_of_one_run_stops_neither_the_archiver_nor_another_run(
+    redis: Redis, api: ApiServer, http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    async with Client(api.url, patience=60) as client:
+        damaged, whole = Loop(client, run_id="damaged"), Loop(client)
+        await damaged.start()
+        await redis.rpush(keys.archive("damaged"), NOT_UTF_8)  # no group id
+
+        async def failed() -> bool:
+            return await task(http, "failures_total", "archive") >= 1
+
+        await until(failed)
+        assert "UnicodeDecodeError" in api.log()
+        await damaged.step(2)
+        await whole.start()
+        await whole.step(2)
+        await until(functools.partial(empty, redis))
+        assert ids(tmp_path) == [group.group_id for group in whole.sent]
+        assert not (tmp_path / "damaged" / "rollouts").exists()
+        assert await task(http, "up", "archive") == 1
+
+        await redis.lrem(keys.archive("damaged"), 0, NOT_UTF_8)  # type: ignore[arg-type]  # bytes are as good
+        await until(functools.partial(empty, redis, "damaged"))
+        assert ids(tmp_path, "damaged") == [group.group_id for group in damaged.sent]
 
 
 async def test_watcher_that_fails_starts_again(redis: Redis, api: ApiServer, http: httpx.AsyncClient) -> None:
@@ -98,9 +113,7 @@ async def test_watcher_that_fails_starts_again(redis: Redis, api: ApiServer, htt
 async def test_failing_task_does_not_delay_the_end_of_the_process(
     redis: Redis, api: ApiServer, http: httpx.AsyncClient
 ) -> None:
-    async with Client(api.url, patience=60) as client:
-        await Loop(client).start()
-    await redis.rpush(keys.archive(RUN), NOT_UTF_8)
+    await redis.zadd(keys.RUNS, {NOT_UTF_8: 1})  # no run id
 
     async def failed() -> bool:
         return await task(http, "failures_total", "archive") >= 2

@@ -1,8 +1,8 @@
 """Bodies that are not a valid group of this permit: the API answers 400 with the reason, and the store keeps its
 contents.
 
-The SDK decides. If TrajectoryGroup.decode reads the bytes, and the ids, row and size match the permit, the bytes are a
-group, however they were made. Anything else is not a group.
+The SDK decides. If TrajectoryGroup.decode reads the bytes, the ids, row and size match the permit, and the run published
+the weights, the bytes are a group, however they were made. Anything else is not a group.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from gristmill_api.http.error_handlers import Refusal
 GROUP: Final = under_way.HELD
 BODY: Final = make_group(GROUP, RUN, version=f"{under_way.INCARNATION}.0").encode()
 WIRE: Final[dict[str, Any]] = msgspec.msgpack.decode(BODY)
+PUBLISHED: Final = {f"{under_way.INCARNATION}.{step}" for step in (0, 1)}
+"""The newest version, and the next one: a trainer publishes weights before it records their version."""
 MANY: Final = settings(
     max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -82,7 +84,9 @@ def _is_ours(body: bytes) -> bool:
         group = TrajectoryGroup.decode(body)
     except GroupError:
         return False
-    return (group.run_id, group.group_id, group.row, group.size) == (RUN, GROUP, WIRE["row"], 2)
+    sent = (group.run_id, group.group_id, group.row, group.size, group.env_id)
+    versions = {span.version for spans in group.versions for span in spans}
+    return sent == (RUN, GROUP, WIRE["row"], 2, under_way.HOLDER) and versions <= PUBLISHED
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import redis
 from tests.integration.api import under_way
 from tests.integration.api.store_harness import RUN
 from tests.support.api_server import ApiServer
-from tests.support.redis_contents import contents, wait_for_archiver
+from tests.support.redis_contents import Snapshot, contents, wait_for_archiver
 from tests.support.redis_server import RedisServer
 
 from gristmill_api.http.error_handlers import Refusal
@@ -48,12 +48,19 @@ def api(shared_redis: RedisServer) -> Iterator[ApiServer]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def seeded(api: ApiServer, shared_redis: RedisServer) -> Iterator[Snapshot]:
+    with redis.Redis.from_url(shared_redis.url) as client:
+        client.flushall()
+        under_way.put_under_way(api.url)
+        wait_for_archiver(client)
+        yield Snapshot(client)
+
+
 @pytest.fixture
-def store(redis_url: str, api: ApiServer) -> Iterator[redis.Redis]:
-    under_way.put_under_way(api.url)
-    with redis.Redis.from_url(redis_url) as store:
-        wait_for_archiver(store)
-        yield store
+def store(seeded: Snapshot) -> redis.Redis:
+    seeded.put_back()
+    return seeded.client
 
 
 @pytest.mark.parametrize("place", PLACES)

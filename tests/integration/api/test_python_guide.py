@@ -13,7 +13,6 @@ from pathlib import Path
 from tests.integration.api.store_harness import trainer
 from tests.support.api_server import ApiServer
 from tests.support.groups import make_group
-from tests.support.redis_server import RedisServer
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -57,12 +56,12 @@ def _archived(folder: Path) -> int:
         return 0
 
 
-def test_blocks_of_the_page_show_a_finished_run(redis_url: str, shared_redis: RedisServer, tmp_path: Path) -> None:
+def test_blocks_of_the_page_show_a_finished_run(redis_url: str, tmp_path: Path) -> None:
     words = {f"w{number}": number for number in range(VOCABULARY)}
     Tokenizer(WordLevel(words, unk_token="w0")).save(str(tmp_path / "tokenizer.json"))
     folder = tmp_path / "runs" / RUN
     program = "\n".join(re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL))
-    with ApiServer(shared_redis.api_url, GRISTMILL_RUNS_DIR=str(tmp_path / "runs")) as api:
+    with ApiServer(redis_url, GRISTMILL_RUNS_DIR=str(tmp_path / "runs")) as api:
         with SyncClient(api.url, patience=10) as client:
             _train(client, folder)
         places = {"API": api.url, "TOKENIZER": str(tmp_path / "tokenizer.json"), "RUN_FOLDER": str(folder)}

@@ -69,6 +69,7 @@ def test_connection_without_a_complete_request_is_closed(
     assert sent_until_closed(api.port, first, then).partition(b"\r\n")[0] == answer
 
 
+@pytest.mark.usefixtures("redis_url")  # Empties Redis: no run is open.
 def test_client_with_complete_requests_keeps_its_connection(api: ApiServer) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=30)
     connection.auto_open = 0  # The client does not connect again.

@@ -12,6 +12,7 @@ async def test_status_reports_age_and_staleness_of_the_oldest_ready_group(harnes
     incarnation = await harness.start(staleness=3)
     status = await harness.store.runs.status(RUN)
     assert (status.oldest_ready_s, status.oldest_ready_staleness, status.envs) == (None, None, 0)
+    await harness.store.runs.record_version(RUN, incarnation, 2)
     for row, step in enumerate((1, 0, 2)):
         (group_id,) = await harness.ask("env-1", 1)
         assert group_id == f"g{row:08d}"

@@ -132,7 +132,7 @@ def test_a_reward_that_fails_on_most_completions_ends_the_process_with_its_error
     environments: Environments, trainer: HandTrainer
 ) -> None:
     (environments.folder / "judge.py").write_text(
-        "def judge(completion: str) -> float:\n    raise ConnectionError('the judge does not answer')\n"
+        "def judge(completion: str) -> float:\n    raise RuntimeError('the judge does not answer')\n"
     )
     env = environments.process(trainer.url, "--reward_functions", "length", "judge.py:judge")
     trainer.take()

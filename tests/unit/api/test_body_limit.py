@@ -131,6 +131,22 @@ async def request(
 LARGE = b"x" * (2 * UNCOUNTED)
 
 
+async def test_two_requests_whose_waits_end_in_the_same_moment_leave_nothing() -> None:
+    bodies = Bodies(10)
+    oldest = await holding(bodies, 6)
+    second, third = await holding(bodies, 3), Reservation(bodies)
+    waits = [asyncio.create_task(second.admit(8)), asyncio.create_task(third.admit(4))]
+    await turns()
+    for wait in waits:
+        wait.cancel()
+    second.release()  # Before the loop turns: there is room for the third, which waits no longer.
+    await asyncio.gather(*waits, return_exceptions=True)
+    assert [wait.cancelled() for wait in waits] == [True, True]
+    third.release()
+    oldest.release()
+    assert bodies.held == 0
+
+
 async def test_request_holds_its_body_and_its_inflated_copy_until_its_end() -> None:
     bodies = Bodies(MIB)
     app = serve(bodies)

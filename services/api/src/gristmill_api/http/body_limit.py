@@ -85,7 +85,7 @@ class Bodies:
         except BaseException as error:
             if turn.done() and not turn.cancelled():
                 self.release(size, age)  # It was admitted in the same moment.
-            else:
+            elif waiting in self._waiting:
                 self._waiting.remove(waiting)
                 self._admit_waiting()
             if isinstance(error, TimeoutError):
@@ -110,8 +110,9 @@ class Bodies:
     def _admit_waiting(self) -> None:
         while self._waiting and self._fits(self._waiting[0][1], self._waiting[0][0]):
             age, size, turn = self._waiting.pop(0)
-            self._count(size, age)
-            turn.set_result(None)
+            if not turn.done():  # Else its wait has ended, and its request learns of it in the next turn of the loop.
+                self._count(size, age)
+                turn.set_result(None)
 
     def _fits(self, size: int, age: int) -> bool:
         return self._held + size <= self._limit or age == next(iter(self._counted))
