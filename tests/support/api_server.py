@@ -1,24 +1,37 @@
-"""The real API in a separate process, started as docs/quickstart.md says."""
+"""The real API in a separate process."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import resource
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import httpx
 from tests.support.ports import free_port
 
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["tests.support.api_process"])
+
+
+def _run(*arguments: Any) -> None:
+    from tests.support import api_process  # The forks have it. This process does not need it.
+
+    api_process.run(*arguments)
+
 
 class ApiServer:
-    """`python -m gristmill_api` on a free port. `environ`: more variables, such as API_LEASE_TTL_S."""
+    """The API on a free port, as `python -m gristmill_api` starts it.
+
+    `environ`: more variables, such as API_LEASE_TTL_S.
+    """
 
     def __init__(
         self,
@@ -45,53 +58,39 @@ class ApiServer:
         self._environ = {**os.environ, "REDIS_URL": redis_url, **environ}
         self._directory = tempfile.TemporaryDirectory(prefix="gristmill-api-")
         self._log = Path(self._directory.name) / "api.log"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ForkServerProcess | None = None
 
     @property
     def pid(self) -> int:
         assert self._process is not None, "the API is not running"
+        assert self._process.pid is not None
         return self._process.pid
 
     def start(self) -> None:
         """Starts the server and waits until it answers. Redis may be unreachable."""
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "gristmill_api"),
-                    *self._at(),
-                ],
-                pass_fds=() if self._listener is None else (self._listener.fileno(),),
-                env=self._environ,
-                stdout=log,
-                stderr=log,
-                preexec_fn=self._bound,
-            )
+        self._log.touch()
+        arguments = [] if self._listener else ["--host", self._host, "--port", str(self.port)]
+        bounds = {}
+        if self._file_size is not None:
+            bounds[resource.RLIMIT_FSIZE] = (self._file_size, self._file_size)
+        if self._descriptors is not None:
+            bounds[resource.RLIMIT_NOFILE] = self._descriptors
+        self._process = _FORKS.Process(target=_run, args=(arguments, self._environ, self._log, bounds, self._listener))
+        self._process.start()
         deadline = time.monotonic() + 120  # On a loaded machine its imports alone can take half a minute.
         while True:
             try:
                 httpx.get(f"{self.url}/healthz").raise_for_status()
                 return
             except httpx.TransportError as error:
-                if self._process.poll() is not None or time.monotonic() > deadline:
+                if not self._process.is_alive() or time.monotonic() > deadline:
                     raise RuntimeError(f"the API did not start:\n{self.log()[-4000:]}") from error
                 time.sleep(0.05)
-
-    def _at(self) -> list[str]:
-        if self._listener is not None:
-            return ["--fd", str(self._listener.fileno())]
-        return ["--host", self._host, "--port", str(self.port)]
-
-    def _bound(self) -> None:
-        if self._file_size is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (self._file_size, self._file_size))
-        if self._descriptors is not None:
-            resource.setrlimit(resource.RLIMIT_NOFILE, self._descriptors)
 
     @property
     def peak_memory(self) -> int:
         """Returns the peak memory of the running process in bytes."""
-        assert self._process is not None
-        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        status = Path(f"/proc/{self.pid}/status").read_text()
         return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
     def log(self) -> str:
@@ -109,8 +108,9 @@ class ApiServer:
 
     def _end(self, number: signal.Signals) -> None:
         if self._process is not None:
-            self._process.send_signal(number)
-            self._process.wait(30)
+            os.kill(self.pid, number)
+            self._process.join(30)
+            assert not self._process.is_alive(), f"the API runs 30 s after {number.name}:\n{self.log()[-4000:]}"
             self._process = None
 
     def __enter__(self) -> ApiServer:

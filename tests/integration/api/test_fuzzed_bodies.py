@@ -1,8 +1,8 @@
 """Bodies that are not a valid group of this permit: the API answers 400 with the reason, and the store keeps its
 contents.
 
-The SDK decides. If TrajectoryGroup.decode reads the bytes, the ids, row and size match the permit, and the run published
-the weights, the bytes are a group, however they were made. Anything else is not a group.
+The SDK decides. If TrajectoryGroup.decode reads the bytes, the ids, row and size match the permit, and the run
+published the weights, the bytes are a group, however they were made. Anything else is not a group.
 """
 
 from __future__ import annotations

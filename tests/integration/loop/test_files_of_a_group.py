@@ -1,14 +1,21 @@
-"""docs/architecture.md lists the files whose code runs for one group. The lists equal a trace of a real run."""
+"""docs/architecture.md lists the files whose code runs for one group. The lists equal a trace of a real run.
+
+The run also shows the output of all services."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from tests.support.launcher import launch
 from tests.support.stack import ROOT, Vllm
+
+from gristmill import read_rollouts
+from gristmill.metrics import read_jsonl
 
 PATHS = {
     "From a row to a submitted group": ["gristmill_env/serve.py:ServeLoop._row"],
@@ -36,9 +43,19 @@ def listed(heading: str) -> dict[str, str]:
     return dict(re.findall(r"^\| `(\S+)` \| (.+) \|$", section, re.MULTILINE))
 
 
+@dataclass(frozen=True)
+class Traced:
+    """A finished run of three steps."""
+
+    files: dict[str, set[str]]
+    """By the package of the process that ran them."""
+    output: str
+    folder: Path
+    model_url: str
+
+
 @pytest.fixture(scope="module")
-def traced(vllm: Vllm, tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    """The files by the package of the process that ran them."""
+def traced(vllm: Vllm, tmp_path_factory: pytest.TempPathFactory) -> Traced:
     folder = tmp_path_factory.mktemp("trace")
     entries = [name for names in PATHS.values() for name in names]
     spans = [name for name in entries if name.startswith("gristmill_trainer/")]
@@ -48,7 +65,7 @@ def traced(vllm: Vllm, tmp_path_factory: pytest.TempPathFactory) -> dict[str, se
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environ.items():
             patch.setenv(name, value)
-        process, _ = launch(folder, vllm, "--training_steps", "3")
+        process, _ = launch(folder, vllm, "--training_steps", "3", "--verbose")
     output, _ = process.communicate(timeout=280)
     assert process.returncode == 0, output
     found: dict[str, set[str]] = {}
@@ -56,12 +73,23 @@ def traced(vllm: Vllm, tmp_path_factory: pytest.TempPathFactory) -> dict[str, se
         lines = set(file.read_text().splitlines())
         owner = next(line.split("/")[0] for line in sorted(lines) if not line.startswith("gristmill/"))
         found.setdefault(owner, set()).update(lines)
-    return found
+    return Traced(found, output, folder / "runs" / "quickstart", vllm.url)
 
 
 @pytest.mark.parametrize("heading", PATHS)
-def test_documented_file_lists_match_the_trace_of_a_run(heading: str, traced: dict[str, set[str]]) -> None:
+def test_documented_file_lists_match_the_trace_of_a_run(heading: str, traced: Traced) -> None:
     package = PATHS[heading][0].split("/")[0]
     files = listed(heading)
     conditional = {file for file, purpose in files.items() if purpose.startswith("If ")}
-    assert sorted(traced[package] | conditional) == sorted(files)
+    assert sorted(traced.files[package] | conditional) == sorted(files)
+
+
+def test_launcher_shows_the_output_of_every_service_that_it_starts(traced: Traced) -> None:
+    assert traced.model_url in traced.output, "it says which model server it uses"
+    lines = traced.output.splitlines()
+    assert not any(text.startswith(f"{'model':<7} | ") for text in lines), "it starts no other one"
+    for name in ("redis", "api", "env", "trainer"):
+        assert any(text.startswith(f"{name:<7} | ") for text in lines), f"no line of {name}"
+    assert [row["step"] for row in read_jsonl(traced.folder / "metrics.jsonl")] == [1, 2, 3]
+    assert (traced.folder / "model/tokenizer_config.json").exists()
+    assert len(list(read_rollouts(traced.folder))) == 3 * 16, "every group of the three steps is archived"

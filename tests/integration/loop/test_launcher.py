@@ -42,22 +42,6 @@ def _descendants(pid: int) -> set[int]:
     return found | {grandchild for child in found for grandchild in _descendants(child)}
 
 
-def test_launcher_runs_a_whole_training(vllm: Vllm, tmp_path: Path) -> None:
-    process, _ = launch(tmp_path, vllm, "--training_steps", "3", "--verbose")
-    output, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, output
-    assert vllm.url in output, "it says which model server it uses"
-    assert not any(text.startswith(f"{'model':<7} | ") for text in output.splitlines()), "it starts no other one"
-    rows = read_jsonl(tmp_path / "runs/quickstart/metrics.jsonl")
-    assert [row["step"] for row in rows] == [1, 2, 3]
-    assert (tmp_path / "runs/quickstart/model/tokenizer_config.json").exists()
-    assert len(list(read_rollouts(tmp_path / "runs/quickstart"))) == 3 * 16, (
-        "every group of the three steps is archived"
-    )
-    for name in ("redis", "api", "env", "trainer"):
-        assert any(text.startswith(f"{name:<7} | ") for text in output.splitlines()), f"no line of {name}"
-
-
 def test_output_without_a_terminal_is_one_line_per_step_and_a_summary(vllm: Vllm, tmp_path: Path) -> None:
     process, _ = launch(tmp_path, vllm, "--training_steps", "3")
     output, _ = process.communicate(timeout=240)

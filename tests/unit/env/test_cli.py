@@ -18,10 +18,12 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "rows.jsonl").write_text(json.dumps({"question": "1 + 1?", "answer": "#### 2"}))
-    (tmp_path / "sums.yaml").write_text(
+    sums = (
         "dataset: {dataset_path: rows.jsonl, prompt_field: question, answer_field: answer, "
         "reward_functions: [accuracy]}"
     )
+    (tmp_path / "sums.yaml").write_text(sums)
+    (tmp_path / "odd.yaml").write_text(sums.replace("prompt_field", "promt_field"))
     return tmp_path
 
 
@@ -30,32 +32,35 @@ def run(folder: Path, *arguments: str, module: str = "gristmill_env") -> tuple[i
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         capture_output=True, text=True, timeout=120, check=False, cwd=folder,
-        env=kept | {"GRISTMILL_CONFIG_DIR": str(folder)},
+        env=kept | {"GRISTMILL_CONFIG_DIR": str(folder), "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder)},
     )  # fmt: skip
     return done.returncode, done.stderr.splitlines()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "quoted"),
+    ("arguments", "code", "named"),
     [
-        (["--config", "sum"], "config_missing", "'sum'"),
-        (["--config", "sums", "--group_sise", "4"], "unknown_flag", "'--group_sise'"),
-        (["--config", "sums", "--reward_functions", "acuracy"], "unknown_reward", "'acuracy'"),
-        (["--config", "sums", "--prompt_field", "questoin"], "field_missing", "'questoin'"),
-        (["--config", "sums", "--dataset_path", "gone.jsonl"], "dataset_missing", "'gone.jsonl'"),
+        (["--config", "sum"], "config_missing", ["'sum'", "sums"]),
+        (["--config", "odd"], "unknown_key", ["odd.yaml", "'dataset.promt_field'", "'prompt_field'"]),
+        (["--config", "sums", "--group_sise", "4"], "unknown_flag", ["'--group_sise'"]),
+        (["--config", "sums", "--reward_functions", "acuracy"], "unknown_reward", ["'acuracy'", "accuracy", "length"]),
+        (["--config", "sums", "--prompt_field", "questoin"], "field_missing", ["'questoin'", "answer, question"]),
+        (["--config", "sums", "--dataset_path", "gone.jsonl"], "dataset_missing", ["'gone.jsonl'"]),
+        (["--dataset_name", "nobody/nothing", "--reward_functions", "length"], "dataset_unavailable",
+         ["nobody/nothing"]),
         (["serve", "--config", "sums", "--startup_patience", "0.2", "--base_url", "http://127.0.0.1:1"],
-         "model_server_unreachable", "http://127.0.0.1:1"),
+         "model_server_unreachable", ["http://127.0.0.1:1"]),
     ],
 )  # fmt: skip
 def test_command_with_a_mistake_prints_one_line_and_exits_with_1(
-    folder: Path, arguments: list[str], code: str, quoted: str
+    folder: Path, arguments: list[str], code: str, named: list[str]
 ) -> None:
     status, lines = run(folder, *arguments)
     errors = [line for line in lines if " ERROR " in line]
     assert status == 1
     assert len(errors) == 1
     assert f"[{code}] " in errors[0]
-    assert quoted in errors[0]
+    assert [part for part in named if part not in errors[0]] == []
     assert not any("Traceback" in line for line in lines)
 
 

@@ -14,6 +14,8 @@ import pytest
 from tests.support.ports import free_port
 from tests.unit.trainer.distributed.endings import RUN, SCENARIOS, TIMEOUT
 
+pytestmark = pytest.mark.long
+
 
 @dataclass(frozen=True)
 class Ending:
