@@ -30,7 +30,7 @@ class Nag(Environment):
 def test_each_reply_continues_the_very_tokens_before_it(environments: Environments, trainer: HandTrainer) -> None:
     (environments.folder / "nag.py").write_text(GAME)
     with (environments.folder / "sums.yaml").open("a") as config:
-        config.write("environment: nag.py:Nag\ninclude_messages: true\nmax_token_length: 512\n")
+        config.write("environment: nag.py:Nag\ninclude_messages: true\n")
     environments.here(trainer.url, "--max_token_length", "512", "--max_tokens", "24")
     trainer.take()
     groups = trainer.train(until=1)

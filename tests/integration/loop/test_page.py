@@ -183,6 +183,7 @@ def test_rollout_opens_from_the_list_and_from_its_link(training: Training, page:
 @pytest.mark.timeout(600)
 def test_files_of_the_finished_run_show_the_same_page(training: Training, page: Any) -> None:
     page.wait_for_selector(".pill.state-finished", timeout=300_000)
+    settled(page)
     assert fact(page, "progress") == f"{STEPS} / {STEPS}"
     reward = fact(page, "reward")
     page.context.close()

@@ -44,7 +44,7 @@ def run(folder: Path, *arguments: str, module: str = "gristmill_env") -> tuple[i
         (["--config", "odd"], "unknown_key", ["odd.yaml", "'dataset.promt_field'", "'prompt_field'"]),
         (["--config", "sums", "--group_sise", "4"], "unknown_flag", ["'--group_sise'"]),
         (["--config", "sums", "--reward_functions", "acuracy"], "unknown_reward", ["'acuracy'", "accuracy", "length"]),
-        (["--config", "sums", "--prompt_field", "questoin"], "field_missing", ["'questoin'", "answer, question"]),
+        (["--config", "sums", "--prompt_field", "questoin"], "field_missing", ["'questoin'", "question", "answer"]),
         (["--config", "sums", "--dataset_path", "gone.jsonl"], "dataset_missing", ["'gone.jsonl'"]),
         (["--dataset_name", "nobody/nothing", "--reward_functions", "length"], "dataset_unavailable",
          ["nobody/nothing"]),

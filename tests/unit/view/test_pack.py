@@ -288,6 +288,25 @@ def test_other_files_are_packed_if_they_are_named(run: RunFolderWriter, tmp_path
         write_pack(tmp_path / "q.zip", "quickstart", [run.path], include=["*.bin"])
 
 
+def test_zip_file_is_packed_if_it_compresses_nothing(run: RunFolderWriter, tmp_path: Path) -> None:
+    """torch.save writes such a file, and a fork has one in origin/."""
+    kept = run.path / "origin" / "step-000002" / "optimizer.pt"
+    kept.parent.mkdir(parents=True)
+    for compression, content in ((zipfile.ZIP_STORED, b"state"), (zipfile.ZIP_STORED, OTHER.encode())):
+        with zipfile.ZipFile(kept, "w", compression) as file:
+            file.writestr("data", content)
+        if content == b"state":
+            found = write_pack(tmp_path / "p.zip", "quickstart", [run.path], secrets=[OTHER])
+            assert str(kept.relative_to(run.path)) in {file.path for file in found.files}
+        else:
+            with pytest.raises(PackError):
+                write_pack(tmp_path / "q.zip", "quickstart", [run.path], secrets=[OTHER])
+    with zipfile.ZipFile(kept, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("data", b"state")
+    with raises(PackError, "file_not_searched", path=kept):
+        write_pack(tmp_path / "r.zip", "quickstart", [run.path])
+
+
 def test_quarantined_group_with_a_secret_is_an_error(run: RunFolderWriter, tmp_path: Path) -> None:
     aside = run.path / "aside" / "step-000002.1.groups"
     aside.parent.mkdir()

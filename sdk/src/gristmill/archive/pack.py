@@ -266,8 +266,8 @@ def _refuse_in_groups(path: Path, search: SecretSearch) -> None:
                 raise _secret_in(path.name, path)
         except (OSError, ValueError) as error:
             raise _not_searched(path, str(error)) from error
-    if cannot_be_searched(start) and path.suffix != segment.SUFFIX:
-        raise _not_searched(path, "it is packed in a form that the search does not read")
+        if path.suffix != segment.SUFFIX and cannot_be_searched(file):
+            raise _not_searched(path, "it is packed in a form that the search does not read")
     for body, group in _bodies(path) if path.suffix in (segment.SUFFIX, _QUARANTINED) else ():
         if search.finds(body):
             raise PackError(

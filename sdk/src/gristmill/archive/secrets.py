@@ -13,6 +13,7 @@ import itertools
 import json
 import netrc
 import re
+import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -30,7 +31,8 @@ _CHUNK: Final = 1 << 20
 _UNPACKED: Final = 4 << 30
 """Most bytes of a gzip file that are searched."""
 _GZIP: Final = b"\x1f\x8b"
-_PACKED: Final = (b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"PAR1", b"7z\xbc\xaf")
+_ZIP: Final = b"PK\x03\x04"
+_PACKED: Final = (_ZIP, b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"PAR1", b"7z\xbc\xaf")
 """The beginnings of files whose content cannot be searched: zip, bzip2, xz, zstd, Parquet, 7z."""
 
 
@@ -137,9 +139,20 @@ def is_gzip(start: bytes) -> bool:
     return start.startswith(_GZIP)
 
 
-def cannot_be_searched(start: bytes) -> bool:
-    """Returns whether a file that begins so is packed in a form that the search does not read."""
-    return start.startswith(_PACKED)
+def cannot_be_searched(file: BinaryIO) -> bool:
+    """Returns whether a file is packed in a form that the search does not read.
+
+    It reads a zip file that compresses nothing, as torch writes it, because the members' bytes are in it unchanged.
+    """
+    file.seek(0)
+    start = file.read(max(map(len, _PACKED)))
+    if not start.startswith(_ZIP):
+        return start.startswith(_PACKED)
+    try:
+        with zipfile.ZipFile(file) as packed:
+            return any(member.compress_type != zipfile.ZIP_STORED for member in packed.infolist())
+    except (zipfile.BadZipFile, NotImplementedError, ValueError):
+        return True
 
 
 def gzip_parts(file: BinaryIO) -> Iterator[bytes]:

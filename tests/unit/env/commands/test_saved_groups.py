@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import multiprocessing
+import os
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -175,6 +176,14 @@ def test_saved_groups_of_another_training_are_set_aside(tmp_path: Path, lines: b
     assert path.exists() == (kept is None)
     assert [(tmp_path / name).read_bytes() for name in ([kept] if kept else [])] == ([lines] if kept else [])
     set_other_groups_aside(tmp_path / "none.jsonl", "now")
+
+
+@pytest.mark.timeout(20)
+def test_a_device_and_a_fifo_are_not_read_for_groups_of_another_training(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", Path("/dev/zero")):
+        set_other_groups_aside(path, "now")
+        assert path.exists()
 
 
 def test_only_the_newest_training_of_a_runs_folder_is_read(tmp_path: Path) -> None:
