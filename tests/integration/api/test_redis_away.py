@@ -141,7 +141,7 @@ async def test_stop_does_not_wait_for_long_polls(server: RedisServer, api: ApiSe
         assert await waiting is None
 
 
-@pytest.mark.parametrize("victim", ["redis", "api", "both"])
+@pytest.mark.parametrize("victim", ["both", *(pytest.param(one, marks=pytest.mark.long) for one in ("redis", "api"))])
 async def test_nothing_acknowledged_is_lost_by_kills(server: RedisServer, api: ApiServer, victim: str) -> None:
     """Two environments and a trainer work while the victim is killed three times."""
     acknowledged: set[str] = set()

@@ -100,7 +100,11 @@ async def archived_ids(redis: Redis, runs: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, signal.SIGSTOP, pytest.param(signal.SIGTERM, marks=pytest.mark.long)],
+    ids=lambda number: number.name,
+)
 async def test_run_continues_over_the_other_process_when_one_ends(
     redis: Redis, replicas: tuple[ApiServer, ApiServer], tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -111,12 +111,13 @@ def test_doctor_and_pack_of_a_real_run(here: None, run: Path, tmp_path: Path) ->
     assert (code, damaged["archive"]) == (1, "failed")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("setting", "cause"),
     [
         (["--logprobs-mode", "raw_logprobs"], Cause.RAW),
-        pytest.param(["--dtype", "bfloat16"], Cause.DTYPE, marks=pytest.mark.long),
+        (["--dtype", "bfloat16"], Cause.DTYPE),
     ],
 )
 def test_vllm_with_other_settings_fails_with_the_cause(

@@ -12,11 +12,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from tests.support.errors import raises
 from tests.support.small_disk import mounted
 
+import launch_local_dataset_run
 from gristmill.errors import FileError
 from launch_local_dataset_run import check_folder, served_name, watch
 from local_processes import LocalStack, LocalStackError
@@ -43,28 +45,32 @@ def dataset(**changes: object) -> dict[str, object]:
 
 
 @pytest.fixture
-def refusal(tmp_path: Path) -> Launch:
-    """Returns the last line on standard error of a launcher that is refused, with `changes` to a config that works."""
+def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Launch:
+    """Returns what a launcher that is refused prints as errors, with `changes` to a config that works.
+
+    The launcher runs in this process, because its imports take longer than its checks.
+    """
     (tmp_path / "rows.jsonl").write_text(json.dumps({"question": "1 + 1?", "answer": "2"}) + "\n")
 
     def run(*arguments: str, env_file: str | None = None, environ: Mapping[str, str] = {}, **changes: object) -> str:
         (tmp_path / "mine.yaml").write_text(json.dumps(CONFIG | changes))
         (tmp_path / ".env").write_text(env_file or "")
-        with socket.socket() as api, socket.socket() as model:
+        with socket.socket() as api, socket.socket() as model, monkeypatch.context() as patch:
             api.bind(("127.0.0.1", 0))  # Bound and not listened on: free for the launcher's checks.
             model.bind(("127.0.0.1", 0))
             ports = [f"--api_port={api.getsockname()[1]}", f"--model_port={model.getsockname()[1]}"]
             folders = [f"--state_dir={tmp_path / 'state'}", f"--runs_dir={tmp_path / 'runs'}"]
             config = [] if "CONFIG=" in (env_file or "") else ["--config", str(tmp_path / "mine.yaml")]
-            done = subprocess.run(
-                [sys.executable, str(SCRIPT), *config, *ports, *folders, *arguments],
-                capture_output=True, text=True, cwd=ROOT if env_file is None else tmp_path, timeout=60, check=False,
-                env={**os.environ, "RUN_ID": "", "COMPOSE_DISABLE_ENV_FILE": str(int(env_file is None)), **environ},
-            )  # fmt: skip
-        assert done.returncode == 1, done.stderr
-        assert "Traceback" not in done.stderr
+            patch.chdir(ROOT if env_file is None else tmp_path)
+            patch.setattr(sys, "argv", [str(SCRIPT), *config, *ports, *folders, *arguments])
+            # The launcher adds the variables of .env.
+            own = {"RUN_ID": "", "COMPOSE_DISABLE_ENV_FILE": str(int(env_file is None)), **environ}
+            interrupt = signal.getsignal(signal.SIGINT)
+            with mock.patch.dict(os.environ, own):
+                assert launch_local_dataset_run.main() == 1
+            signal.signal(signal.SIGINT, interrupt)
         assert not (tmp_path / "state" / "redis").is_dir(), "a service was started"
-        return done.stderr
+        return capsys.readouterr().err
 
     return run
 
