@@ -32,6 +32,8 @@ def run(
     """
     for bound, values in bounds.items():
         resource.setrlimit(bound, values)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.stdin = os.fdopen(0, closefd=False)
     output = os.open(log, os.O_WRONLY | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(output, stream)

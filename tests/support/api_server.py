@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import resource
@@ -108,7 +109,8 @@ class ApiServer:
 
     def _end(self, number: signal.Signals) -> None:
         if self._process is not None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # It has ended by itself.
+                os.kill(self.pid, number)
             self._process.join(30)
             assert not self._process.is_alive(), f"the API runs 30 s after {number.name}:\n{self.log()[-4000:]}"
             self._process = None
