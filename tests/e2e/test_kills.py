@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -79,18 +81,33 @@ def test_the_run_survives_a_kill_of_each_service(way: str, tmp_path: Path) -> No
 
 def test_environment_of_compose_run_is_not_started_again_after_a_kill(tmp_path: Path) -> None:
     """docs/operations.md says so, and names `docker compose up` for runs that must survive a kill."""
-    with ComposeStack(tmp_path, "gristmill-run-env", {}) as stack:
-        name = f"{stack.project}-env"
-        stack.compose("run", "--detach", "--no-deps", "--name", name, "--entrypoint", "sleep", "env", "600")
-        try:
-            _docker("kill", "--signal", "KILL", name)
-            assert _docker("wait", name).strip() == "137"
-            shown = json.loads(_docker("inspect", name))[0]
-        finally:
-            _docker("rm", "--force", name)
+    with ComposeStack(tmp_path, "gristmill-run-env", {}) as stack, environment_of_compose_run(stack) as name:
+        _docker("kill", "--signal", "KILL", name)
+        assert _docker("wait", name).strip() == "137"
+        shown = json.loads(_docker("inspect", name))[0]
         assert (shown["State"]["Status"], shown["RestartCount"]) == ("exited", 0)
         assert shown["HostConfig"]["RestartPolicy"]["Name"] == "no"
 
 
+def test_environment_of_compose_run_stops_in_order_when_its_terminal_closes(tmp_path: Path) -> None:
+    with ComposeStack(tmp_path, "gristmill-run-env", {}) as stack, environment_of_compose_run(stack) as name:
+        _docker("kill", "--signal", "HUP", name)
+        assert _docker("wait", name).strip() == "143"
+
+
+@contextlib.contextmanager
+def environment_of_compose_run(stack: ComposeStack) -> Iterator[str]:
+    """Starts `docker compose run env` without the other services, which the environment waits for. Yields its name."""
+    name = f"{stack.project}-env"
+    stack.compose("run", "--detach", "--no-deps", "--name", name, "env", "--config", "quickstart")
+    try:
+        stack.wait_until(lambda: "env " in _docker("logs", name), 120, "the environment's first line")
+        yield name
+    finally:
+        _docker("rm", "--force", name)
+
+
 def _docker(*arguments: str) -> str:
-    return subprocess.run(["docker", *arguments], check=True, capture_output=True, text=True).stdout
+    """Returns the output, in which the errors come last."""
+    done = subprocess.run(["docker", *arguments], check=True, capture_output=True, text=True)
+    return done.stdout + done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -15,27 +16,35 @@ from gristmill import ApiError, SyncClient
 from secure import FOLDER, OUTSIDE, PASSWORD, ROLES, main
 
 
-@pytest.fixture
-def secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+@dataclass(frozen=True)
+class Secured:
+    """Redis and the API with the secrets of `folder`."""
+
+    stack: ComposeStack
+    secrets: dict[str, str]
     """The words in the secret files, by file."""
-    main([], tmp_path)
-    for name in OUTSIDE:
-        monkeypatch.setattr("sys.stdin", io.StringIO(f"secret-of-{name}\n"))
-        main(["--set", name], tmp_path)
-    return {name: (tmp_path / FOLDER / name).read_text().strip() for name in (*ROLES, PASSWORD, *OUTSIDE)}
+    folder: Path
 
 
-@pytest.fixture
-def stack(tmp_path: Path, secrets: dict[str, str]) -> Iterator[ComposeStack]:
-    folder = tmp_path / FOLDER
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    root = tmp_path_factory.mktemp("secured")
+    main([], root)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in OUTSIDE:
+            patch.setattr("sys.stdin", io.StringIO(f"secret-of-{name}\n"))
+            main(["--set", name], root)
+    folder = root / FOLDER
+    secrets = {name: (folder / name).read_text().strip() for name in (*ROLES, PASSWORD, *OUTSIDE)}
     settings = {"API_AUTH": "token", "SECRETS_DIR": str(folder), "SECRETS_GID": str(folder.stat().st_gid)}
     settings |= {variable: str(folder / name) for name, variable in OUTSIDE.items()}
-    with ComposeStack(tmp_path, "gristmill-secure", settings) as stack:
+    with ComposeStack(root, "gristmill-secure", settings) as stack:
         stack.up("redis", "api", wait=True)
-        yield stack
+        yield Secured(stack, secrets, folder)
 
 
-def test_tokens_and_the_password_work_in_containers(stack: ComposeStack, secrets: dict[str, str]) -> None:
+def test_tokens_and_the_password_work_in_containers(secured: Secured) -> None:
+    stack, secrets = secured.stack, secured.secrets
     assert httpx.get(f"{stack.api_url}/readyz").status_code == 200
     assert httpx.get(f"{stack.api_url}/v1/runs").status_code == 401
     with SyncClient(stack.api_url, token=secrets["env"], patience=10) as env:
@@ -52,22 +61,21 @@ def test_tokens_and_the_password_work_in_containers(stack: ComposeStack, secrets
     assert not [name for name, word in secrets.items() if word in shown]
 
 
-def test_close_needs_the_token_of_the_administrator(
-    stack: ComposeStack, secrets: dict[str, str], tmp_path: Path
-) -> None:
+def test_close_needs_the_token_of_the_administrator(secured: Secured) -> None:
+    stack, secrets = secured.stack, secured.secrets
     close = ["run", "--rm", "-T", "--no-deps"]
     with SyncClient(stack.api_url, token=secrets["env"], patience=10) as api:
-        api.create_run("a", {}, 2)
-        assert "[forbidden]" in stack.compose(*close, "env", "close", "a", check=False)
-        assert api.get_run("a").state == "open"
-        token = ["--volume", f"{tmp_path / FOLDER / 'admin'}:/run/secrets/admin:ro"]
+        api.create_run("b", {}, 2)
+        assert "[forbidden]" in stack.compose(*close, "env", "close", "b", check=False)
+        assert api.get_run("b").state == "open"
+        token = ["--volume", f"{secured.folder / 'admin'}:/run/secrets/admin:ro"]
         token += ["--env", "GRISTMILL_API_TOKEN_FILE=/run/secrets/admin"]
-        stack.compose(*close, *token, "env", "close", "a")
-        assert api.get_run("a").state == "finished"
+        stack.compose(*close, *token, "env", "close", "b")
+        assert api.get_run("b").state == "finished"
 
 
-def test_each_container_reads_only_its_own_secrets(stack: ComposeStack, secrets: dict[str, str]) -> None:
-    read = {}
+def test_each_container_reads_only_its_own_secrets(secured: Secured) -> None:
+    stack, secrets, read = secured.stack, secured.secrets, {}
     for service in ("redis", "api", "model", "trainer", "env"):
         show = ["--entrypoint", "sh", service, "-c", "cat /run/secrets/* /run/secrets/tokens/* 2>/dev/null"]
         shown = stack.compose("run", "--rm", "-T", "--no-deps", *show, check=False)

@@ -92,6 +92,7 @@ def test_mutants_have_a_fixed_order_and_unique_keys() -> None:
     assert {mutant.script for mutant in mutants} == {path.name for path in LUA.glob("*.lua")}
 
 
+@pytest.mark.long
 def test_redis_compiles_every_mutant(redis_url: str) -> None:
     """Every test would find a mutant that is not valid Lua, so such a mutant would prove nothing."""
     with redis.Redis.from_url(redis_url) as client, scripts_with(None) as folder, scripts_from(folder):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import multiprocessing
 import os
 import resource
@@ -15,7 +16,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import httpx
 from tests.support.ports import free_port
 
 _FORKS = multiprocessing.get_context("forkserver")
@@ -81,9 +81,12 @@ class ApiServer:
         deadline = time.monotonic() + 120  # On a loaded machine its imports alone can take half a minute.
         while True:
             try:
-                httpx.get(f"{self.url}/healthz").raise_for_status()
+                connection = http.client.HTTPConnection("127.0.0.1", self.port)
+                connection.request("GET", "/healthz")
+                assert connection.getresponse().status == 200
+                connection.close()
                 return
-            except httpx.TransportError as error:
+            except (OSError, http.client.HTTPException) as error:
                 if not self._process.is_alive() or time.monotonic() > deadline:
                     raise RuntimeError(f"the API did not start:\n{self.log()[-4000:]}") from error
                 time.sleep(0.05)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from gristmill.disk import sync
 from gristmill.dotenv import DotenvError, read_env_file
 from gristmill.errors import ConfigError, ManifestError
 from gristmill.redaction import remember
@@ -120,6 +121,7 @@ class Manifest(BaseModel):
             os.fsync(file.fileno())
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
+        sync(models_dir)
         return path
 
 

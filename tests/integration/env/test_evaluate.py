@@ -89,6 +89,7 @@ def test_repeated_greedy_evaluation_writes_identical_samples(evaluate: Evaluate)
     assert "0, 0, 40" in evaluate("--compare", "a", "b")  # better, worse, same
 
 
+@pytest.mark.long
 def test_sampled_evaluation_reports_majority_and_pass_at_k(evaluate: Evaluate) -> None:
     said = evaluate("--out", "a", "--eval_limit", "20", "--eval_samples", "4", "--compare", "greedy", code=1)
     assert "[evaluation_missing] " in said

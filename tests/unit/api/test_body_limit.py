@@ -185,6 +185,7 @@ async def test_copy_is_counted_with_its_real_size_once_it_is_known() -> None:
     assert bodies.held == MIB - 200_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [[LARGE, None], [b"x", None], [None], [b"x"] * 1000])
 @pytest.mark.parametrize("announced", [True, False])
 async def test_request_whose_body_arrives_too_slowly_gives_its_room_back(

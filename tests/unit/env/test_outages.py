@@ -18,6 +18,8 @@ from gristmill_env.errors import EpisodeError, RewardError
 from gristmill_env.outages import may_pass
 from gristmill_env.rewards import Sample, Scorer, WeightedReward, create_reward
 
+pytestmark = pytest.mark.slow
+
 REQUEST = httpx.Request("POST", "http://judge")
 
 

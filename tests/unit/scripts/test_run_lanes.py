@@ -11,6 +11,8 @@ import pytest
 
 from secure import ROOT
 
+pytestmark = pytest.mark.slow
+
 STAGES = """
 one: ; @echo of one; echo "3 passed in 1.2s"; echo one >>order
 two: ; @echo "=== 4 passed, 1 skipped in 62.50s (0:01:02) ==="; echo two >>order

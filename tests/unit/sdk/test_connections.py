@@ -22,6 +22,8 @@ from gristmill.view import doctor
 from gristmill_env.inference.http import ServerHttp
 from gristmill_trainer.publish.servers import ModelServer
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 
 # Runs in a network namespace of its own, whose loopback interface it takes away while a request waits.

@@ -22,6 +22,8 @@ from gristmill.view.rollouts import build
 from gristmill.view.run_source import RunSource
 from gristmill.view.source import RolloutQuery, ViewError
 
+pytestmark = pytest.mark.slow
+
 FILES = (
     "metrics.jsonl", "receipts.jsonl", RUN_FILE, "fork.json", "drops.jsonl", "drops.1.jsonl", "logs/trainer.log",
     "rollouts/000001.gmz", "trained/000001.gmz", "trained/tokenizer/tokenizer.json", "model/tokenizer.json",

@@ -15,7 +15,7 @@ from typing import BinaryIO, Literal
 import msgspec
 
 from gristmill import foreign
-from gristmill.archive.disk import make_folder, sync_folder
+from gristmill.disk import make_folder, sync
 
 DROPS_FILE, OLDER_DROPS_FILE = "drops.jsonl", "drops.1.jsonl"
 MAX_BYTES = 64 << 20
@@ -66,7 +66,7 @@ def append_drops(run: Path, drops: Iterable[Drop], max_bytes: int = MAX_BYTES) -
             raise OSError(f"{path}: only {written} of {len(lines)} bytes could be written")
         os.fsync(handle)
     if is_new:
-        sync_folder(run)
+        sync(run)
 
 
 def read_drops(path: Path, start: int = 0, end: int | None = None) -> Iterator[tuple[Drop, int]]:

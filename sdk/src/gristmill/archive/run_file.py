@@ -16,7 +16,7 @@ from typing import Final
 from pydantic import BaseModel, ValidationError
 
 from gristmill import foreign
-from gristmill.archive.disk import make_folder, sync_folder
+from gristmill.disk import make_folder, sync
 from gristmill.errors import GristmillError
 from gristmill.redaction import redact
 from gristmill.run import RunRecord, RunState
@@ -59,7 +59,7 @@ def write_run_file(folder: Path, record: RunRecord) -> bool:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-        sync_folder(folder)
+        sync(folder)
     finally:
         partial.unlink(missing_ok=True)
     return True

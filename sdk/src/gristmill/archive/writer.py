@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gristmill.archive import segment
-from gristmill.archive.disk import make_folder, sync_folder
 from gristmill.archive.segment import ArchiveError
+from gristmill.disk import make_folder, sync
 from gristmill.logs import line
 
 _LOG = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ class RunWriter:
         try:
             os.fsync(self._file)
             if name_too:
-                sync_folder(self._folder)
+                sync(self._folder)
         except OSError:
             self._unsure = True
             os.fchmod(self._file, _NOT_SYNCED)

@@ -16,6 +16,8 @@ from typing import BinaryIO
 
 import msgspec
 
+from gristmill.disk import sync
+
 logger = logging.getLogger(__name__)
 
 _BLOCK = 1 << 16
@@ -31,9 +33,9 @@ def complete_file(path: Path) -> Iterator[Path]:
     temporary.unlink(missing_ok=True)
     try:
         yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
+        sync(temporary)
         temporary.replace(path)
+        sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from gristmill.disk import sync
+
 BUILDING = ".building-"
 DIGEST_FILE = ".sha256.json"
 
@@ -41,9 +43,9 @@ def built(models_dir: Path, name: str, build: Callable[[Path], None]) -> Path:
     digest(temporary)
     _open_to_readers(temporary)
     for path in (*temporary.iterdir(), temporary):
-        _sync(path)
+        sync(path)
     temporary.rename(final)
-    _sync(models_dir)
+    sync(models_dir)
     return final
 
 
@@ -81,11 +83,3 @@ def _open_to_readers(folder: Path) -> None:
     for path in folder.iterdir():
         if path.stat().st_mode & 0o444 != 0o444:
             path.chmod(0o644)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

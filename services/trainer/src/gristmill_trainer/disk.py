@@ -1,8 +1,7 @@
-"""Durable files, and errors of full disks."""
+"""Errors of full disks."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,12 +18,3 @@ def writing(path: Path, kind: type[TrainerError] = TrainerError, remedy: str = "
         yield
     except (OSError, SafetensorError) as error:
         raise kind("write_failed", f"{path} cannot be written: {error}. {remedy}".strip(), path=path) from error
-
-
-def sync(path: Path) -> None:
-    """Flushes a file's content, or a folder's entries, to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -6,6 +6,8 @@ import pytest
 
 from gristmill_env.rewards.accuracy import accuracy
 
+pytestmark = pytest.mark.slow
+
 TABLE: list[tuple[str, list[str], list[str]]] = [
     (
         r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}",

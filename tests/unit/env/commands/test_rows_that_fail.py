@@ -25,6 +25,8 @@ from gristmill_env.saved import read_groups
 
 from .conftest import shown
 
+pytestmark = pytest.mark.slow
+
 LONG = "long " * 9
 QUESTIONS: list[str | None] = [LONG, "1 + 1?", LONG, "2 + 2?", LONG]
 REFUSAL = (400, {"error": {"code": "context_length_exceeded"}})

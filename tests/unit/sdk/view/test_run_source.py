@@ -21,6 +21,8 @@ from gristmill.view.queries import _where
 from gristmill.view.run_source import RunSource
 from gristmill.view.source import RolloutQuery, ViewError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 async def source(tmp_path: Path) -> AsyncIterator[RunSource]:

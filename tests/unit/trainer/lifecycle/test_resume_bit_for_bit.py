@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+import pytest
 from tests.unit.trainer.lifecycle.conftest import progress, start_training
 
 from gristmill_trainer.checkpoint import CheckpointStore, find_resumption
@@ -47,6 +48,7 @@ def _process(*arguments: str) -> int:
     return subprocess.run([sys.executable, "-c", _PROGRAM, *arguments], env=environ, check=False).returncode
 
 
+@pytest.mark.long
 def test_killed_and_resumed_training_gives_the_same_bytes(model_dir: Path, tmp_path: Path) -> None:
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     assert _process(str(straight), str(model_dir), "4", "end") == 0

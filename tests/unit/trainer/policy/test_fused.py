@@ -63,6 +63,7 @@ def test_packed_kernel_matches_one_call_per_sequence(monkeypatch: pytest.MonkeyP
         assert float((one - other).norm() / other.norm()) < 0.02  # bfloat16
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_compiled_layers_with_the_kernel_are_one_graph(checkpointing: bool) -> None:
     """A break would leave recomputed layers without any graph."""

@@ -14,6 +14,7 @@ import msgspec
 import torch
 
 from gristmill import PolicyVersion
+from gristmill.disk import sync
 from gristmill_trainer.checkpoint.contents import (
     OPTIMIZER,
     RANDOM,
@@ -27,7 +28,7 @@ from gristmill_trainer.checkpoint.contents import (
     write_manifest,
 )
 from gristmill_trainer.checkpoint.digests import DigestWriter
-from gristmill_trainer.disk import sync, writing
+from gristmill_trainer.disk import writing
 from gristmill_trainer.errors import CheckpointError, FencedError
 from gristmill_trainer.model_state import LearnerState
 

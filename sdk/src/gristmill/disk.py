@@ -1,4 +1,4 @@
-"""Folders whose entries are on disk. A new file's name survives a power cut only after its folder was synced."""
+"""Files and folders that survive a power cut. A new file's name does so only after its folder was synced."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 
-def sync_folder(folder: Path) -> None:
-    """Flushes the folder's entries to disk. Raises OSError."""
-    handle = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Flushes a file's content, or a folder's entries, to disk. Raises OSError."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
@@ -23,4 +23,4 @@ def make_folder(folder: Path) -> None:
         folder = folder.parent
     for one in reversed(missing):
         one.mkdir(exist_ok=True)
-        sync_folder(one.parent)
+        sync(one.parent)
