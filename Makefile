@@ -88,7 +88,7 @@ integration: integration-store integration-loop ## run the tests with a real Red
 integration-store: dev
 	scripts/prepare_package.sh redis-tools
 	$(VENV)/pytest tests/integration/api tests/integration/atropos tests/integration/atropos_queue tests/mutation \
-	  -m "not long" -n 4 --dist loadfile
+	  -m "not long" -n 3 --dist loadfile
 
 integration-loop: dev
 	scripts/prepare_package.sh prometheus

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -97,7 +98,9 @@ async def test_archive_leaves_redis_the_floor_of_free_space(disk: Path, server: 
             assert 0 < found["archive_free_bytes"] < FLOOR * MIB
             assert found["redis_aof_bytes"] > 0
             assert (found["redis_aof_rewrite_ok"], found["redis_aof_write_ok"], found["redis_up"]) == (1, 1, 1)
-            assert api.log().count("IS NEARLY FULL") == 1
+            # The segments that were deleted may have made room for a moment.
+            recovered = re.findall(r"archive disk=\S+ free=\d+ state=up", api.log())
+            assert api.log().count("IS NEARLY FULL") == 1 + len(recovered)
             assert api.log().count("CANNOT BE WRITTEN") == 1
 
             (disk / "filler").unlink()

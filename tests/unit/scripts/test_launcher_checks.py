@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 import signal
@@ -61,6 +62,7 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
             ports = [f"--api_port={api.getsockname()[1]}", f"--model_port={model.getsockname()[1]}"]
             folders = [f"--state_dir={tmp_path / 'state'}", f"--runs_dir={tmp_path / 'runs'}"]
             config = [] if "CONFIG=" in (env_file or "") else ["--config", str(tmp_path / "mine.yaml")]
+            patch.setattr(logging.getLogger(), "handlers", [])  # Another test may have left one.
             patch.chdir(ROOT if env_file is None else tmp_path)
             patch.setattr(sys, "argv", [str(SCRIPT), *config, *ports, *folders, *arguments])
             # The launcher adds the variables of .env.
