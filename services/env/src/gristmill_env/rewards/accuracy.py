@@ -22,8 +22,8 @@ _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,11})")
 _BOXED_INTEGER = re.compile(rf"\\boxed\{{({_INTEGER.pattern})\}}")
 _ANY_BOX = re.compile(r"\\(?:boxed|fbox)")
 """Math-Verify also reads boxes without braces, such as `\\boxed 5`."""
-_MATH_VERIFY_READS = 10_000
-"""Characters at the end of a completion. Its time is quadratic: 1.4 s for this many, 6 s for twice as many."""
+_MATH_VERIFY_READS = 6_000
+"""Characters at the end of a completion. Its time is quadratic, and a check may take 3 s of a slow processor."""
 _OTHER_READING = re.compile(r"(?i:final answer)|%|(?i:percent|pct)")
 
 
