@@ -62,8 +62,8 @@ def record(vllm: Vllm, folder: Path, **trainer: Any) -> Path:
             trainer_process.process.wait()
             trainer_process = start()
         stack.wait_until(trainer_process, lambda: trainer_process.exit_code == 0, timeout=_STEP_SECONDS)
-        stack.wait_until(env, lambda: env.exit_code == 0, timeout=60)
-        stack.wait_until(trainer_process, lambda: _archived(runs / RUN) == STEPS * GROUPS, timeout=60)
+        stack.wait_until(env, lambda: env.exit_code == 0, timeout=240)
+        stack.wait_until(trainer_process, lambda: _archived(runs / RUN) == STEPS * GROUPS, timeout=240)
     return runs / RUN
 
 

@@ -131,7 +131,7 @@ def test_run_trains_adapters_and_exports_a_whole_model(server: Vllm, tmp_path: P
         serve = [sys.executable, "-m", "gristmill_env", "serve", "--config", "adapters"]
         env = stack.start("env", serve, places)
         stack.wait_until(trainer, lambda: trainer.exit_code == 0, timeout=180)
-        stack.wait_until(env, lambda: env.exit_code == 0, timeout=60)
+        stack.wait_until(env, lambda: env.exit_code == 0, timeout=240)
     rows = read_jsonl(tmp_path / "runs" / "adapters" / "metrics.jsonl")
     assert len(rows) == 8
     assert min(row["grad_norm"] for row in rows) > 0

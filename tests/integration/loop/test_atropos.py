@@ -50,7 +50,7 @@ def test_training_learns_a_stock_environment_of_atropos(vllm: Vllm, tmp_path: Pa
         trainer = stack.start("trainer", [sys.executable, "-m", "gristmill_trainer", *train.split()], directories)
         try:
             stack.wait_until(trainer, lambda: trainer.exit_code == 0, timeout=900)
-            stack.wait_until(env, lambda: env.exit_code == 0, timeout=60)
+            stack.wait_until(env, lambda: env.exit_code == 0, timeout=240)
         except LocalStackError as error:
             tail = "\n".join("\n".join(output.of(name).splitlines()[-40:]) for name in ("api", "trainer", "env"))
             raise AssertionError(f"{error}\n{tail}") from error

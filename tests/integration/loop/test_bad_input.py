@@ -82,7 +82,7 @@ def test_trainer_refuses_a_run_that_sets_a_trainer_hook(tmp_path: Path) -> None:
             store.hset(keys.record("mine"), "env", json.dumps({"trainer": {"on_step": f"{tmp_path}/mine.py:f"}}))
         places = {"GRISTMILL_API_URL": api_url, "GRISTMILL_WEIGHTS_DIR": str(tmp_path / "weights")}
         trainer = stack.start("trainer", [sys.executable, "-m", "gristmill_trainer"], places)
-        stack.wait_until(trainer, lambda: trainer.exit_code is not None, timeout=60)
+        stack.wait_until(trainer, lambda: trainer.exit_code is not None, timeout=240)
         assert trainer.exit_code == 1
     assert "[trainer_only_key] " in output.of("trainer")
     assert "on_step" in output.of("trainer")

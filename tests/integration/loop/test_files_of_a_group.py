@@ -66,7 +66,7 @@ def traced(vllm: Vllm, tmp_path_factory: pytest.TempPathFactory) -> Traced:
         for name, value in environ.items():
             patch.setenv(name, value)
         process, _ = launch(folder, vllm, "--training_steps", "3", "--verbose")
-    output, _ = process.communicate(timeout=280)
+    output, _ = process.communicate(timeout=480)
     assert process.returncode == 0, output
     found: dict[str, set[str]] = {}
     for file in folder.glob("*.txt"):

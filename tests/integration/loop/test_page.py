@@ -192,7 +192,7 @@ def test_files_of_the_finished_run_show_the_same_page(training: Training, page: 
     command = [PYTHON, "-m", "gristmill", "view", str(training.folder), "--port", str(port)]
     viewer = training.stack.start("view", command, {"GRISTMILL_API_URL": "http://127.0.0.1:1"})
     url = f"http://127.0.0.1:{port}"
-    training.stack.wait_until(viewer, lambda: answers(f"{url}/view"), timeout=60)
+    training.stack.wait_until(viewer, lambda: answers(f"{url}/view"), timeout=240)
     tab = training.page()
     tab.set_default_timeout(90_000)
     tab.goto(f"{url}/view/{RUN}")

@@ -264,9 +264,9 @@ def test_paused_trainer_leaves_the_run_and_the_server_to_its_successor(vllm: Vll
         with SyncClient(api_url) as api:
             stack.wait_until(new, lambda: (api.get_run("quickstart").version or "").startswith("2."), timeout=120)
             old.process.send_signal(signal.SIGCONT)
-            stack.wait_until(old, lambda: old.exit_code is not None, timeout=60)
+            stack.wait_until(old, lambda: old.exit_code is not None, timeout=240)
             stack.wait_until(new, lambda: new.exit_code is not None, timeout=120)
-            stack.wait_until(env, lambda: env.exit_code is not None, timeout=60)
+            stack.wait_until(env, lambda: env.exit_code is not None, timeout=240)
             audit, run = api.audit("quickstart"), api.get_run("quickstart")
     assert (old.exit_code, new.exit_code, env.exit_code) == (0, 0, 0), output.lines[-40:]
     assert "ERROR" in output.of("old"), "it says why it ends"

@@ -67,11 +67,11 @@ def test_printed_commands_finish_twenty_steps(vllm: Vllm, redis_port: int, tmp_p
     output = Output()
     with LocalStack(output.add) as stack:
         api = stack.start("api", ["bash", "-ec", f"cd {ROOT}; {store}"], environ)
-        stack.wait_until(api, lambda: answers(f"{api_url}/readyz"), timeout=60)
+        stack.wait_until(api, lambda: answers(f"{api_url}/readyz"), timeout=240)
         env = stack.start("env", ["bash", "-ec", f"cd {ROOT}; {env_command}"], environ)
         trainer = stack.start("trainer", ["bash", "-ec", f"cd {ROOT}; {trainer_command}"], environ)
         stack.wait_until(env, lambda: env.exit_code == 0, timeout=240)
-        stack.wait_until(trainer, lambda: trainer.exit_code == 0, timeout=60)
+        stack.wait_until(trainer, lambda: trainer.exit_code == 0, timeout=240)
 
         with SyncClient(api_url) as client:
             audit = client.audit("local")

@@ -46,7 +46,7 @@ def test_run_of_two_processes_is_resumed_by_one_process(vllm: Vllm, tmp_path: Pa
 
         one = stack.start("one", [sys.executable, *TRAINER], places)
         stack.wait_until(one, lambda: one.exit_code == 0, timeout=180)
-        stack.wait_until(env, lambda: env.exit_code == 0, timeout=60)
+        stack.wait_until(env, lambda: env.exit_code == 0, timeout=240)
         with SyncClient(api_url) as api:
             audit = api.audit("quickstart")
             told = api.metrics("quickstart", "trainer")
@@ -77,7 +77,7 @@ def test_two_processes_finish_a_run(vllm: Vllm, tmp_path: Path) -> None:
         assert "lora_rank is 4" in output.of("lora")
         two = stack.start("two", [sys.executable, *TORCHRUN, *TRAINER[:2], "--training_steps", "2"], places)
         stack.wait_until(two, lambda: two.exit_code == 0, timeout=180)
-        stack.wait_until(env, lambda: env.exit_code == 0, timeout=60)
+        stack.wait_until(env, lambda: env.exit_code == 0, timeout=240)
     assert "ERROR" not in output.of("two")
     whole = AutoModelForCausalLM.from_pretrained(tmp_path / "runs" / "quickstart" / "model", dtype=torch.float32)
     assert whole.lm_head.weight is whole.model.embed_tokens.weight
