@@ -84,7 +84,7 @@ browser: $(DEV_READY) ## run the page's tests in a real Chromium, over synthetic
 
 integration: integration-store integration-loop ## run the tests with a real Redis, vLLM, Prometheus and Chromium
 
-# Their tests wait for Redis, the disk and time limits more than for a core.
+# Three workers: some of these tests wait for time limits, and each API start of the others needs a core.
 integration-store: dev
 	scripts/prepare_package.sh redis-tools
 	$(VENV)/pytest tests/integration/api tests/integration/atropos tests/integration/atropos_queue tests/mutation \

@@ -23,7 +23,7 @@ _BOXED_INTEGER = re.compile(rf"\\boxed\{{({_INTEGER.pattern})\}}")
 _ANY_BOX = re.compile(r"\\(?:boxed|fbox)")
 """Math-Verify also reads boxes without braces, such as `\\boxed 5`."""
 _MATH_VERIFY_READS = 6_000
-"""Characters at the end of a completion. Its time is quadratic, and a check may take 3 s of a slow processor."""
+"""Characters at the end of a completion. Math-Verify's time grows with the square of the length."""
 _OTHER_READING = re.compile(r"(?i:final answer)|%|(?i:percent|pct)")
 
 
