@@ -72,6 +72,7 @@ def evaluate(tmp_path: Path, vllm: Vllm) -> Evaluate:
     return Evaluate(tmp_path, vllm)
 
 
+@pytest.mark.long
 def test_repeated_greedy_evaluation_writes_identical_samples(evaluate: Evaluate) -> None:
     said = evaluate("--out", "a", "--eval_limit", "40")
     evaluate("--out", "b", "--eval_limit", "40", "--max_eval_workers", "3", "--seed", "7")

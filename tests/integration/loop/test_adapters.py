@@ -84,6 +84,7 @@ def _computed(policy: Policy, completion: list[int]) -> np.ndarray[tuple[int], n
     return np.array(values)
 
 
+@pytest.mark.long
 def test_server_applies_published_adapters_of_every_layer(server: Vllm) -> None:
     policy = Policy(_source(server), "cpu", lora=Lora(RANK, 8.0))
     completion, before = _generated(server)
@@ -113,6 +114,7 @@ def test_server_applies_published_adapters_of_every_layer(server: Vllm) -> None:
     assert sum(path.stat().st_size for path in (folder / "1.6").iterdir()) < whole / 10
 
 
+@pytest.mark.long
 def test_run_trains_adapters_and_exports_a_whole_model(server: Vllm, tmp_path: Path) -> None:
     """The environment is one step ahead, so adapters arrive while completions are under way."""
     settings = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
 from tests.support.groups import make_group
 from tests.support.ports import free_port
 from tests.support.stack import Output, Vllm, start_api, start_redis
@@ -32,6 +33,7 @@ def _submit_steps(api: SyncClient, steps: int) -> None:
             sent += 1
 
 
+@pytest.mark.long
 def test_checkpoints_of_a_deleted_run_are_refused_unless_named_for_their_weights(vllm: Vllm, tmp_path: Path) -> None:
     output = Output()
     folder = tmp_path / "runs" / RUN

@@ -81,6 +81,7 @@ def test_doctor_finds_no_fault_in_the_quickstart_before_its_run(
     assert {name: found[name] for name in of_run} == dict.fromkeys(of_run, "ok")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_doctor_and_pack_of_a_real_run(here: None, run: Path, tmp_path: Path) -> None:
     code, found = checks(str(run))

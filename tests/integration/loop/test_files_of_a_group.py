@@ -17,6 +17,7 @@ from tests.support.stack import ROOT, Vllm
 from gristmill import read_rollouts
 from gristmill.metrics import read_jsonl
 
+pytestmark = pytest.mark.long
 PATHS = {
     "From a row to a submitted group": ["gristmill_env/serve.py:ServeLoop._row"],
     "From a submit to the archive": [

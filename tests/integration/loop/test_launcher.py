@@ -114,6 +114,7 @@ def _check_summary(output: str, folder: Path) -> None:
     assert end.splitlines()[-1].startswith("run quickstart is finished; ")
 
 
+@pytest.mark.long
 def test_terminal_shows_a_live_view_and_then_the_summary(vllm: Vllm, tmp_path: Path) -> None:
     command, _ = launch_command(tmp_path, vllm, "--training_steps", "3")
     terminal = Terminal(command)
@@ -127,6 +128,7 @@ def test_terminal_shows_a_live_view_and_then_the_summary(vllm: Vllm, tmp_path: P
     _check_summary(shown.replace("\r\n", "\n"), tmp_path / "runs" / "quickstart")
 
 
+@pytest.mark.long
 def test_terminal_is_restored_by_ctrl_c(vllm: Vllm, tmp_path: Path) -> None:
     command, port = launch_command(tmp_path, vllm, "--training_steps", "500")
     terminal = Terminal(command)

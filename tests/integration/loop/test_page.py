@@ -22,6 +22,7 @@ from tests.support.stack import Output, Vllm, start_api, start_redis
 
 from local_processes import LocalStack, Service, answers
 
+pytestmark = pytest.mark.long  # tests/browser has the pages in `make test`
 STEPS = 20
 RUN = "quickstart"
 PYTHON = sys.executable

@@ -64,6 +64,7 @@ def monitored(vllm: Vllm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield Monitored(prometheus, pages, folder / "runs" / "quickstart" / "metrics.jsonl")
 
 
+@pytest.mark.long
 def test_every_target_answers(monitored: Monitored) -> None:
     up = monitored.prometheus.query("up")
     assert {re.search(r"job=(\w+)", labels)[1]: value for labels, value in up.items()} == {  # type: ignore[index]
@@ -71,6 +72,7 @@ def test_every_target_answers(monitored: Monitored) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.long
 def test_prometheus_has_the_values_of_steps_and_rows(monitored: Monitored) -> None:
     prometheus = monitored.prometheus
     step = prometheus.value("gristmill_trainer_step")
@@ -88,6 +90,7 @@ def test_prometheus_has_the_values_of_steps_and_rows(monitored: Monitored) -> No
     assert difference < 0.01
 
 
+@pytest.mark.long
 def test_gauge_equals_the_row_of_the_step(monitored: Monitored) -> None:
     """One page is one moment: its step and its reward are of the same row of metrics.jsonl."""
     page = httpx.get(monitored.pages["trainer"]).text
@@ -98,6 +101,7 @@ def test_gauge_equals_the_row_of_the_step(monitored: Monitored) -> None:
         assert found[f"gristmill_trainer_{name}"] == row[name], name
 
 
+@pytest.mark.long
 def test_rules_load_and_no_alert_of_a_healthy_stack_fires(monitored: Monitored) -> None:
     groups = monitored.prometheus.get("rules")["groups"]
     rules = {rule["name"]: rule for group in groups for rule in group["rules"]}
@@ -108,12 +112,14 @@ def test_rules_load_and_no_alert_of_a_healthy_stack_fires(monitored: Monitored) 
     assert firing == set()
 
 
+@pytest.mark.long
 def test_every_query_of_the_dashboard_is_valid(monitored: Monitored) -> None:
     for _, query in queries():
         if not query.startswith("label_values"):
             monitored.prometheus.get("query", query=query.replace("$run", ".*"))
 
 
+@pytest.mark.long
 def test_panels_of_a_training_have_values(monitored: Monitored) -> None:
     empty = set()
     for panel in dashboard()["panels"]:
@@ -128,11 +134,13 @@ def test_panels_of_a_training_have_values(monitored: Monitored) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.long
 def test_model_server_has_the_metrics_of_the_dashboard(monitored: Monitored) -> None:
     families = text_string_to_metric_families(httpx.get(monitored.pages["model"]).text)
     assert VLLM - {shown(family) for family in families} == set()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("job", ["api", "env", "trainer"])
 def test_page_has_no_metric_that_the_guide_lacks(monitored: Monitored, job: str) -> None:
     families = list(text_string_to_metric_families(httpx.get(monitored.pages[job]).text))
@@ -142,12 +150,14 @@ def test_page_has_no_metric_that_the_guide_lacks(monitored: Monitored, job: str)
     assert others <= {"process"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("job", ["env", "trainer"])
 def test_page_passes_the_linter_of_prometheus(monitored: Monitored, job: str) -> None:
     page = httpx.get(monitored.pages[job]).text
     promtool("check", "metrics", text="\n".join(line for line in page.splitlines() if "_created" not in line) + "\n")
 
 
+@pytest.mark.long
 def test_labels_are_bounded_and_hold_no_ids(monitored: Monitored) -> None:
     for job in ("env", "trainer"):
         page = httpx.get(monitored.pages[job]).text

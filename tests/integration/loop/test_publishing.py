@@ -279,6 +279,7 @@ def test_paused_trainer_leaves_the_run_and_the_server_to_its_successor(vllm: Vll
     assert max(row["rollout_logprob_diff_max"] for row in rows) <= 0.01
 
 
+@pytest.mark.long
 def test_one_of_two_live_trainers_exits_with_0_and_the_other_finishes(vllm: Vllm, tmp_path: Path) -> None:
     """Under a restart policy for failures, neither comes back to take the run from the other."""
     steps, output = 4, Output()

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import httpx
+import pytest
 from tests.support.ports import free_port
 from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis
 
@@ -32,6 +33,7 @@ def _run(stack: LocalStack, vllm: Vllm, folder: Path, command: list[str]) -> tup
         return trainer, api.get_run("quickstart").version or ""
 
 
+@pytest.mark.long
 def test_every_publication_of_a_run_is_proven(vllm: Vllm, tmp_path: Path) -> None:
     output = Output()
     with LocalStack(output.add) as stack:

@@ -292,6 +292,7 @@ def test_bisect_finds_the_sequence_that_causes_a_spike(run: Path, metric: str) -
     assert all(abs(left - usual) < 0.2 * abs(value - usual) for left in rest), done.stdout
 
 
+@pytest.mark.long
 def test_bisect_in_a_terminal_opens_the_sequence_on_the_page(run: Path, tmp_path: Path) -> None:
     opened, browser = tmp_path / "opened", tmp_path / "browser"
     browser.write_text(f'#!/bin/sh\necho "$1" > {shlex.quote(str(opened))}\n')
@@ -322,6 +323,7 @@ def test_bisect_of_a_metric_that_no_sequence_causes_is_refused(run: Path) -> Non
     assert (done.returncode, code_of(done)) == (1, "metric_unknown")
 
 
+@pytest.mark.long
 def test_fork_continues_live_from_a_step_as_a_new_run(
     vllm: Vllm, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,6 +364,7 @@ def test_fork_continues_live_from_a_step_as_a_new_run(
     assert again.returncode == 0, "the pack has the checkpoint from which the fork began"
 
 
+@pytest.mark.long
 def test_packed_run_is_verified_on_another_machine(packed: Path) -> None:
     done = gristmill(packed, "retrain", str(packed), "--verify")
     assert done.returncode == 0

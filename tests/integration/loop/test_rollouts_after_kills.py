@@ -50,6 +50,7 @@ def test_acked_groups_have_rows_after_a_kill_storm(tmp_path: Path) -> None:
         assert row["tokens"] == group.tokens[start : start + int(group.lengths[row["sequence"]])].tolist()
 
 
+@pytest.mark.long
 def test_groups_removed_from_a_small_archive_have_rows_with_outcome_lost(tmp_path: Path) -> None:
     outcome = storm(tmp_path, API_ARCHIVE_MIN_FREE_BYTES="0", API_ARCHIVE_MAX_BYTES="30000")
     audit = outcome.ledger.audit
