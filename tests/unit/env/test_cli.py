@@ -41,17 +41,41 @@ def run(folder: Path, *arguments: str, module: str = "gristmill_env") -> tuple[i
     ("arguments", "code", "named"),
     [
         (["--config", "sum"], "config_missing", ["'sum'", "sums"]),
-        (["--config", "odd"], "unknown_key", ["odd.yaml", "'dataset.promt_field'", "'prompt_field'"]),
-        (["--config", "sums", "--group_sise", "4"], "unknown_flag", ["'--group_sise'"]),
+        pytest.param(
+            ["--config", "odd"],
+            "unknown_key",
+            ["odd.yaml", "'dataset.promt_field'", "'prompt_field'"],
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            ["--config", "sums", "--group_sise", "4"], "unknown_flag", ["'--group_sise'"], marks=pytest.mark.long
+        ),
         (["--config", "sums", "--reward_functions", "acuracy"], "unknown_reward", ["'acuracy'", "accuracy", "length"]),
-        (["--config", "sums", "--prompt_field", "questoin"], "field_missing", ["'questoin'", "question", "answer"]),
-        (["--config", "sums", "--dataset_path", "gone.jsonl"], "dataset_missing", ["'gone.jsonl'"]),
-        (["--dataset_name", "nobody/nothing", "--reward_functions", "length"], "dataset_unavailable",
-         ["nobody/nothing"]),
-        (["serve", "--config", "sums", "--startup_patience", "0.2", "--base_url", "http://127.0.0.1:1"],
-         "model_server_unreachable", ["http://127.0.0.1:1"]),
+        pytest.param(
+            ["--config", "sums", "--prompt_field", "questoin"],
+            "field_missing",
+            ["'questoin'", "question", "answer"],
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            ["--config", "sums", "--dataset_path", "gone.jsonl"],
+            "dataset_missing",
+            ["'gone.jsonl'"],
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            ["--dataset_name", "nobody/nothing", "--reward_functions", "length"],
+            "dataset_unavailable",
+            ["nobody/nothing"],
+            marks=pytest.mark.long,
+        ),
+        (
+            ["serve", "--config", "sums", "--startup_patience", "0.2", "--base_url", "http://127.0.0.1:1"],
+            "model_server_unreachable",
+            ["http://127.0.0.1:1"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_command_with_a_mistake_prints_one_line_and_exits_with_1(
     folder: Path, arguments: list[str], code: str, named: list[str]
 ) -> None:

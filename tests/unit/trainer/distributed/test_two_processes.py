@@ -154,7 +154,8 @@ def test_whole_model_of_two_processes_loads_in_transformers(trainings: Trainings
     assert_same_tensors({name: tensor.detach() for name, tensor in loaded.state_dict().items()}, served(job))
 
 
-@pytest.mark.parametrize("how", ["killed", pytest.param("error", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["killed", "error"])
 def test_other_ranks_end_with_rank_0_and_report_the_reason(how: str, model_dir: Path, tmp_path: Path) -> None:
     done = torchrun(how, tmp_path, [Job("plain", model_dir, tmp_path / "job")])
     assert done.returncode != 0

@@ -20,6 +20,7 @@ import gristmill_trainer.__main__
 """Imports the trainer up to the package that it imports after torch, because the others take seconds."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("wanted", "sleeps"), [(None, True), ("ACTIVE", False)])
 def test_openmp_threads_sleep_while_waiting_by_default(wanted: str | None, sleeps: bool) -> None:
     environ = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tests.support.ports import free_port
 
 from gristmill_trainer.per_gpu import command
@@ -45,6 +46,7 @@ dist.close()
 """
 
 
+@pytest.mark.long
 def test_processes_of_one_machine_exchange_objects_on_loopback_only(tmp_path: Path) -> None:
     """Whoever reaches their ports could send pickles."""
     (tmp_path / "rank.py").write_text(LISTENERS)

@@ -60,7 +60,7 @@ def test_diagnosis_names_the_fault_of_a_server(serve: Serve, begin: Begin, fault
     assert run.announced == ["1.0", "1.1", "1.2"]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 10))])
 def test_clean_runs_prove_every_publication(serve: Serve, begin: Begin, seed: int) -> None:
     run = begin([serve()], seed=seed, lora=("", "merged", "adapters")[seed % 3])
     run.train(6)
@@ -124,7 +124,7 @@ def test_bfloat16_accepts_the_right_weights_and_no_wrong_ones(model: Path, probe
     assert accepted == ["right"]
 
 
-@pytest.mark.parametrize("since", [0, 2])
+@pytest.mark.parametrize("since", [0, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", [None, "random, never trained weights", "all logits equal", "logits half as large"])
 def test_receipts_in_bfloat16_reject_wrong_weights_of_any_version(
     serve: Serve, begin: Begin, name: str | None, since: int
