@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from gristmill.logs import line, setup
-from gristmill_model import quickstart, tokenizer, warmstart
+from gristmill_model import chat_template, quickstart, tokenizer, warmstart
 from gristmill_model.quickstart import split
 from gristmill_model.tokenizer import END_OF_TEXT_ID, IM_END_ID, VOCAB_SIZE, byte_tokenizer
 from gristmill_model.warmstart import WarmStart, teach
@@ -35,9 +35,9 @@ log = logging.getLogger(__name__)
 
 @cache
 def revision() -> str:
-    """Twelve hex digits that change with the weights, the tokenizer and the configuration."""
+    """Twelve hex digits that change with the weights, the tokenizer, the chat template and the configuration."""
     total = hashlib.sha256(WEIGHTS.read_bytes())
-    for module in (tokenizer.__file__, __file__):
+    for module in (tokenizer.__file__, chat_template.__file__, __file__):
         total.update(Path(str(module)).read_bytes())
     return total.hexdigest()[:12]
 
@@ -66,7 +66,9 @@ def build(folder: Path) -> None:
     # Stop tokens only: sampling defaults here would silently change what vLLM samples.
     stops = {"eos_token_id": [IM_END_ID, END_OF_TEXT_ID], "pad_token_id": END_OF_TEXT_ID}
     GenerationConfig(**stops).save_pretrained(folder)  # type: ignore[no-untyped-call]
-    byte_tokenizer(MAX_LENGTH).save_pretrained(folder)
+    saved = byte_tokenizer(MAX_LENGTH)
+    saved.chat_template = chat_template.CHAT_TEMPLATE
+    saved.save_pretrained(folder)
 
 
 def train() -> Qwen2ForCausalLM:

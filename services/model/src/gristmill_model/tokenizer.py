@@ -18,6 +18,7 @@ WORDS = ("user\n", "assistant\n", "system\n", "<answer>", "</answer>", "What is 
 VOCAB_SIZE = 256 + len(SPECIALS) + len(WORDS)
 END_OF_TEXT_ID, IM_START_ID, IM_END_ID = range(256, 259)
 
+# tiny.build saves the template of chat_template.py instead, which also renders tools.
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
