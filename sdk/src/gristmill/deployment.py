@@ -91,6 +91,10 @@ class Manifest(BaseModel):
     max_model_len: int
     lora_rank: int = 0
     """Highest rank of LoRA adapters that the server accepts instead of whole weights; 0 accepts whole weights."""
+    tool_parser: str | None = None
+    """The server's parser of tool calls, by vLLM's name. None: the server does not return tool calls."""
+    reasoning_parser: str | None = None
+    """The server's parser of reasoning. None: the server returns reasoning as part of the content."""
 
     @classmethod
     def read(cls, models_dir: Path) -> Manifest:

@@ -1,13 +1,14 @@
-"""The API's token comes from a file, and is shown nowhere."""
+"""The API's token comes from a file, and is shown nowhere. Manifests of earlier versions are read."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from tests.support.errors import raises
 
-from gristmill import Client, ConfigError, Deployment, SyncClient
+from gristmill import Client, ConfigError, Deployment, Manifest, SyncClient
 
 TOKEN = "a-token-that-nobody-may-see"
 
@@ -64,3 +65,10 @@ async def test_a_url_with_a_password_is_refused_and_not_repeated(url: str) -> No
         with raises(ConfigError, "password_in_url") as error:
             kind(url)
         assert TOKEN not in repr((error.value, error.value.values))
+
+
+def test_manifest_without_parsers_is_read(tmp_path: Path) -> None:
+    names = ("name", "requested", "revision", "tokenizer_path", "weights_path", "serve_path", "sha256", "dtype")
+    (tmp_path / "manifest.json").write_text(json.dumps({"format": 1, "max_model_len": 64} | dict.fromkeys(names, "a")))
+    manifest = Manifest.read(tmp_path)
+    assert (manifest.tool_parser, manifest.reasoning_parser) == (None, None)
