@@ -27,6 +27,7 @@ GENERATING = frozenset(
         "/ping",
         "/v1/completions",
         "/v1/chat/completions",
+        "/v1/chat/completions/derender",  # parses token ids, up to the model's length
         "/v1/embeddings",
         "/inference/v1/generate",
         "/generate",
