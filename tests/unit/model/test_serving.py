@@ -55,6 +55,23 @@ def test_vllm_command_has_the_options_that_rl_needs(tmp_path: Path, manifest: Ma
     assert {"--enable-scale-out", "--enforce-eager"} <= set(command)
 
 
+def test_command_names_the_parsers_of_the_manifest(tmp_path: Path, manifest: Manifest) -> None:
+    assert (manifest.tool_parser, manifest.reasoning_parser) == (None, None)
+    without = arguments(settings(tmp_path), manifest)
+    assert not {"--enable-auto-tool-choice", "--tool-call-parser", "--reasoning-parser"} & set(without)
+    chosen = manifest.model_copy(update={"tool_parser": "hermes", "reasoning_parser": "qwen3"})
+    command = arguments(settings(tmp_path), chosen)
+    options = dict(itertools.pairwise(command))
+    assert (options["--tool-call-parser"], options["--reasoning-parser"]) == ("hermes", "qwen3")
+    assert "--enable-auto-tool-choice" in command
+
+
+def test_manifest_names_the_parsers_that_are_served(tmp_path: Path) -> None:
+    chosen = settings(tmp_path, MODEL="tiny", MODEL_REASONING_PARSER="qwen3")
+    manifest = describe(resolve(chosen.model, chosen.models_dir), chosen)
+    assert (manifest.tool_parser, manifest.reasoning_parser) == ("hermes", "qwen3")
+
+
 def cuda(tmp_path: Path, manifest: Manifest, **environ: str) -> dict[str, str]:
     """Returns vLLM's options on CUDA. The value of an option without an argument is the option after it."""
     return dict(itertools.pairwise([*arguments(settings(tmp_path, DEVICE="cuda", **environ), manifest), ""]))
@@ -106,6 +123,9 @@ def test_extra_arguments_reach_vllm(tmp_path: Path, manifest: Manifest) -> None:
         ("--seed 1 --trust-remote-code", "--trust-remote-code", ""),
         ("--config file.yaml", "--config", ""),
         ("--middlew x.Y", "--middleware", ""),
+        ("--tool-call-parser hermes", "--tool-call-parser", "MODEL_TOOL_PARSER"),
+        ("--no-enable-auto-tool-choice", "--enable-auto-tool-choice", "MODEL_TOOL_PARSER"),
+        ("--reasoning_parser=qwen3", "--reasoning-parser", "MODEL_REASONING_PARSER"),
     ],
 )
 def test_extra_arguments_that_the_service_sets_are_rejected(extra: str, option: str, variable: str) -> None:
@@ -125,6 +145,7 @@ def test_every_option_that_the_service_sets_is_rejected_as_an_extra_argument(
     tmp_path: Path, manifest: Manifest, device: str, lora_rank: str
 ) -> None:
     chosen = settings(tmp_path, DEVICE=device, LORA_RANK=lora_rank, MODEL_CUDA_GRAPHS="0")
+    manifest = manifest.model_copy(update={"tool_parser": "hermes", "reasoning_parser": "qwen3"})
     command = arguments(chosen, manifest, tmp_path if lora_rank else None)
     ours = {word for word in command if word.startswith("--")} - {"--max-num-seqs"}
     for option in ours:

@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 from gristmill import GristmillError, Manifest
 from gristmill.errors import FileError
 from gristmill.logs import line, setup
+from gristmill_model import parsers
 from gristmill_model.lora import first_adapter
 from gristmill_model.resolve import ResolvedModel, resolve
 from gristmill_model.server import exec_vllm
@@ -39,6 +40,7 @@ def main(argv: list[str] | None = None) -> int:
         if options.command == "build":
             return 0
         manifest = describe(resolved, settings)
+        log.info(line("parsers", tools=manifest.tool_parser, reasoning=manifest.reasoning_parser))
         manifest.write(settings.models_dir)
         adapter = first_adapter(resolved.weights_path, settings.models_dir) if settings.lora_rank else None
         exec_vllm(settings, manifest, adapter)
@@ -49,7 +51,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def describe(resolved: ResolvedModel, settings: Settings) -> Manifest:
-    """Returns the manifest of a resolved model that is served with `settings`."""
+    """Returns the manifest of a resolved model that is served with `settings`.
+
+    Raises ModelError if `settings` name a parser that vLLM does not have.
+    """
+    chosen = parsers.choose(settings, resolved.weights_path)
     config = AutoConfig.from_pretrained(resolved.weights_path, trust_remote_code=False)
     own_limit = getattr(config, "max_position_embeddings", None) or settings.max_length
     return Manifest(
@@ -63,6 +69,8 @@ def describe(resolved: ResolvedModel, settings: Settings) -> Manifest:
         dtype=settings.dtype,
         max_model_len=min(own_limit, settings.max_length),
         lora_rank=settings.lora_rank,
+        tool_parser=chosen.tool,
+        reasoning_parser=chosen.reasoning,
     )
 
 

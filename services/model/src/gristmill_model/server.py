@@ -64,6 +64,10 @@ def arguments(settings: Settings, manifest: Manifest, adapter: Path | None = Non
     command += [text for option in options.items() for text in option]
     # The first option enables requests with tokens in and tokens out. Each publication resets the prefix cache.
     command += ["--enable-scale-out", "--enable-prefix-caching"]
+    if manifest.tool_parser is not None:
+        command += ["--enable-auto-tool-choice", "--tool-call-parser", manifest.tool_parser]
+    if manifest.reasoning_parser is not None:
+        command += ["--reasoning-parser", manifest.reasoning_parser]
     if not settings.cuda_graphs:
         command += ["--enforce-eager"]
     if not any(argument.replace("_", "-").startswith("--max-num-seqs") for argument in settings.vllm_args):

@@ -22,6 +22,8 @@ HUB_ID: Final = re.compile(
 Device = Literal["cpu", "cuda"]
 DEFAULT_PORT = 9001
 DEFAULT_MAX_LENGTH = 4096
+NO_PARSER: Final = "none"
+"""The value of MODEL_TOOL_PARSER and MODEL_REASONING_PARSER for a server without that parser."""
 LORA_RANKS = (0, 1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Those that vLLM can be started with. It takes adapters of any rank up to that."""
 SHARED_GPU: Final = 0.45
@@ -42,6 +44,9 @@ _NOT_EXTRA: Final[Mapping[str, str]] = {
     "--max-lora-rank": "LORA_RANK",
     "--max-loras": "LORA_RANK",
     "--lora-modules": "LORA_RANK",
+    "--enable-auto-tool-choice": "MODEL_TOOL_PARSER",
+    "--tool-call-parser": "MODEL_TOOL_PARSER",
+    "--reasoning-parser": "MODEL_REASONING_PARSER",
     "--worker-extension-cls": "",
     "--dtype": "",
     "--logprobs-mode": "",
@@ -81,6 +86,10 @@ class Settings:
     """Further arguments of vLLM's command line."""
     lora_rank: int
     """Highest rank of LoRA adapters that the server is to take; 0: it takes whole weights."""
+    tool_parser: str
+    """Name of vLLM's parser of tool calls; empty: by the model's family; NO_PARSER: none."""
+    reasoning_parser: str
+    """Name of vLLM's parser of reasoning, as `tool_parser`."""
     models_dir: Path
     weights_dir: Path
     hosts: AllowedHosts
@@ -112,6 +121,8 @@ class Settings:
             tensor_parallel=_tensor_parallel(environ, device),
             cuda_graphs=device == "cuda" and _flag(environ, "MODEL_CUDA_GRAPHS", default=True),
             vllm_args=_vllm_args(environ.get("VLLM_ARGS") or ""),
+            tool_parser=environ.get("MODEL_TOOL_PARSER") or "",
+            reasoning_parser=environ.get("MODEL_REASONING_PARSER") or "",
             models_dir=deployment.models_dir.resolve(),
             weights_dir=deployment.weights_dir.resolve(),
             hosts=AllowedHosts.read(environ),
