@@ -32,7 +32,8 @@ WITHOUT = {
     "model": {"GRISTMILL_CONFIG_DIR", "GRISTMILL_API_URL", "GRISTMILL_MODEL_URL"},  # The server reads none of them.
 }
 IN_CONFIG_MAPS = re.compile(
-    r"GRISTMILL_RUN_ID|GRISTMILL_STACK|API_(?!AUTH|TOKENS|VIEW)\w+|MODEL_MAX_LENGTH|LORA_RANK|VLLM_ARGS|HF_HUB_OFFLINE|WANDB_(?!API)\w+"
+    r"GRISTMILL_RUN_ID|GRISTMILL_STACK|API_(?!AUTH|TOKENS|VIEW)\w+|MODEL_MAX_LENGTH|LORA_RANK"
+    r"|MODEL_(?:TOOL|REASONING)_PARSER|VLLM_ARGS|HF_HUB_OFFLINE|WANDB_(?!API)\w+"
 )
 """Variables that users set in the ConfigMaps run, api-settings and model-settings."""
 
