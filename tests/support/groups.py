@@ -18,8 +18,12 @@ def make_group(
     seed: int = 0,
     vocabulary: int = 64,
     env_id: str = "env-1",
+    rollouts: Sequence[int] | None = None,
 ) -> TrajectoryGroup:
-    """`lengths`: (prompt, completion) tokens per sequence. Log-probabilities are random, not from a model."""
+    """`lengths`: (prompt, completion) tokens per sequence. `rollouts`: the rollout of each sequence.
+
+    Log-probabilities are random, not from a model.
+    """
     rng = np.random.default_rng(seed)
     total = sum(prompt + completion for prompt, completion in lengths)
     mask = np.concatenate([np.repeat([False, True], pair) for pair in lengths])
@@ -39,4 +43,5 @@ def make_group(
         finish_reasons=["stop"] * len(lengths),
         sampling=SamplingParams(temperature=1.0, max_tokens=64),
         versions=[[VersionSpan(version, 0, completion)] for _, completion in lengths],
+        rollouts=None if rollouts is None else np.array(rollouts, np.int32),
     )

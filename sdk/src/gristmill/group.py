@@ -8,6 +8,7 @@ key give the version of the format. Readers ignore unknown keys.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -96,6 +97,7 @@ class _Wire(msgspec.Struct, kw_only=True, omit_defaults=True):
     overrides: dict[str, Any] | None = None
     messages: list[Any] | None = None
     meta: dict[str, Any] | None = None
+    rollouts: bytes | None = None
 
 
 class _Objects(msgspec.Struct):
@@ -151,9 +153,13 @@ def sequence_texts(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TrajectoryGroup:
-    """G scored completions of one prompt. N is the total number of tokens of all sequences.
+    """G scored sequences of one prompt. N is the total number of tokens of all sequences.
 
     A sequence is its prompt followed by its completion. The flat arrays hold the sequences one after the other.
+
+    Mostly each sequence is a rollout. A rollout of an agent may also consist of several sequences, its branches
+    (`rollouts`). They have one reward and one advantage, and the loss counts their trained tokens as one sequence. If
+    branches share a sampled turn, only one of them has the turn in its mask.
     """
 
     group_id: str
@@ -171,7 +177,7 @@ class TrajectoryGroup:
     mask: Bool
     """bool[N]: True for tokens that were sampled and are trained on."""
     rewards: F32
-    """f32[G]: the weighted total."""
+    """f32[G]: the weighted total. The branches of a rollout have the same reward and the same parts."""
     reward_parts: dict[str, list[float | None]]
     """Unweighted values of each reward by its name, one value per sequence; None if the reward skipped the sequence."""
     finish_reasons: list[str]
@@ -190,6 +196,9 @@ class TrajectoryGroup:
     overrides: dict[str, Any] | None = None
     messages: list[Any] | None = None
     meta: dict[str, Any] = field(default_factory=dict)
+    rollouts: I32 | None = None
+    """i32[G]: the rollout of each sequence. The first is 0, and each is equal to the one before or higher by 1. None:
+    each sequence is a rollout. See `rollout_of`."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -198,6 +207,21 @@ class TrajectoryGroup:
     def size(self) -> int:
         """G, the number of sequences."""
         return len(self.lengths)
+
+    @property
+    def rollout_of(self) -> I32:
+        """i32[G]: the rollout of each sequence, also without `rollouts`."""
+        return np.arange(self.size, dtype=np.int32) if self.rollouts is None else self.rollouts
+
+    @property
+    def rollout_starts(self) -> npt.NDArray[np.int64]:
+        """i64[R]: the first sequence of each of the R rollouts."""
+        return np.flatnonzero(np.diff(self.rollout_of, prepend=-1))
+
+    @property
+    def rollout_count(self) -> int:
+        """R, the number of rollouts."""
+        return self.size if self.rollouts is None else int(self.rollouts[-1]) + 1
 
     @property
     def logprobs_known(self) -> bool:
@@ -259,6 +283,7 @@ class TrajectoryGroup:
                 overrides=self.overrides,
                 messages=self.messages,
                 meta=self.meta or None,
+                rollouts=_optional_bytes(self.rollouts, "<i4"),
             )
         )
         _bound_objects(body)
@@ -303,6 +328,7 @@ class TrajectoryGroup:
             overrides=wire.overrides,
             messages=wire.messages,
             meta=wire.meta or {},
+            rollouts=_optional_array(wire.rollouts, "<i4", "rollouts"),
         )
 
 
@@ -346,6 +372,8 @@ def _check(group: TrajectoryGroup) -> None:
             _same(name, len(flat), total, "tokens")
             _finite(name, flat)
     _finite("rewards", group.rewards)
+    if group.rollouts is not None:
+        _check_rollouts(group, group.rollouts.tolist())
     highest = _finite("logprobs", group.logprobs)
     if highest > 1e-3:
         raise GroupError("positive_logprob", f"log-probabilities must not be positive, found {highest:.4f}")
@@ -363,6 +391,28 @@ def _check(group: TrajectoryGroup) -> None:
     for name, value in (("overrides", group.overrides), ("messages", group.messages), ("meta", group.meta)):
         if value:
             _check_plain(name, value)
+
+
+def _check_rollouts(group: TrajectoryGroup, rollouts: list[int]) -> None:
+    _same("rollouts", len(rollouts), group.size, "sequences")
+    for index, (before, rollout) in enumerate(itertools.pairwise([-1, *rollouts])):
+        if rollout < 0 or rollout - before not in (0, 1):
+            raise GroupError(
+                "rollout_order",
+                f"sequence {index} is of rollout {rollout}, after rollout {before}; rollouts count from 0 without gaps",
+                sequence=index,
+            )
+    parts = {f"reward_parts[{name!r}]": values for name, values in group.reward_parts.items()}
+    for name, values in {"rewards": group.rewards.tolist(), **parts}.items():
+        for index in range(1, len(values)):
+            if rollouts[index] == rollouts[index - 1] and values[index] != values[index - 1]:
+                raise GroupError(
+                    "rollout_rewards",
+                    f"{name} differs between sequences {index - 1} and {index}, which are branches of rollout "
+                    f"{rollouts[index]}: {values[index - 1]} and {values[index]}",
+                    field=name,
+                    sequence=index,
+                )
 
 
 def _check_teacher(group: TrajectoryGroup, total: int) -> None:

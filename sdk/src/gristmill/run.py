@@ -154,7 +154,7 @@ class RunStatus(_Record):
     trained: int
     dead: int
     sequences: dict[str, int]
-    """Sequences of the groups that are ready, leased and dead."""
+    """Sequences of the groups that are ready, leased and dead. A rollout with branches counts once."""
     bytes_by_state: dict[str, int]
     """Payload bytes of the groups that are ready, leased and dead."""
     accepted: int

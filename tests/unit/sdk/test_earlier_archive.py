@@ -25,6 +25,7 @@ def test_archive_of_an_earlier_version_returns_its_groups(run: str, length: int)
         assert (group.run_id, group.env_id, group.row) == (run, "env-1", row)
         assert (group.reward_parts, group.finish_reasons) == (written.reward_parts, written.finish_reasons)
         assert (group.sampling, group.versions) == (written.sampling, written.versions)
+        assert (group.rollouts, group.rollout_count) == (None, 2)
 
 
 def test_archive_of_an_earlier_version_returns_the_bodies_of_atropos_clients() -> None:

@@ -49,10 +49,31 @@ def _broken(**changes: Any) -> bytes:
     return msgspec.msgpack.encode(wire | changes)
 
 
+def _i4(*values: int) -> bytes:
+    return np.array(values, "<i4").tobytes()
+
+
+def _f4(*values: float) -> bytes:
+    return np.array(values, "<f4").tobytes()
+
+
 @pytest.mark.parametrize(
     ("body", "code", "values"),
     [
         (_broken(format=2), "group_format", {}),
+        (_broken(rollouts=_i4(0)), "length_mismatch", {"field": "rollouts"}),
+        (_broken(rollouts=_i4(0, 1, 2)), "length_mismatch", {"field": "rollouts"}),
+        (_broken(rollouts=b"123"), "length_mismatch", {"field": "rollouts"}),
+        (_broken(rollouts=_i4(1, 2)), "rollout_order", {"sequence": 0}),
+        (_broken(rollouts=_i4(-1, 0)), "rollout_order", {"sequence": 0}),
+        (_broken(rollouts=_i4(0, 2)), "rollout_order", {"sequence": 1}),
+        (_broken(rollouts=_i4(0, -1)), "rollout_order", {"sequence": 1}),
+        (_broken(rollouts=_i4(0, 0), rewards=_f4(1, 2)), "rollout_rewards", {"field": "rewards", "sequence": 1}),
+        (
+            _broken(rollouts=_i4(0, 0), rewards=_f4(1, 1), reward_parts={"length": [1.0, None]}),
+            "rollout_rewards",
+            {"field": "reward_parts['length']", "sequence": 1},
+        ),
         (_broken(lengths=np.array([5, 9], "<i4").tobytes()), "length_mismatch", {"field": "lengths"}),
         (_broken(lengths=np.array([8, 0], "<i4").tobytes()), "sequence_length", {}),
         (_broken(lengths=b""), "no_sequences", {}),
@@ -126,6 +147,22 @@ def test_group_with_a_teacher_an_unsampled_sequence_and_messages_is_accepted() -
     assert TrajectoryGroup.decode(body).distill_ids is not None
     with raises(GroupError, "not_plain", field="messages"):
         dataclasses.replace(make_group(), messages=[["\ud83d"]])
+
+
+def test_group_with_branches_knows_the_rollout_of_each_sequence() -> None:
+    group = make_group(lengths=[(2, 1)] * 5, rewards=[1, 1, 0, 1, 1], rollouts=[0, 0, 1, 2, 2])
+    decoded = TrajectoryGroup.decode(group.encode())
+    assert decoded.rollout_of.tolist() == [0, 0, 1, 2, 2]
+    assert decoded.rollout_starts.tolist() == [0, 2, 3]
+    assert (decoded.size, decoded.rollout_count) == (5, 3)
+
+
+def test_group_without_rollouts_has_one_per_sequence_and_the_bytes_of_before() -> None:
+    group = make_group(lengths=[(2, 1)] * 3)
+    assert group.rollouts is None
+    assert group.rollout_of.tolist() == group.rollout_starts.tolist() == [0, 1, 2]
+    assert group.rollout_count == 3
+    assert "rollouts" not in msgspec.msgpack.decode(group.encode())
 
 
 def test_encode_refuses_a_group_that_no_reader_accepts() -> None:
