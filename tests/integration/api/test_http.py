@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import struct
 import time
 from typing import Any
 
@@ -129,6 +130,18 @@ async def test_a_batch_is_a_msgpack_array_of_the_bytes_as_submitted(client: Clie
     assert (await http.post(f"{AT}/lease", json={**asked, "batch_id": "b2"})).status_code == 204
 
 
+async def test_group_with_branches_is_stored_as_received_and_counts_its_rollouts(
+    client: Client, http: httpx.AsyncClient
+) -> None:
+    incarnation = await start(client)
+    name = (await client.permits(RUN, "env-1", 1, wait=0)).permits[0].group_id
+    body = make_group(name, RUN, lengths=((3, 4),) * 5, rewards=(1, 1, 0, 0, 0), rollouts=(0, 0, 1, 1, 1)).encode()
+    assert (await put(http, name, body)).status_code == 201
+    assert (await client.status(RUN)).sequences["ready"] == 2
+    answer = await http.post(f"{AT}/lease", json={"incarnation": incarnation, "batch_id": "b1", "groups": 1})
+    assert msgspec.msgpack.decode(answer.content, type=list[bytes]) == [body]
+
+
 async def test_bad_groups_are_refused_with_the_reason_and_nothing_is_stored(
     client: Client, http: httpx.AsyncClient
 ) -> None:
@@ -149,6 +162,12 @@ async def test_bad_groups_are_refused_with_the_reason_and_nothing_is_stored(
         "other group": msgspec.msgpack.encode({**wire, "group_id": "g00000009"}),
         "other row": msgspec.msgpack.encode({**wire, "row": 5}),
         "three sequences": make_group(name, RUN, lengths=((3, 4),) * 3).encode(),
+        "three rollouts": make_group(
+            name, RUN, lengths=((3, 4),) * 4, rewards=(1, 1, 0, 0), rollouts=(0, 0, 1, 2)
+        ).encode(),
+        "one rollout": make_group(name, RUN, rewards=(1, 1), rollouts=(0, 0)).encode(),
+        "a gap in rollouts": msgspec.msgpack.encode({**wire, "rollouts": struct.pack("<2i", 0, 2)}),
+        "one rollout with two rewards": msgspec.msgpack.encode({**wire, "rollouts": bytes(8)}),
     }
     for what, content in bad.items():
         assert code(await put(http, name, content)) == (400, "bad_group"), what

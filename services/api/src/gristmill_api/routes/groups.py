@@ -146,7 +146,7 @@ def _checked(run_id: str, group_id: str, holder: str, body: bytes, headers: Head
         body=body,
         digest=hashlib.sha256(plain).digest(),
         raw_bytes=len(plain),
-        sequences=group.size,
+        sequences=group.rollout_count,
         tokens=len(group.tokens),
         env_id=group.env_id,
         versions=sorted(group.policy_versions),

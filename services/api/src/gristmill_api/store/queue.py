@@ -34,6 +34,7 @@ class Submission:
     raw_bytes: int
     """Bytes of the body when inflated."""
     sequences: int
+    """The branches of a rollout count as one sequence."""
     tokens: int
     env_id: str
     versions: Sequence[PolicyVersion]
@@ -139,7 +140,7 @@ class GroupQueue:
         if status == "SIZE":
             raise errors.bad_group(
                 group.group_id,
-                f"it has {group.sequences} sequences, the run's group_size is {int(rest[0])}: as many, or at least 2",
+                f"it has {group.sequences} rollouts, the run's group_size is {int(rest[0])}: as many, or at least 2",
             )
         if status == "VERSION":
             raise errors.bad_group(
