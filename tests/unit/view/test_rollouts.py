@@ -95,6 +95,21 @@ def test_sequences_that_the_trainer_left_out_say_why(tmp_path: Path) -> None:
     ]
 
 
+def test_rows_number_rollouts_and_their_branches(tmp_path: Path) -> None:
+    run = RunFolderWriter(tmp_path)
+    branches = make_group("g00000001", lengths=[(3, 2)] * 4, rewards=[1, 1, 0, 0], rollouts=[0, 0, 1, 1])
+    run.archive(*groups("g00000000"), branches)
+    columns = ("group_id", "sequence", "rollout", "branch")
+    assert [tuple(row[name] for name in columns) for row in rows(run)] == [
+        ("g00000000", 0, 0, 0),
+        ("g00000000", 1, 1, 0),
+        ("g00000001", 0, 0, 0),
+        ("g00000001", 1, 0, 1),
+        ("g00000001", 2, 1, 0),
+        ("g00000001", 3, 1, 1),
+    ]
+
+
 def test_advantages_that_differ_by_token_are_kept_for_each_token(tmp_path: Path) -> None:
     run = RunFolderWriter(tmp_path)
     (group,) = groups("g00000000")

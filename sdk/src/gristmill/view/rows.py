@@ -29,7 +29,7 @@ from gristmill.group import PolicyVersion, TrajectoryGroup
 from gristmill.run import RunRecord
 
 _LOG = logging.getLogger(__name__)
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 OTHER_TRAINING: Final = -1
 """`creation` of an evaluation that an earlier training of the same run id made."""
 
@@ -40,6 +40,8 @@ SCHEMA: Final = pa.schema(
         pa.field("step", pa.int32()),
         pa.field("group_id", pa.string()),
         pa.field("sequence", pa.int16()),
+        pa.field("rollout", pa.int16()),
+        pa.field("branch", pa.int16()),
         pa.field("env_id", pa.string()),
         pa.field("row", pa.int64()),
         pa.field("index", pa.int64()),
@@ -141,6 +143,8 @@ class Submitted:
     messages: Sequence[Any] | None = None
     """The conversation of each sequence, if the environment sent them (`include_messages`)."""
     meta: Mapping[str, Any] = field(default_factory=dict)
+    rollouts: Sequence[int] | None = None
+    """The rollout of each sequence; None: each sequence is a rollout."""
 
     @property
     def answer(self) -> str | None:
@@ -213,6 +217,7 @@ def _of_binary(group: TrajectoryGroup) -> Submitted:
         temperature=group.sampling.temperature,
         messages=group.messages,
         meta=group.meta,
+        rollouts=group.rollout_of.tolist(),
     )
 
 
@@ -292,6 +297,7 @@ class Rows:
             staleness = step - 1 - group.oldest_step
         conversations = group.messages if group.messages is not None and len(group.messages) == len(starts) else None
         extracted = group.extracted
+        rollouts = range(len(starts)) if group.rollouts is None else group.rollouts
         for index, (tokens, start) in enumerate(zip(group.tokens, starts, strict=True)):
             sampled = group.mask[index]
             sequence = None if record is None else record.sequences.get(index)
@@ -306,6 +312,8 @@ class Rows:
                 step=step,
                 group_id=group.group_id,
                 sequence=index,
+                rollout=rollouts[index],
+                branch=index - rollouts.index(rollouts[index]),
                 env_id=group.env_id,
                 row=group.row,
                 index=_whole(group.meta.get("index")),
