@@ -24,7 +24,8 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Label of the weights that this step produced ("1.20")."""
     reward_mean: float
     reward_std: float
-    """Mean and standard deviation of the reward are over all sequences of the step."""
+    """Mean and standard deviation of the reward are over all sequences of the step. Here and in `reward_parts`,
+    `completion_tokens_mean`, `cut_off_share` and `overlong_*`, a rollout with branches counts as one sequence."""
     loss: float
     grad_norm: float
     """Global L2 norm before clipping."""

@@ -61,6 +61,7 @@ def gone_alone(bad: TrajectoryGroup, reason: Reason, bounds: Limits | None = Non
         ("finish_reasons", ["stop"]),
         ("versions", []),
         ("reward_parts", {"length": [1.0]}),
+        ("rollouts", np.zeros(1, np.int32)),
     ],
 )
 def test_a_group_with_a_wrong_length_is_dropped(field: str, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""Advantages: how much better a completion is than its group; the length penalty, and the environment's overrides.
+"""Advantages: how much better a rollout is than its group; the length penalty, and the environment's overrides.
 
 An overlong completion is truncated at max_tokens, with finish_reason "length". The filter leaves it without a trained
 token, as TRL's `mask_truncated_completions` does. The completion stays in its group's baseline and counts as a sequence
@@ -34,7 +34,7 @@ _NOT_OURS = "group_size"
 def advantages(rewards: Sequence[F64], scale: Scale) -> list[F32]:
     """Returns A = (r - mean_g) / (std + 1e-4) for each group of the step. Standard deviations have ddof = 1.
 
-    `rewards`: f64[G] per group; the result is f32[G] per group. `scale` selects std:
+    `rewards`: f64[R] per group, of its R rollouts; the result is f32[R] per group. `scale` selects std:
         group   std of the group (GRPO; Shao et al. 2024, as in TRL)
         batch   std of all rewards of the step
         none    no division (Dr. GRPO; Liu et al. 2025)
@@ -61,20 +61,27 @@ def _std(rewards: F64) -> float:
     return float(rewards.std(ddof=1)) if len(rewards) > 1 else 0.0
 
 
+def rollout_rewards(group: TrajectoryGroup) -> F64:
+    """Returns f64[R]: the environment's reward of each rollout."""
+    return group.rewards[group.rollout_starts].astype(np.float64)
+
+
 def truncated(group: TrajectoryGroup) -> Bool:
-    """Returns bool[G]: completions that were truncated at max_tokens."""
-    return np.array([reason == _TRUNCATED for reason in group.finish_reasons], np.bool_)
+    """Returns bool[R]: rollouts of which a branch was truncated at max_tokens."""
+    of_sequences = np.array([reason == _TRUNCATED for reason in group.finish_reasons], np.bool_)
+    return np.logical_or.reduceat(of_sequences, group.rollout_starts)
 
 
 def completion_tokens(group: TrajectoryGroup) -> npt.NDArray[np.int64]:
-    """Returns i64[G]: sampled tokens of all replies."""
+    """Returns i64[R]: sampled tokens of all replies of a rollout."""
     starts = np.cumsum(group.lengths, dtype=np.int64) - group.lengths
-    return np.add.reduceat(group.mask, starts, dtype=np.int64)
+    return np.add.reduceat(group.mask, starts[group.rollout_starts], dtype=np.int64)
 
 
 def longest_reply(group: TrajectoryGroup) -> npt.NDArray[np.int64]:
-    """Returns i64[G]: the largest number of consecutive sampled tokens."""
-    return np.array([_longest_run(mask) for mask in np.split(group.mask, np.cumsum(group.lengths)[:-1])], np.int64)
+    """Returns i64[R]: the largest number of consecutive sampled tokens in any branch of a rollout."""
+    runs = [_longest_run(mask) for mask in np.split(group.mask, np.cumsum(group.lengths)[:-1])]
+    return np.maximum.reduceat(np.array(runs, np.int64), group.rollout_starts)
 
 
 def length_penalty(lengths: npt.NDArray[np.int64], max_tokens: int, buffer: int, penalty: float) -> F64:

@@ -129,6 +129,8 @@ def _wrong_length(group: TrajectoryGroup) -> str | None:
         "versions": len(group.versions),
         **{f"reward_parts[{name!r}]": len(part) for name, part in group.reward_parts.items()},
     }
+    if group.rollouts is not None:
+        counts["rollouts"] = len(group.rollouts)
     for name, count in counts.items():
         if count != size:
             return f"{name} has {count} entries for {size} sequences"

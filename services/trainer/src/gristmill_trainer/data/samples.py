@@ -21,6 +21,7 @@ from gristmill_trainer.data.advantages import (
     length_penalty,
     longest_reply,
     read_overrides,
+    rollout_rewards,
     truncated,
 )
 from gristmill_trainer.data.checks import Limits, check_group, check_sample, staleness, starts, teacher_width
@@ -41,6 +42,8 @@ class Prepared:
 @dataclass
 class Statistics:
     """Statistics of the accepted groups, including their dropped sequences. Means are NaN without accepted groups.
+
+    A rollout with branches counts as one sequence, except in `seq_len_cuts`, `zeroed` and `rejected`.
 
     `of_groups` computes the fields without a default; `to_samples` counts the others while it makes samples.
     """
@@ -77,7 +80,7 @@ class Statistics:
     @classmethod
     def of_groups(cls, groups: Sequence[TrajectoryGroup]) -> Statistics:
         """Computes the statistics of the accepted groups, without the counts."""
-        rewards = np.concatenate([np.empty(0), *(group.rewards.astype(np.float64) for group in groups)])
+        rewards = np.concatenate([np.empty(0), *(rollout_rewards(group) for group in groups)])
         cuts = np.concatenate([np.empty(0), *(truncated(group) for group in groups)])
         lengths = np.concatenate([np.empty(0), *(completion_tokens(group) for group in groups)])
         return cls(
@@ -113,23 +116,28 @@ def to_samples(groups: Sequence[TrajectoryGroup], limits: Limits, settings: Hype
     statistics = Statistics.of_groups(kept)
     samples: list[Sample] = []
     zero_groups = 0
+    overlong: set[tuple[str, int]] = set()
     unknown: Counter[str] = Counter()
     rewards = [_rewards(group, settings, statistics) for group in kept]
     by_rewards = advantages(rewards, settings.advantage_scale)
-    for (group, overrides), of_sequences in zip(taken, by_rewards, strict=True):
-        flat = _per_token(group, of_sequences, overrides)
+    for (group, overrides), of_rollouts in zip(taken, by_rewards, strict=True):
+        flat = _per_token(group, of_rollouts, overrides)
         statistics.staleness.append(staleness(group, limits.policy))
         zero_groups += not flat[group.mask].any()
         statistics.zeroed += int(overrides.zeroed.sum())
         unknown += overrides.unknown
-        filtered = truncated(group) if settings.overlong == "filter" else np.zeros(group.size, np.bool_)
+        filtered = truncated(group) if settings.overlong == "filter" else np.zeros(group.rollout_count, np.bool_)
+        rollout_of = group.rollout_of.tolist()
         for index, sample in enumerate(_sequences(group, flat, limits)):
             if wrong := check_sample(sample, limits):
                 rejected.append(Rejected(group.group_id, index, *wrong))
                 continue
             statistics.seq_len_cuts += int(group.lengths[index]) > limits.seq_len
-            statistics.overlong_filtered += bool(filtered[index])
-            samples.append(_untrained(sample) if filtered[index] else sample)
+            if filtered[rollout_of[index]]:
+                overlong.add((group.group_id, rollout_of[index]))
+                sample = _untrained(sample)
+            samples.append(sample)
+    statistics.overlong_filtered = len(overlong)
     if kept:
         statistics.zero_advantage_share = zero_groups / len(kept)
     statistics.rejected = dict(sorted(Counter(one.reason for one in rejected).items()))
@@ -139,8 +147,8 @@ def to_samples(groups: Sequence[TrajectoryGroup], limits: Limits, settings: Hype
 
 
 def _rewards(group: TrajectoryGroup, settings: Hyperparameters, statistics: Statistics) -> F64:
-    """Returns f64[G]: rewards with the length penalty, and counts the sequences with a penalty."""
-    rewards = group.rewards.astype(np.float64)
+    """Returns f64[R]: rewards with the length penalty, and counts the rollouts with a penalty."""
+    rewards = rollout_rewards(group)
     if settings.overlong_buffer is None or group.advantages is not None:
         return rewards
     lowered = length_penalty(
@@ -150,10 +158,10 @@ def _rewards(group: TrajectoryGroup, settings: Hyperparameters, statistics: Stat
     return rewards + lowered
 
 
-def _per_token(group: TrajectoryGroup, of_sequences: F32, overrides: Overrides) -> F32:
-    """Returns f32[N]: the environment's advantages if it sent them, else each sequence's advantage at its tokens."""
+def _per_token(group: TrajectoryGroup, of_rollouts: F32, overrides: Overrides) -> F32:
+    """Returns f32[N]: the environment's advantages if it sent them, else each rollout's advantage at its tokens."""
     sent = group.advantages
-    flat = np.repeat(of_sequences, group.lengths) if sent is None else sent
+    flat = np.repeat(of_rollouts[group.rollout_of], group.lengths) if sent is None else sent
     # `where`, not a product, because NaN times zero is NaN.
     return np.where(np.repeat(overrides.zeroed, group.lengths), np.float32(0), flat)
 
@@ -184,6 +192,7 @@ def _sequences(group: TrajectoryGroup, flat_advantages: F32, limits: Limits) -> 
                 else None
             ),
             sequence=index,
+            rollout=None if group.rollouts is None else int(group.rollouts[index]),
         )
 
 
@@ -208,7 +217,13 @@ def _mean(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
 def _parts(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     names = dict.fromkeys(name for group in groups for name in group.reward_parts)
     found = {
-        name: [value for group in groups for value in group.reward_parts.get(name, ()) if value is not None]
+        name: [
+            value
+            for group in groups
+            if name in group.reward_parts
+            for start in group.rollout_starts.tolist()
+            if (value := group.reward_parts[name][start]) is not None
+        ]
         for name in names
     }
     return {name: sum(values) / len(values) for name, values in found.items() if values}

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -53,6 +54,8 @@ class Sample:
     """False for groups of Atropos environments that sent no inference_logprobs."""
     sequence: int = 0
     """Index in the group."""
+    rollout: int | None = None
+    """The rollout in the group of which this sample is a branch; None: the sample is a whole rollout."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -60,6 +63,13 @@ class Sample:
     @property
     def trained_tokens(self) -> int:
         return int(self.trained.sum())
+
+
+def rollouts_of(samples: Sequence[Sample]) -> npt.NDArray[np.int64]:
+    """Returns i64[len(samples)]: the rollout of each sample, counted from 0 in the order of the samples."""
+    numbers: dict[Hashable, int] = {}
+    keys = (place if one.rollout is None else (one.group_id, one.rollout) for place, one in enumerate(samples))
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
 
 
 class Reason(StrEnum):
@@ -87,7 +97,8 @@ class Reason(StrEnum):
     ADVANTAGES = "advantages"
     """Sequence: the environment sent an advantage that is NaN or infinite."""
     OVER_TOKEN_BUDGET = "over_token_budget"
-    """Sequence: longer than token_budget, so that no micro-batch can hold it."""
+    """Sequence: longer than token_budget, so that no micro-batch can hold it. Also a rollout whose branches need one
+    micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +131,7 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class MicroBatch:
-    """S sequences for one forward pass. Their M trained tokens are flat, sequence after sequence. The logits at a
+    """Samples of S rollouts for one forward pass. Their M trained tokens are flat, sample after sample. The logits at a
     position predict the next token, so `sources` contains the positions before the trained tokens."""
 
     layout: Layout
@@ -129,9 +140,9 @@ class MicroBatch:
     targets: torch.Tensor
     """int64[M]: ids of the trained tokens."""
     sequence: torch.Tensor
-    """int64[M]: index of the token's sequence, below S."""
+    """int64[M]: index of the token's rollout, below S."""
     sequences: int
-    """S, the number of sequences."""
+    """S, the number of rollouts."""
     rollout_logprobs: torch.Tensor
     """float32[M]."""
     advantages: torch.Tensor
