@@ -31,6 +31,18 @@ def test_effective_sample_size_and_reward_of_two_completions() -> None:
     assert found.reward == pytest.approx(1 / (1 + math.e))
 
 
+def test_branches_of_a_rollout_have_one_weight_and_one_reward() -> None:
+    group = make_group(lengths=((3, 1), (3, 1), (3, 2)), rewards=(1.0, 1.0, 0.0), rollouts=(0, 0, 1))
+    samples = to_samples([group], Limits(64, 100, PolicyVersion(1, 0)), Hyperparameters()).samples
+    # The weight of the first rollout is exp(0.75 + 0.25) = e, and the weight of the second is 1.
+    stats = TokenStats(*[np.zeros(4, np.float32)] * 11)
+    stats = dataclasses.replace(stats, old_logprobs=np.array([0.75, 0, 0, 0.25], np.float32))
+    found = off_policy([group], samples, StepResult(0.0, 0.0, stats, 13, 4, None, order=(0, 2, 1)))
+    assert found is not None
+    assert found.effective_sample_size == pytest.approx((1 + math.e) ** 2 / (2 * (1 + math.e**2)))
+    assert found.reward == pytest.approx(math.e / (1 + math.e))
+
+
 def test_step_without_log_probabilities_of_the_server_has_no_sample_size() -> None:
     group = make_group()
     made = to_samples([group], Limits(64, 100, PolicyVersion(1, 0)), Hyperparameters()).samples

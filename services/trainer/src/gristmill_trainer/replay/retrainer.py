@@ -15,7 +15,7 @@ from gristmill.settings import merge, parse
 from gristmill_trainer.checkpoint import Checkpoint, CheckpointStore, Progress
 from gristmill_trainer.checkpoint.digests import CheckpointRecord, TrainerFacts, file_digests
 from gristmill_trainer.data.samples import Prepared
-from gristmill_trainer.data.types import Sample
+from gristmill_trainer.data.types import Sample, rollouts_of
 from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.learner_factory import LearnerPlan, build_learner
 from gristmill_trainer.metrics import StepResult
@@ -45,12 +45,12 @@ class Change:
 class OffPolicy:
     """How well the recorded completions represent the policy in training.
 
-    A completion s has the importance weight w_s = exp(sum_t log pi(t) - log mu(t)) over its trained tokens, with mu the
+    A rollout s has the importance weight w_s = exp(sum_t log pi(t) - log mu(t)) over its trained tokens, with mu the
     policy that sampled it.
     """
 
     effective_sample_size: float
-    """(sum w)^2 / (n sum w^2) of the n completions, from 1/n to 1 (Kish 1965; Kong 1992). On policy it is 1."""
+    """(sum w)^2 / (n sum w^2) of the n rollouts, from 1/n to 1 (Kish 1965; Kong 1992). On policy it is 1."""
     reward: float
     """sum w r / sum w: the self-normalized estimate of the reward that the policy in training would get."""
 
@@ -211,9 +211,12 @@ def off_policy(groups: list[TrajectoryGroup], samples: list[Sample], result: Ste
         start = end
     if not log_weights:
         return None
-    logs = np.array(list(log_weights.values()))
+    known = [samples[number] for number in log_weights]
+    rollouts = rollouts_of(known)
+    logs = np.bincount(rollouts, list(log_weights.values()))
     weights = np.exp(logs - logs.max())
-    scores = np.array([rewards[samples[number].group_id][samples[number].sequence] for number in log_weights])
+    firsts = [known[first] for first in np.unique(rollouts, return_index=True)[1]]
+    scores = np.array([rewards[one.group_id][one.sequence] for one in firsts])
     return OffPolicy(
         effective_sample_size=float(weights.sum() ** 2 / (len(weights) * (weights**2).sum())),
         reward=float((weights * scores).sum() / weights.sum()),
