@@ -36,8 +36,19 @@ Sequence = list[Token]
 
 
 def reference_loss(
-    settings: Hyperparameters, sequences: list[Sequence], local_batch: int, max_completion_length: int
+    settings: Hyperparameters,
+    sequences: list[Sequence],
+    local_batch: int,
+    max_completion_length: int,
+    rollouts: list[int] | None = None,
 ) -> float:
+    """`rollouts`: the rollout of each sequence, from 0. The branches of a rollout are one sequence of the formulas."""
+    if rollouts is not None:
+        branches = list(zip(rollouts, sequences, strict=True))
+        sequences = [
+            [token for rollout, branch in branches if rollout == number for token in branch]
+            for number in range(max(rollouts) + 1)
+        ]
     losses = [[_token_loss(settings, token, sequence) for token in sequence] for sequence in sequences]
     everything = [loss for sequence in losses for loss in sequence]
     match settings.objective:

@@ -60,7 +60,8 @@ class Hyperparameters(Settings):
     """Seed of the trainer's random numbers."""
 
     batch_size: int = Field(default=8, ge=1)
-    """Sequences per micro-batch. A step takes batch_size x gradient_accumulation_steps sequences."""
+    """Sequences per micro-batch. A step takes batch_size x gradient_accumulation_steps sequences. A rollout with
+    branches counts as one sequence of a step."""
     gradient_accumulation_steps: int = Field(default=1, ge=1)
     """Micro-batches per optimizer step."""
     seq_len: int | None = Field(default=None, ge=2)
@@ -94,7 +95,7 @@ class Hyperparameters(Settings):
     """Correction for a rollout policy that differs from the trainer's policy: weights above importance_cap are reduced
     to the cap, or their tokens are masked, or no weights are used."""
     importance_level: Literal["token", "sequence"] = "token"
-    """Whether each token or each sequence has an importance weight."""
+    """Whether each token or each sequence has an importance weight. The branches of a rollout are one sequence."""
     importance_cap: float = Field(default=2.0, gt=0)
     """Cap C of the importance weight that corrects for the rollout policy."""
     kl_beta: float = Field(default=0.0, ge=0)
@@ -151,6 +152,12 @@ class Hyperparameters(Settings):
     def updates_per_step(self) -> int:
         """Optimizer updates per batch; more than one needs the old policy's log-probabilities."""
         return self.num_epochs * self.minibatches
+
+    @property
+    def joins_branches(self) -> bool:
+        """Whether a ratio or weight has a sum over all trained tokens of a rollout, so that the branches of a rollout
+        must be in one micro-batch."""
+        return self.objective == "gspo" or self.importance_level == "sequence"
 
     @model_validator(mode="after")
     def _clip_is_below_one(self) -> Self:

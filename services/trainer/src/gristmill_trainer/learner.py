@@ -27,8 +27,9 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
-from gristmill_trainer.data.micro_batches import MicroPlan, collate, dummy, plan, split
-from gristmill_trainer.data.types import F32, MicroBatch, Sample
+from gristmill import Hyperparameters
+from gristmill_trainer.data.micro_batches import F64, MicroPlan, collate, dummy, plan, split
+from gristmill_trainer.data.types import F32, MicroBatch, Sample, rollouts_of
 from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import AbandonedError, OutOfMemoryError
 from gristmill_trainer.metrics import ModelFlops, StepResult, TokenStats
@@ -104,7 +105,8 @@ class Learner:
             if self._dist.size > 1:
                 raise
             return self._nothing(str(error))
-        groups = [sample.group_id for sample in samples]
+        rollouts = rollouts_of(samples)
+        groups = [samples[first].group_id for first in np.unique(rollouts, return_index=True)[1]]
         taken: list[_Update] = []
         left_out: list[_Update] = []
         too_large = 0
@@ -113,6 +115,7 @@ class Learner:
             return self._nothing("nothing is left of its groups to train on")
         for epoch in range(settings.num_epochs):
             for part in split(groups, settings.minibatches, seed=settings.seed, step=step, epoch=epoch):
+                part = tuple(np.flatnonzero(np.isin(rollouts, part)).tolist())
                 members = [samples[number] for number in part]
                 if not any(sample.trained_tokens for sample in members):
                     continue
@@ -175,9 +178,10 @@ class Learner:
                 self._check_abort(should_continue, untouched=True)
                 scores = scored.scorer(micro)
                 flat = scores.logprobs.float().cpu().numpy()
-                for place, number in enumerate(micro.index):
+                for number in micro.index:
                     values = np.zeros(len(samples[number]), np.float32)
-                    values[samples[number].trained] = flat[micro.sequence.cpu().numpy() == place]
+                    own, flat = np.split(flat, [samples[number].trained_tokens])
+                    values[samples[number].trained] = own
                     found[number] = values
         everywhere = {number: values for share in self._dist.gather(found) for number, values in share.items()}
         return [everywhere[number] for number in range(len(samples))]
@@ -207,11 +211,14 @@ class Learner:
             gc.collect()
             if self.policy.device.type == "cuda":
                 torch.cuda.empty_cache()
-            self._halve_budget([len(sample) for sample in samples], reason)
+            self._halve_budget(samples, reason)
 
-    def _halve_budget(self, lengths: Sequence[int], reason: str) -> None:
-        tokens = max(sum(lengths[number] for number in micro or ()) for micro in self._plan(lengths)[0])
-        longest = max(lengths)
+    def _halve_budget(self, samples: Sequence[Sample], reason: str) -> None:
+        def tokens_of(numbers: Sequence[int]) -> int:
+            return sum(len(samples[number]) for number in numbers)
+
+        tokens = max(tokens_of(micro or ()) for micro in self._plan(samples)[0])
+        longest = max(map(tokens_of, self._units(samples)))
         if self._dist.size > 1 or tokens <= longest:
             raise OutOfMemoryError(
                 "out_of_memory",
@@ -239,11 +246,8 @@ class Learner:
     def _accumulated(
         self, samples: Sequence[Sample], should_continue: Callable[[], bool], *, untouched: bool
     ) -> _Update:
-        counts = np.array([sample.trained_tokens for sample in samples], np.int64)
-        weights = token_weights(
-            self._settings.objective, counts, self._settings.batch_size, self._max_completion_length
-        )
-        entropy_weight = 1.0 / max(int(counts.sum()), 1)
+        weights = sample_weights(samples, self._settings, self._max_completion_length)
+        entropy_weight = 1.0 / max(sum(sample.trained_tokens for sample in samples), 1)
         losses, rows = [], []
         order: list[int] = []
         for micro in self._micro_batches(samples, weights):
@@ -301,14 +305,29 @@ class Learner:
         All ranks have equally many, because FSDP's collectives need every rank.
         """
         packing, device = self._settings.packing, self.policy.device
-        for index in self._plan([len(sample) for sample in samples])[self._dist.rank]:
+        for index in self._plan(samples)[self._dist.rank]:
             if index is None:
                 yield dummy(device, packing=packing)
             else:
                 yield collate(samples, index, weights, packing=packing, device=device)
 
-    def _plan(self, lengths: Sequence[int]) -> list[list[MicroPlan | None]]:
-        return plan(lengths, budget=self._budget, batch_size=self._settings.batch_size, ranks=self._dist.size)
+    def _plan(self, samples: Sequence[Sample]) -> list[list[MicroPlan | None]]:
+        units = self._units(samples)
+        lengths = [sum(len(samples[number]) for number in unit) for unit in units]
+        batch_size = max(self._settings.batch_size * len(units) // max(len(samples), 1), 1)
+        found = plan(lengths, budget=self._budget, batch_size=batch_size, ranks=self._dist.size)
+        return [
+            [micro and tuple(number for unit in micro for number in units[unit]) for micro in of_rank]
+            for of_rank in found
+        ]
+
+    def _units(self, samples: Sequence[Sample]) -> list[tuple[int, ...]]:
+        """Returns the indices of the samples that must be in one micro-batch: each sample alone, or each rollout."""
+        rollouts = rollouts_of(samples).tolist() if self._settings.joins_branches else list(range(len(samples)))
+        units: dict[int, list[int]] = {}
+        for number, rollout in enumerate(rollouts):
+            units.setdefault(rollout, []).append(number)
+        return [tuple(unit) for unit in units.values()]
 
     def _check_abort(self, should_continue: Callable[[], bool], *, untouched: bool) -> None:
         if not self._dist.on_main(should_continue):
@@ -328,6 +347,16 @@ class Learner:
             one if one.ref_logprobs is not None else dataclasses.replace(one, ref_logprobs=ref)
             for one, ref in zip(samples, found, strict=True)
         ]
+
+
+def sample_weights(samples: Sequence[Sample], settings: Hyperparameters, max_completion_length: int | None) -> F64:
+    """Returns float64[len(samples)]: the weight of each trained token of a sample in the loss of the update.
+
+    `samples`: the whole update, before it is split into micro-batches. The branches of a rollout count as one sequence.
+    """
+    rollouts = rollouts_of(samples)
+    trained = np.bincount(rollouts, [sample.trained_tokens for sample in samples]).astype(np.int64)
+    return token_weights(settings.objective, trained, settings.batch_size, max_completion_length)[rollouts]
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,10 @@ from tests.support.objective_reference import Sequence, reference_loss
 from tests.support.trained_tokens import plain, random_tokens, weighted
 
 from gristmill.hyperparameters import Hyperparameters
-from gristmill_trainer.objectives import Objective, token_weights
+from gristmill_trainer.data.micro_batches import collate
+from gristmill_trainer.data.types import Sample
+from gristmill_trainer.learner import sample_weights
+from gristmill_trainer.objectives import Objective, TrainedTokens
 
 OBJECTIVES = ["grpo", "dapo", "bnpo", "dr_grpo", "cispo", "gspo"]
 LENGTHS = [4, 1, 0, 6, 3]
@@ -31,12 +35,28 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-def _loss(settings: Hyperparameters, tokens: Any) -> torch.Tensor:
-    weights = token_weights(settings.objective, np.array(LENGTHS), LOCAL_BATCH, MAX_COMPLETION_LENGTH)
-    return Objective.of(settings).loss(weighted(tokens, weights))[0]
+ROLLOUTS = {"single sequences": None, "branches": [0, 0, 1, 2, 2]}
 
 
-def _slope(settings: Hyperparameters, sequences: list[Sequence], token: Any, name: str, entry: int) -> float:
+def _loss(settings: Hyperparameters, tokens: TrainedTokens, rollouts: list[int] | None) -> torch.Tensor:
+    samples = [_sample(length, number) for length, number in zip(LENGTHS, rollouts or [None] * 5, strict=True)]
+    weights = sample_weights(samples, settings, MAX_COMPLETION_LENGTH)
+    micro = collate(samples, range(len(samples)), weights, packing=True, device=torch.device("cpu"))
+    tokens = weighted(tokens, weights)
+    return Objective.of(settings).loss(replace(tokens, sequence=micro.sequence, sequences=micro.sequences))[0]
+
+
+def _sample(trained: int, rollout: int | None) -> Sample:
+    """A sample of a prompt of one token and `trained` trained tokens."""
+    floats = np.zeros(1 + trained, np.float32)
+    return Sample(
+        "g1", np.zeros(1 + trained, np.int32), np.arange(1 + trained) > 0, floats, floats, 1.0, rollout=rollout
+    )
+
+
+def _slope(
+    settings: Hyperparameters, sequences: list[Sequence], rollouts: list[int] | None, token: Any, name: str, entry: int
+) -> float:
     """Returns the central difference of the reference."""
 
     def at(offset: float) -> float:
@@ -46,7 +66,7 @@ def _slope(settings: Hyperparameters, sequences: list[Sequence], token: Any, nam
         else:
             moved = before + offset
         setattr(token, name, moved)
-        loss = reference_loss(settings, sequences, LOCAL_BATCH, MAX_COMPLETION_LENGTH)
+        loss = reference_loss(settings, sequences, LOCAL_BATCH, MAX_COMPLETION_LENGTH, rollouts)
         setattr(token, name, before)
         return loss
 
@@ -55,28 +75,35 @@ def _slope(settings: Hyperparameters, sequences: list[Sequence], token: Any, nam
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(str(value) for value in kind.values()))
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_loss_and_gradients_match_the_float64_reference(objective: str, kind: dict[str, Any]) -> None:
-    settings = Hyperparameters.model_validate({"objective": objective, "distill_coef": 0.0, **kind})
+@pytest.mark.parametrize("rollouts", ROLLOUTS.values(), ids=ROLLOUTS)
+def test_loss_and_gradients_match_the_float64_reference(
+    rollouts: list[int] | None, objective: str, kind: dict[str, Any]
+) -> None:
+    settings = Hyperparameters.model_validate(
+        {"objective": objective, "batch_size": LOCAL_BATCH, "distill_coef": 0.0, **kind}
+    )
     for seed in range(3):
         tokens = random_tokens(seed, LENGTHS)
         sequences = plain(tokens)
-        loss = _loss(settings, tokens)
-        expected = reference_loss(settings, sequences, LOCAL_BATCH, MAX_COMPLETION_LENGTH)
+        loss = _loss(settings, tokens, rollouts)
+        expected = reference_loss(settings, sequences, LOCAL_BATCH, MAX_COMPLETION_LENGTH, rollouts)
         assert loss.item() == pytest.approx(expected, rel=1e-10, abs=1e-12)
-        assert _loss(settings, random_tokens(seed, LENGTHS, torch.float32)).item() == pytest.approx(expected, abs=2e-6)
+        rounded = _loss(settings, random_tokens(seed, LENGTHS, torch.float32), rollouts)
+        assert rounded.item() == pytest.approx(expected, abs=2e-6)
 
         loss.backward()  # type: ignore[no-untyped-call]
         flat = [token for sequence in sequences for token in sequence]
         for name, leaf in (("logprob", tokens.logprobs), ("entropy", tokens.entropy)):
             assert leaf is not None
-            slopes = [_slope(settings, sequences, token, name, 0) for token in flat]
+            slopes = [_slope(settings, sequences, rollouts, token, name, 0) for token in flat]
             found = leaf.grad if leaf.grad is not None else torch.zeros(len(flat))
             np.testing.assert_allclose(found.numpy(), slopes, atol=1e-8, rtol=1e-6)
         if settings.distill_coef:
             assert tokens.student_logprobs is not None
             assert tokens.student_logprobs.grad is not None
             for token, found in zip(flat, tokens.student_logprobs.grad, strict=True):
-                slopes = [_slope(settings, sequences, token, "teacher", k) for k in range(len(token.teacher))]
+                entries = range(len(token.teacher))
+                slopes = [_slope(settings, sequences, rollouts, token, "teacher", k) for k in entries]
                 np.testing.assert_allclose(found[: len(slopes)].numpy(), slopes, atol=1e-8, rtol=1e-6)
                 assert not found[len(slopes) :].any()
 

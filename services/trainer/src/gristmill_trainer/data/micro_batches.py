@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gristmill_trainer.data.types import F32, I32, Layout, MicroBatch, Sample
+from gristmill_trainer.data.types import F32, I32, Layout, MicroBatch, Sample, rollouts_of
 from gristmill_trainer.errors import TrainerError
 
 I64 = npt.NDArray[np.int64]
@@ -28,10 +28,10 @@ MicroPlan = tuple[int, ...]
 
 
 def split(group_ids: Sequence[str], parts: int, *, seed: int, step: int, epoch: int) -> list[tuple[int, ...]]:
-    """Returns the sample indices of each update. `group_ids`: each sample's group.
+    """Returns the rollouts of each update, as indices. `group_ids`: each rollout's group.
 
     A group stays whole. The order of groups is random per epoch and step, and the same after a resume. Each group goes
-    to the part with the fewest samples, so parts differ by at most the largest group. With fewer groups than `parts`,
+    to the part with the fewest rollouts, so parts differ by at most the largest group. With fewer groups than `parts`,
     there are as many parts as groups.
     """
     groups: dict[str, list[int]] = {}
@@ -163,12 +163,13 @@ def collate(
     assert rollout is not None
     assert advantages is not None
     teacher_ids, teacher_logprobs = _teacher(chosen, places)
+    rollouts = rollouts_of(chosen)
     return MicroBatch(
         layout=layout,
         sources=to_device(slots - 1),
         targets=to_device(tokens[places]),
-        sequence=to_device(np.repeat(np.arange(len(chosen)), counts)),
-        sequences=len(chosen),
+        sequence=to_device(np.repeat(rollouts, counts)),
+        sequences=int(rollouts.max()) + 1,
         rollout_logprobs=rollout,
         advantages=advantages,
         temperatures=per_token([sample.temperature for sample in chosen]),

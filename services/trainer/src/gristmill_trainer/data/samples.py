@@ -25,7 +25,7 @@ from gristmill_trainer.data.advantages import (
     truncated,
 )
 from gristmill_trainer.data.checks import Limits, check_group, check_sample, staleness, starts, teacher_width
-from gristmill_trainer.data.types import F32, Reason, Rejected, Sample, Teacher
+from gristmill_trainer.data.types import F32, Reason, Rejected, Sample, Teacher, rollouts_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -138,6 +138,9 @@ def to_samples(groups: Sequence[TrajectoryGroup], limits: Limits, settings: Hype
                 sample = _untrained(sample)
             samples.append(sample)
     statistics.overlong_filtered = len(overlong)
+    if limits.token_budget is not None and settings.joins_branches:
+        samples, too_long = _split_at_budget(samples, limits.token_budget)
+        rejected += too_long
     if kept:
         statistics.zero_advantage_share = zero_groups / len(kept)
     statistics.rejected = dict(sorted(Counter(one.reason for one in rejected).items()))
@@ -194,6 +197,23 @@ def _sequences(group: TrajectoryGroup, flat_advantages: F32, limits: Limits) -> 
             sequence=index,
             rollout=None if group.rollouts is None else int(group.rollouts[index]),
         )
+
+
+def _split_at_budget(samples: Sequence[Sample], budget: int) -> tuple[list[Sample], list[Rejected]]:
+    """Returns the samples of rollouts that fit in one micro-batch, and those of longer rollouts as rejected."""
+    rollouts = rollouts_of(samples)
+    lengths = np.bincount(rollouts, [len(sample) for sample in samples]).astype(np.int64)[rollouts].tolist()
+    rejected = [
+        Rejected(
+            sample.group_id,
+            sample.sequence,
+            Reason.OVER_TOKEN_BUDGET,
+            f"the branches of its rollout have {length} tokens together; token_budget is {budget}",
+        )
+        for sample, length in zip(samples, lengths, strict=True)
+        if length > budget
+    ]
+    return [sample for sample, length in zip(samples, lengths, strict=True) if length <= budget], rejected
 
 
 def _untrained(sample: Sample) -> Sample:

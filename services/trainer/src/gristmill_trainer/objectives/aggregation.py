@@ -21,7 +21,8 @@ def token_weights(
     packing and split of the sequences.
 
     `trained`: int64[S], trained tokens n_s of each sequence of the whole optimizer update, over all micro-batches and
-    ranks, in the order of the batch. A sequence without trained tokens counts as a sequence.
+    ranks, in the order of the batch. A sequence without trained tokens counts as a sequence. The branches of a rollout
+    are one sequence.
     `local_batch`: the user's number of sequences per micro-batch; only bnpo uses it.
     `max_completion_length`: the divisor of dr_grpo; only dr_grpo uses it.
 

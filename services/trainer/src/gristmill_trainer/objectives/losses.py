@@ -32,7 +32,7 @@ class TrainedTokens:
     weights: torch.Tensor
     """The token's weight in the update's loss, which is a sum over micro-batches and ranks."""
     sequence: torch.Tensor
-    """int64[M]: the token's sequence, 0 to S - 1, in ascending order."""
+    """int64[M]: the token's sequence, 0 to S - 1. The branches of a rollout are one sequence."""
     sequences: int
     """S."""
     entropy: torch.Tensor | None = None

@@ -57,7 +57,8 @@ class Objective:
     def loss(self, tokens: TrainedTokens) -> tuple[torch.Tensor, Ratios]:
         """Returns float32[], this micro-batch's part of the update's loss, and the ratios of its tokens.
 
-        The update's loss is the sum over micro-batches and ranks. A sequence must not be split between micro-batches.
+        The update's loss is the sum over micro-batches and ranks. If the settings have `joins_branches`, a sequence
+        must not be split between micro-batches.
         Raises TrainerError if `tokens` lacks a needed input.
         """
         settings = self.settings
