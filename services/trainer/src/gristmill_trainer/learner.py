@@ -315,7 +315,10 @@ class Learner:
         units = self._units(samples)
         lengths = [sum(len(samples[number]) for number in unit) for unit in units]
         batch_size = max(self._settings.batch_size * len(units) // max(len(samples), 1), 1)
-        found = plan(lengths, budget=self._budget, batch_size=batch_size, ranks=self._dist.size)
+        budget = self._budget
+        if budget is not None and budget != self._settings.token_budget:
+            budget = max([budget, *lengths])  # It was halved for a step whose longest sequence was shorter.
+        found = plan(lengths, budget=budget, batch_size=batch_size, ranks=self._dist.size)
         return [
             [micro and tuple(number for unit in micro for number in units[unit]) for micro in of_rank]
             for of_rank in found

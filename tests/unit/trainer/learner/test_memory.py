@@ -13,7 +13,7 @@ import torch
 from tests.unit.trainer.learner.learning import Build, assert_same_bits, farthest, make_samples, weights
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from gristmill_trainer.data.types import MicroBatch
+from gristmill_trainer.data.types import MicroBatch, Sample
 from gristmill_trainer.learner import Learner
 from gristmill_trainer.memory import Memory, available_memory
 from gristmill_trainer.policy.lora import Lora, attach, merged_tensors
@@ -78,6 +78,14 @@ def small_memory(learner: Learner, monkeypatch: pytest.MonkeyPatch, most: int, e
     return seen
 
 
+def longer(sample: Sample, length: int) -> Sample:
+    """Returns a sample of the same group with `length` tokens."""
+    return replace(
+        sample, tokens=np.ones(length, np.int32), trained=np.arange(length) >= 5,
+        rollout_logprobs=np.zeros(length, np.float32), advantages=np.ones(length, np.float32),
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
 @pytest.mark.parametrize("settings", [{}, {"token_budget": 80}, {"minibatches": 2}], ids=["batch", "budget", "updates"])
 def test_update_without_memory_is_repeated_in_halves_with_the_same_result(
@@ -99,14 +107,26 @@ def test_update_without_memory_is_repeated_in_halves_with_the_same_result(
     assert max(seen) <= longest + 8
 
 
+def test_longer_sequence_after_a_halved_budget_has_a_micro_batch_alone(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner, samples = build(packing=True), make_samples()
+    seen = small_memory(learner, monkeypatch, 60, torch.OutOfMemoryError)
+    assert learner.step(samples, 1).halved == 1
+    smaller = max(seen[1:])
+    long = longer(samples[0], 58)
+    assert smaller < len(long)
+    seen.clear()
+    result = learner.step([long, *samples[1:]], 2)
+    assert (result.skipped, result.left_out, result.halved) == (None, 0, 0)
+    assert max(seen) == len(long)
+
+
 def test_sequence_that_does_not_fit_alone_is_left_out_and_changes_no_bit(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learner, samples = build(packing=True, minibatches=4), make_samples()
-    long = replace(
-        samples[0], tokens=np.ones(64, np.int32), trained=np.arange(64) >= 5,
-        rollout_logprobs=np.zeros(64, np.float32), advantages=np.ones(64, np.float32),
-    )  # fmt: skip
+    long = longer(samples[0], 64)
     small_memory(learner, monkeypatch, 48, torch.OutOfMemoryError)
     before = weights(learner)
     result = learner.step([long], 1)
