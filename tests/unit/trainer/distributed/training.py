@@ -71,7 +71,8 @@ class Job:
 
 
 def samples(step: int) -> list[Sample]:
-    """Sequences of different lengths; some with unknown rollout log-probabilities, one without a trained token."""
+    """Sequences of different lengths; some with unknown rollout log-probabilities, one without a trained token. The
+    first two are branches of one rollout."""
     rng = np.random.default_rng(step)
     found = []
     for number in range(7 if step % 2 else 5):
@@ -90,6 +91,7 @@ def samples(step: int) -> list[Sample]:
                 advantages=np.where(trained, rng.normal(), 0).astype(np.float32),
                 temperature=0.9,
                 rollout_known=known,
+                rollout=0 if number < 2 else None,
             )
         )
     return found

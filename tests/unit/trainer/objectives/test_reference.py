@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -39,7 +40,8 @@ ROLLOUTS = {"single sequences": None, "branches": [0, 0, 1, 2, 2]}
 
 
 def _loss(settings: Hyperparameters, tokens: TrainedTokens, rollouts: list[int] | None) -> torch.Tensor:
-    samples = [_sample(length, number) for length, number in zip(LENGTHS, rollouts or [None] * 5, strict=True)]
+    numbers: Iterable[int | None] = rollouts or [None] * len(LENGTHS)
+    samples = [_sample(length, number) for length, number in zip(LENGTHS, numbers, strict=True)]
     weights = sample_weights(samples, settings, MAX_COMPLETION_LENGTH)
     micro = collate(samples, range(len(samples)), weights, packing=True, device=torch.device("cpu"))
     tokens = weighted(tokens, weights)
