@@ -200,7 +200,7 @@ def _sequences(group: TrajectoryGroup, flat_advantages: F32, limits: Limits) -> 
 
 
 def _split_at_budget(samples: Sequence[Sample], budget: int) -> tuple[list[Sample], list[Rejected]]:
-    """Returns the samples of rollouts that fit in one micro-batch, and those of longer rollouts as rejected."""
+    """Returns the samples of rollouts that fit in one micro-batch, and rejects the samples of longer rollouts."""
     rollouts = rollouts_of(samples)
     lengths = np.bincount(rollouts, [len(sample) for sample in samples]).astype(np.int64)[rollouts].tolist()
     rejected = [
