@@ -67,6 +67,11 @@ class RunRecord(_Record):
     """Random id of this creation of the run. A run that is deleted and created again under its id has another one. A
     checkpoint keeps it, because group ids start again in each creation."""
 
+    @property
+    def created_ms(self) -> int:
+        """The time of the creation in ms, as archives and drops have it."""
+        return round(self.created_at * 1000)
+
 
 class Progress(_Record):
     """How far a run is, from its record and the trainer's newest metrics."""

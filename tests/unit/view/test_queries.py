@@ -13,7 +13,7 @@ from tests.unit.sdk.view.recorded import record
 
 import gristmill
 from gristmill.archive.run_file import write_run_file
-from gristmill.view.queries import group_of, rollouts_of, step_of
+from gristmill.view.queries import group_of, highlights_of, rollouts_of, step_of
 from gristmill.view.source import RolloutQuery
 
 
@@ -69,6 +69,16 @@ def test_step_of_a_synchronous_run_without_records_has_its_groups(run: RunFolder
     write_run_file(run.path, record(run_id="test", created_at=CREATED / 1000))
     run.archive(group(0), group(1))
     assert [one["group_id"] for one in step_of((tmp_path,), "test", 2)["groups"]] == ["g00000001"]
+
+
+def test_step_has_no_groups_of_an_earlier_run_with_the_same_id(run: RunFolderWriter, tmp_path: Path) -> None:
+    run.trained(record_of(group(), 1))
+    run.archive(group())
+    assert len(step_of((tmp_path,), "test", 1)["groups"]) == 1
+    write_run_file(run.path, record(run_id="test", created_at=CREATED / 1000 + 5))
+    assert step_of((tmp_path,), "test", 1)["groups"] == []
+    assert rollouts_of((tmp_path,), "test", RolloutQuery())["rows"] == []
+    assert highlights_of((tmp_path,), "test", [1]) == []
 
 
 def test_step_without_groups_of_a_run_with_records_is_recorded(run: RunFolderWriter, tmp_path: Path) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
-from tests.support.run_folder import RunFolderWriter, synthetic_run
+from tests.support.run_folder import CREATED, RunFolderWriter, synthetic_run
+from tests.unit.sdk.view.recorded import record
 
+from gristmill.archive.run_file import write_run_file
 from gristmill.metrics import read_jsonl
 from gristmill.receipts import RECEIPTS_FILE, Receipt, ReceiptState
 from gristmill.view import cli
@@ -119,3 +122,16 @@ def test_json_of_the_command_has_every_check(run: RunFolderWriter, capsys: pytes
     found = json.loads(capsys.readouterr().out)
     assert found["ok"] is False
     assert {check["name"] for check in found["checks"]} > set(checks(run))
+
+
+def test_files_of_an_earlier_run_with_the_same_id_are_not_checked(run: RunFolderWriter) -> None:
+    write_receipts(run, [(0, "a", OK), (1, "a", OK)])
+    for path in run.path.rglob("*.jsonl"):
+        os.utime(path, (1.0, 1.0))
+    write_run_file(run.path, record(run_id=run.path.name, created_at=CREATED / 1000 + 5))
+    found = checks(run)
+    states = {name: found[name].state for name in ("archive", "trainer's records", "steps", "publications")}
+    assert states == {
+        "archive": "failed", "trainer's records": "warning", "steps": "failed", "publications": "warning",
+    }  # fmt: skip
+    assert "metrics.jsonl is missing" in found["steps"].text

@@ -26,10 +26,10 @@ from gristmill.errors import GristmillError
 from gristmill.group import PolicyVersion
 from gristmill.metrics import METRICS_FILE, readable
 from gristmill.model_servers import ServerAddresses, find_all
-from gristmill.receipts import RECEIPTS_FILE, Receipt, parse_receipts
+from gristmill.receipts import Receipt
 from gristmill.run import Environment, RunRecord, RunState, RunStatus
 from gristmill.sync_client import SyncClient
-from gristmill.view.folders import EVALUATIONS_FOLDER, RunFolder
+from gristmill.view.folders import EVALUATIONS_FOLDER, RunFolder, last_change
 from gristmill.view.growing import read_growing_jsonl
 from gristmill.view.phases import Log, read_log
 
@@ -113,9 +113,9 @@ class Facts:
         """Returns the facts with the contents that only the run's files have: receipts, warnings, and their places."""
         if not run.folders:  # the files are on another machine, or in volumes
             return self
-        warnings = [warning for log in read_logs(run).values() for warning in log.warnings]
-        free = free_bytes(run.folders[0])
-        return replace(self, receipts=_receipts(run), warnings=warnings, folders=run.folders, free_bytes=free)
+        warnings = [warning for log in read_logs(run, self.record).values() for warning in log.warnings]
+        receipts, free = run.receipts(self.record), free_bytes(run.folders[0])
+        return replace(self, receipts=receipts, warnings=warnings, folders=run.folders, free_bytes=free)
 
 
 # --- A live API ------------------------------------------------------------------------------------------------
@@ -311,9 +311,14 @@ def read_server(url: str, http: httpx.Client) -> ServerFacts:  # noqa: TID251
 
 
 # --- The run's files -------------------------------------------------------------------------------------------
-def read_logs(run: RunFolder) -> dict[str, Log]:
-    """Returns the end of each service's log, as the local launcher writes them."""
-    return {name: read_log(path) for name, path in run.logs().items()}
+def read_logs(run: RunFolder, record: RunRecord | None = None) -> dict[str, Log]:
+    """Returns the end of each service's log, as the local launcher writes them. Leaves out an earlier run's lines.
+
+    `record`: default is run.json.
+    """
+    record = run.record() if record is None else record
+    since = None if record is None else record.created_at
+    return {name: read_log(path, since) for name, path in run.logs(record).items()}
 
 
 def free_bytes(folder: Path) -> int | None:
@@ -332,17 +337,17 @@ def read_files(run_id: str, roots: Sequence[Path], clock: Callable[[], float] = 
     source = RunFolder.open(run_id, roots)
     now = clock()
     folders, record = source.folders, source.record()
-    metrics, rows = source.file(METRICS_FILE), source.metrics()
-    model = source.folder("model")
-    written = _modified(metrics) if metrics is not None else 0.0
-    logs = read_logs(source)
-    ages = {name: now - _modified(log.path) for name, log in logs.items()}
+    metrics, rows = source.own_file(METRICS_FILE, record), source.metrics(record)
+    model = source.model(record)
+    written = last_change(metrics) if metrics is not None else 0.0
+    logs = read_logs(source, record)
+    ages = {name: now - last_change(log.path) for name, log in logs.items()}
     last_sign = min([*ages.values(), *([now - written] if written else [])], default=None)
     state = str(RunState.OPEN) if last_sign is not None and last_sign < STALE_S else "stopped"
     if record is not None and record.state == RunState.SUSPENDED:
         state = str(RunState.SUSPENDED)
     # The API may have ended before it wrote the end of the run; the finished model is the trainer's sign of it.
-    finished = model is not None and _newest(model) >= written - 1
+    finished = model is not None and last_change(model, *foreign.entries(model)) >= written - 1
     if finished or (record is not None and record.state == RunState.FINISHED):
         state = str(RunState.FINISHED)
     version = _label(rows[-1].get("policy_version")) if rows else None
@@ -361,7 +366,7 @@ def read_files(run_id: str, roots: Sequence[Path], clock: Callable[[], float] = 
             key=lambda service: _ORDER.index(service.name) if service.name in _ORDER else len(_ORDER),
         ),
         dropped=_dropped(source, rows, record),
-        receipts=_receipts(source),
+        receipts=source.receipts(record),
         warnings=[warning for log in logs.values() for warning in log.warnings][-20:],
         phase=next((log.phase for name in ("env", "trainer", "model") if (log := logs.get(name)) and log.phase), "")
         if starting
@@ -411,7 +416,7 @@ def _steps(record: RunRecord | None, logs: Mapping[str, Log], otherwise: int | N
 
 def _dropped(run: RunFolder, rows: Sequence[Mapping[str, Any]], record: RunRecord | None) -> dict[str, int]:
     """Returns the dropped groups by reason, from the API's drops.jsonl, else what the trainer rejected."""
-    creation = None if record is None else round(record.created_at * 1000)
+    creation = None if record is None else record.created_ms
     reasons: dict[str, str] = {}
     for path in run.drops():
         for drop in read_growing_jsonl(path):
@@ -425,25 +430,12 @@ def _dropped(run: RunFolder, rows: Sequence[Mapping[str, Any]], record: RunRecor
     return dict(counts)
 
 
-def _receipts(run: RunFolder) -> list[Receipt]:
-    path = run.file(RECEIPTS_FILE)
-    return [] if path is None else parse_receipts(read_growing_jsonl(path))
-
-
 def _label(version: str | None) -> str | None:
     """Returns a label of weights; None for other text."""
     try:
         return None if version is None else str(PolicyVersion.parse(version))
     except ValueError:
         return None
-
-
-def _modified(*paths: Path) -> float:
-    return max((path.lstat().st_mtime for path in paths if path.exists()), default=0.0)
-
-
-def _newest(folder: Path) -> float:
-    return _modified(folder, *foreign.entries(folder))
 
 
 def find_run(client: SyncClient) -> str | None:

@@ -2,6 +2,9 @@
 
 Locally one folder `runs/<id>` has everything. In Compose the API, the trainer and the environment each write to their
 own volume. So a reader has an ordered list of roots, and looks for `<root>/<id>/...` in each of them.
+
+A folder may hold files of an earlier run with the same id. A file that was last written before the creation in run.json
+belongs to that earlier run, and `own_file`, `metrics`, `receipts`, `logs` and `model` leave the file out.
 """
 
 from __future__ import annotations
@@ -28,18 +31,19 @@ from gristmill.archive.trained import TOKENIZER_FOLDER, TRAINED_FOLDER
 from gristmill.deployment import Manifest
 from gristmill.errors import GristmillError, ManifestError
 from gristmill.metrics import METRICS_FILE, number, readable
+from gristmill.receipts import RECEIPTS_FILE, Receipt, parse_receipts
 from gristmill.run import RUN_ID, RunRecord
 from gristmill.view.growing import read_growing_jsonl
 
 _LOG = logging.getLogger(__name__)
-ROLLOUTS_FOLDER, EVALUATIONS_FOLDER, LOGS_FOLDER = "rollouts", "evaluations", "logs"
+ROLLOUTS_FOLDER, EVALUATIONS_FOLDER, LOGS_FOLDER, MODEL_FOLDER = "rollouts", "evaluations", "logs", "model"
 EVALUATION_FILE = "evaluation.json"
 REPORT_FILE = "report.html"
 FORK_FILE = "fork.json"
 """The run and the step from which `gristmill fork` began this run."""
 _TRACES = (
     RUN_FILE, METRICS_FILE, ROLLOUTS_FOLDER, TRAINED_FOLDER, DROPS_FILE, EVALUATIONS_FOLDER, LOGS_FOLDER, "checkpoints",
-    "model",
+    MODEL_FOLDER,
 )  # fmt: skip
 """A folder with one of these is the folder of a run."""
 _TOKENIZER_FILE = "tokenizer.json"
@@ -111,11 +115,30 @@ class RunFolder:
         """Returns the first folder of this name in the run's folders, or None. No link leads to it."""
         return next((path for folder in self.folders if foreign.is_folder(path := folder / name)), None)
 
-    def metrics(self) -> list[dict[str, Any]]:
+    def own_file(self, name: str, record: RunRecord | None = None) -> Path | None:
+        """Returns the first regular file of this name that was written since the run's creation, or None.
+
+        `record`: default is run.json. Without a record, every file counts.
+        """
+        since = self._since(record)
+        return next((path for folder in self.folders if _is_own_file(path := folder / name, since)), None)
+
+    def metrics(self, record: RunRecord | None = None) -> list[dict[str, Any]]:
         """Returns the trainer's rows of metrics, one per step. Leaves out rows without a step and wrong values."""
-        path = self.file(METRICS_FILE)
+        path = self.own_file(METRICS_FILE, record)
         rows = [] if path is None else read_growing_jsonl(path)
         return [readable(row) for row in rows if number(row.get("step")) is not None and isinstance(row["step"], int)]
+
+    def receipts(self, record: RunRecord | None = None) -> list[Receipt]:
+        """Returns the receipts of model servers, oldest first."""
+        path = self.own_file(RECEIPTS_FILE, record)
+        return [] if path is None else parse_receipts(read_growing_jsonl(path))
+
+    def model(self, record: RunRecord | None = None) -> Path | None:
+        """Returns the folder of the finished model, or None."""
+        since = self._since(record)
+        folders = (path for folder in self.folders if foreign.is_folder(path := folder / MODEL_FOLDER))
+        return next((folder for folder in folders if last_change(folder, *foreign.entries(folder)) >= since), None)
 
     def record(self) -> RunRecord | None:
         """Returns the settings and the state of the run; None if no API wrote them. Warns of a file of no use."""
@@ -161,24 +184,26 @@ class RunFolder:
         path = evaluation / EVALUATION_FILE
         try:
             creation = json.loads(foreign.read_file(path)).get("creation")
-            return path.stat().st_mtime >= record.created_at if creation is None else creation == record.creation
+            return last_change(path) >= record.created_at if creation is None else creation == record.creation
         except (OSError, ValueError, AttributeError, GristmillError):
             return False
 
-    def logs(self) -> dict[str, Path]:
+    def logs(self, record: RunRecord | None = None) -> dict[str, Path]:
         """Returns the log file of each service by the service's name."""
+        since = self._since(record)
         base = self.folder(LOGS_FOLDER)
         found = [] if base is None else [path for path in foreign.entries(base) if path.suffix == ".log"]
-        return {path.stem: path for path in found if foreign.is_file(path)}
+        return {path.stem: path for path in found if _is_own_file(path, since)}
 
     def tokenizer(self) -> Path | None:
         """Returns the tokenizer.json of the run's model, or None.
 
         It is in the trainer's records, in the finished model, or where the manifest of this machine's models says.
         """
-        for name in (f"{TRAINED_FOLDER}/{TOKENIZER_FOLDER}/{_TOKENIZER_FILE}", f"model/{_TOKENIZER_FILE}"):
-            if (path := self.file(name)) is not None:
-                return path
+        if (path := self.file(f"{TRAINED_FOLDER}/{TOKENIZER_FOLDER}/{_TOKENIZER_FILE}")) is not None:
+            return path
+        if (model := self.model()) is not None and foreign.is_file(path := model / _TOKENIZER_FILE):
+            return path
         try:
             manifest = Manifest.read(Path(os.environ.get("GRISTMILL_MODELS_DIR") or ".gristmill/models"))
         except ManifestError:
@@ -204,6 +229,13 @@ class RunFolder:
         folder.mkdir(parents=True, exist_ok=True)
         return folder.resolve()
 
+    def _since(self, record: RunRecord | None) -> float:
+        """Returns the time of the run's creation; 0 if no record of the run can be read."""
+        if record is None and (path := self.file(RUN_FILE)) is not None:
+            with contextlib.suppress(GristmillError, OSError):  # `record` warns of such a file.
+                record = read_run_file(path)
+        return 0.0 if record is None else record.created_at
+
     def _segments(self, name: str) -> list[Path]:
         folder = self.folder(name)
         return [] if folder is None else segment.files(folder)
@@ -223,6 +255,15 @@ def list_runs(roots: Iterable[str | Path] | None = None) -> list[RunFolder]:
         if written:
             found[folder.name] = max(found.get(folder.name, 0.0), *written)
     return [RunFolder(name, places) for name in sorted(found, key=lambda name: -found[name])]
+
+
+def last_change(*paths: Path) -> float:
+    """Returns the time of the last change of files and folders; 0 if none of them exists."""
+    return max((modified for path in paths if (modified := _modified(path)) is not None), default=0.0)
+
+
+def _is_own_file(path: Path, since: float) -> bool:
+    return foreign.is_file(path) and last_change(path) >= since
 
 
 def _modified(path: Path) -> float | None:

@@ -53,13 +53,15 @@ def _ends(run: RunFolder, steps: Sequence[int]) -> dict[int, list[_Found]]:
     """Returns the best and the worst completion of each step; one of them if both are the same."""
     wanted = frozenset(steps)
     recorded, record = _recorded(run, wanted), run.record()
-    newest = 0
+    newest = 0 if record is None else record.created_ms
     best: dict[int, _Found] = {}
     worst: dict[int, _Found] = {}
     for created_ms, frames, head in _frames(run.archive_segments()):
         if created_ms > newest:  # The run was deleted and created again: its earlier groups do not count.
             newest = created_ms
             best, worst = {}, {}
+        elif created_ms < newest:
+            continue
         known = recorded.get(created_ms)
         if known is not None and segment.parse_id(frames, head) not in known:
             continue

@@ -86,8 +86,11 @@ class Log:
     warnings: deque[str] = field(default_factory=lambda: deque(maxlen=_WARNINGS))
 
 
-def read_log(path: Path) -> Log:
-    """Reads the end of a log that the local launcher wrote."""
+def read_log(path: Path, since: float | None = None) -> Log:
+    """Reads the end of a log that the local launcher wrote.
+
+    `since`: Unix time of the run's creation. A process that started before the run ends an earlier run's lines.
+    """
     log = Log(path)
     with foreign.open_file(path) as file:
         first = file.readline(_TAIL_BYTES).decode(errors="replace")
@@ -96,7 +99,10 @@ def read_log(path: Path) -> Log:
         lines = file.read(_TAIL_BYTES).decode(errors="replace").splitlines()
     for line in [first, *lines]:
         if (started := _STARTED.match(line)) is not None:
-            log.started = time.mktime(time.strptime(started[1], "%Y-%m-%d %H:%M:%S"))
+            at = time.mktime(time.strptime(started[1], "%Y-%m-%d %H:%M:%S"))
+            if since is not None and at <= since:
+                log = Log(path)
+            log.started = at
             log.error = ""
         found = meaning(line)
         log.phase = found.phase or log.phase

@@ -68,7 +68,7 @@ def _line(roots: Roots, run: str) -> dict[str, Any] | None:
 def facts_of(roots: Roots, run: str) -> Facts:
     """Returns what the files show of a run. Raises ViewError if no root has the run."""
     folder = _folder(roots, run)
-    stats = [path.stat() for name in (METRICS_FILE, RUN_FILE) if (path := folder.file(name)) is not None]
+    stats = [path.stat() for name in (METRICS_FILE, RUN_FILE) if (path := folder.own_file(name)) is not None]
     written = tuple((stat.st_mtime_ns, stat.st_size) for stat in stats)
     # Ages of files change without a new row, so unchanged metrics are read again after a while.
     return _cached(roots, run, (written, int(time.monotonic() / _FRESH_S)))

@@ -214,6 +214,9 @@ class _Builder:
         self._damaged: list[str] = []
 
     def update(self) -> Completeness:
+        record = self._source.record()
+        if record is not None:  # The new run may have no group yet.
+            self._begin_creation(record.created_ms)
         # The trainer records a group before it is acked and archived, so the records are read first.
         self._read_records()
         self._read_drops()

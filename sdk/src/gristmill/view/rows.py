@@ -178,7 +178,7 @@ def step_without_record(oldest_step: int | None, run: RunRecord | None, created_
     A synchronous run (max_staleness 0) trains on groups of the newest weights only, so the group's weights give the
     step. `oldest_step`: of the group's weights. `run`: the record of the run's newest creation.
     """
-    if oldest_step is None or run is None or run.max_staleness != 0 or round(run.created_at * 1000) != created_ms:
+    if oldest_step is None or run is None or run.max_staleness != 0 or run.created_ms != created_ms:
         return None
     return oldest_step + 1
 

@@ -46,7 +46,8 @@ def _settings(run: RunFolder) -> Check:
 
 def _archive(run: RunFolder) -> tuple[set[str], Check]:
     """Returns the ids of the archived groups, and the check of the archive."""
-    ids, problems = _group_ids(run.archive_segments())
+    created_ms = _created_ms(run)
+    ids, problems = _group_ids(run.archive_segments(), created_ms)
     if problems:
         return ids, Check("archive", "failed", "; ".join(problems))
     if not ids:
@@ -56,7 +57,11 @@ def _archive(run: RunFolder) -> tuple[set[str], Check]:
         return ids, Check("archive", "failed", text)
     gone: Counter[str] = Counter()
     for path in run.drops():
-        gone.update(drop.reason or "unknown" for drop, _ in read_drops(path) if drop.what == "let_go")
+        gone.update(
+            drop.reason or "unknown"
+            for drop, _ in read_drops(path)
+            if drop.what == "let_go" and created_ms in (None, drop.creation)
+        )
     if gone:
         why = ", ".join(f"{count} as {reason}" for reason, count in gone.items())
         text = f"{len(ids)} groups, and {gone.total()} trained groups are not kept ({why})"
@@ -65,14 +70,24 @@ def _archive(run: RunFolder) -> tuple[set[str], Check]:
     return ids, Check("archive", "ok", f"{len(ids)} groups, and each checksum is right")
 
 
-def _group_ids(paths: Sequence[Path]) -> tuple[set[str], list[str]]:
-    """Returns the ids of the groups in whole segments and in the beginnings of damaged ones, and the damages."""
+def _created_ms(run: RunFolder) -> int | None:
+    """Returns the time of the run's creation as archives and drops have it; None if run.json is missing."""
+    record = run.record()
+    return None if record is None else record.created_ms
+
+
+def _group_ids(paths: Sequence[Path], created_ms: int | None) -> tuple[set[str], list[str]]:
+    """Returns the ids of the groups in whole segments and in the beginnings of damaged ones, and the damages.
+
+    `created_ms`: the creation that counts; None for all.
+    """
     ids: set[str] = set()
     problems = []
     for path in paths:
         try:
             with foreign.open_file(path) as file:
-                if segment.read_opening(file, str(path)) is not None:
+                opening = segment.read_opening(file, str(path))
+                if opening is not None and created_ms in (None, opening.created_ms):
                     ids |= {segment.parse_id(frames, head) for frames, head, _ in segment.read_frames(file, str(path))}
         except ArchiveError as error:
             problems.append(error.report())
@@ -84,7 +99,7 @@ def _records(run: RunFolder, archived: set[str]) -> Check:
     recorded: set[str] = set()
     brief: set[str] = set()
     try:
-        for group in _trained(run.trained_segments()):
+        for group in _trained(run.trained_segments(), _created_ms(run)):
             (brief.add if group.outcome == NOT_RECORDED else brief.discard)(group.group_id)
             recorded.add(group.group_id)
     except GristmillError as error:
@@ -100,10 +115,11 @@ def _records(run: RunFolder, archived: set[str]) -> Check:
     return Check("trainer's records", "ok", f"{len(recorded)} groups, with step, outcome and log-probabilities")
 
 
-def _trained(paths: Iterable[Path]) -> Iterator[TrainedGroup]:
+def _trained(paths: Iterable[Path], created_ms: int | None) -> Iterator[TrainedGroup]:
     for path in paths:
         with foreign.open_file(path) as file:
-            if segment.read_opening(file, str(path)) is not None:
+            opening = segment.read_opening(file, str(path))
+            if opening is not None and created_ms in (None, opening.created_ms):
                 for frames, head_size, _ in segment.read_frames(file, str(path)):
                     yield TrainedGroup.decode(segment.parse(frames, head_size).body)
 
@@ -147,7 +163,7 @@ def _agreement(rows: Sequence[dict[str, Any]]) -> Check:
 def _publications(run: RunFolder) -> Check:
     """Checks the last receipt of each server. A failed receipt before it is a warning, because environments did not
     sample from the server until a later publication succeeded."""
-    name, path = "publications", run.file(RECEIPTS_FILE)
+    name, path = "publications", run.own_file(RECEIPTS_FILE)
     try:
         receipts = [] if path is None else parse_receipts(read_growing_jsonl(path))
     except msgspec.ValidationError as error:

@@ -50,7 +50,8 @@ def load_tokenizer(run: RunFolder | None, models: Path | None) -> Tokenizer | No
 
     Returns None without such a file or without the package `tokenizers`.
     """
-    own = None if run is None else run.file(f"model/{_TOKENIZER_FILE}")
+    model = None if run is None else run.model()
+    own = None if model is None or not foreign.is_file(path := model / _TOKENIZER_FILE) else path
     file = own or (None if models is None else (models / _TOKENIZER_FILE).resolve())
     if file is None or not foreign.is_file(file):
         return None

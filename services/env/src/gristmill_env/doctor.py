@@ -300,7 +300,7 @@ def after_run(run: RunFolder, config: str, environ: Mapping[str, str]) -> Iterat
 
 def _tokenizer_of(run: RunFolder) -> Path | None:
     """Returns the folder of the run's tokenizer, or None if no folder of the run has one with its chat template."""
-    for folder in (run.find(f"{TRAINED_FOLDER}/{TOKENIZER_FOLDER}"), run.find("model")):
+    for folder in (run.find(f"{TRAINED_FOLDER}/{TOKENIZER_FOLDER}"), run.model()):
         if folder is not None and foreign.is_file(folder / "tokenizer.json"):
             settings = folder / "tokenizer_config.json"
             in_settings = foreign.is_file(settings) and b'"chat_template"' in foreign.read_file(settings)

@@ -284,7 +284,7 @@ def after_run(run: RunFolder, config: str, environ: Mapping[str, str]) -> Iterat
 
 def _proven_bound(run: RunFolder) -> float | None:
     """Returns the largest bound of the run's receipts that did not fail; None if there is none."""
-    path = run.find(RECEIPTS_FILE)
+    path = run.own_file(RECEIPTS_FILE)
     receipts = [] if path is None else read_receipts(path)
     return max((one.bound for one in receipts if one.state is not ReceiptState.FAILED and one.bound > 0), default=None)
 

@@ -19,6 +19,7 @@ from gristmill import GristmillError, RunState
 from gristmill.archive.run_file import write_run_file
 from gristmill.receipts import Receipt
 from gristmill.view.facts import Facts, ServerFacts, Service, read_files
+from gristmill.view.folders import RunFolder
 from gristmill.view.overview import evaluation_point, overview, series, to_json
 
 
@@ -248,6 +249,52 @@ def test_overview_of_a_crashed_run_is_read_from_its_files(tmp_path: Path) -> Non
     trainer = found.services[3]
     assert trainer.detail == "no progress for 1800 s"
     assert trainer.heartbeat_s == pytest.approx(600, abs=30)
+
+
+def test_files_of_an_earlier_run_with_the_same_id_are_left_out(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "quickstart", rows())
+    values = {"step": 8, "version": "1.8", "server": "http://m", "bound": 1e-5, "difference": 1e-6, "state": "ok"}
+    (folder / "receipts.jsonl").write_text(json.dumps(values) + "\n")
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text("{}")
+    earlier = time.time() - 86400
+    for path in folder.rglob("*"):
+        os.utime(path, (earlier, earlier))
+    write_run_file(folder, record(created_at=time.time() - 3600, creation="b"))
+    facts = read_files("quickstart", [tmp_path])
+    assert (facts.state, facts.rows, facts.version, facts.receipts) == ("stopped", [], None, [])
+    assert (facts.services, facts.warnings, facts.started) == ([], [], facts.record and facts.record.created_at)
+    of_api = live(record=facts.record).with_files(RunFolder.open(folder))
+    assert (of_api.receipts, of_api.warnings) == ([], [])
+
+    (folder / "receipts.jsonl").write_text(json.dumps(values) + "\n")
+    write_run(folder, rows(2))
+    facts = read_files("quickstart", [tmp_path])
+    assert (facts.state, len(facts.rows), len(facts.receipts)) == ("open", 2, 1)
+    (folder / "model" / "model.safetensors").write_text("")
+    assert read_files("quickstart", [tmp_path]).state == "finished"
+
+
+def test_file_of_this_run_counts_before_an_earlier_runs_file_in_another_root(tmp_path: Path) -> None:
+    old, new = (write_run(tmp_path / root / "quickstart", rows(count)) for root, count in (("a", 8), ("b", 2)))
+    os.utime(old / "metrics.jsonl", (1.0, 1.0))
+    write_run_file(new, record())
+    assert len(read_files("quickstart", [tmp_path / "a", tmp_path / "b"]).rows) == 2
+
+
+def test_warnings_of_processes_before_the_run_are_left_out_of_its_logs(tmp_path: Path) -> None:
+    def started(at: float) -> str:
+        return f"--- started {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at))}, process 1\n"
+
+    def warning(text: str) -> str:
+        return f"05:49:05 env     WARNING {text}\n"
+
+    created = 1795412941.0
+    log = started(created - 86400) + warning("of the earlier run") + started(created - 9) + warning("first process")
+    log += started(created + 60) + warning("second process")
+    folder = write_run(tmp_path / "quickstart", [], {"env": log})
+    write_run_file(folder, record(created_at=created))
+    assert read_files("quickstart", [tmp_path]).warnings == ["env: first process", "env: second process"]
 
 
 def test_files_of_a_starting_run_show_its_phase(tmp_path: Path) -> None:
