@@ -115,6 +115,10 @@ MAX_OBJECT_BYTES = 1 << 20
 """Most encoded bytes that a group may carry in addition to its arrays. One such byte can become an object of 64 bytes,
 so the length of a body alone does not limit the memory that decoding takes."""
 
+MAX_DEPTH = 64
+"""Most lists and objects inside each other that a submitted group may have in one of its fields. Python and pydantic
+end at a few hundred."""
+
 NO_LOGPROBS = "no_logprobs"
 """Key of `meta`: True if the sampler's log-probabilities were not recorded. `logprobs` are zeros then."""
 
@@ -453,6 +457,44 @@ def _check_plain(name: str, value: object) -> None:
                 raise GroupError("not_plain", f"{name} holds half of a surrogate pair, which UTF-8 lacks", field=name)
         elif not (found is None or isinstance(found, bool | int)):
             raise GroupError("not_plain", f"{name} holds {type(found).__name__}, which JSON does not have", field=name)
+
+
+def check_submitted(group: TrajectoryGroup) -> None:
+    """Checks `overrides`, `messages` and `meta` of a new group for the readers of runs.
+
+    `decode` does not check this, because a store may have groups from before these checks. Raises GroupError.
+    """
+    for name, value in (("overrides", group.overrides), ("messages", group.messages), ("meta", group.meta)):
+        if value and is_deeper(value, MAX_DEPTH):
+            raise GroupError(
+                "too_deep", f"{name} has more than {MAX_DEPTH} lists and objects inside each other", field=name
+            )
+    if not group.messages:
+        return
+    _same("messages", len(group.messages), group.size, "sequences")
+    for index, conversation in enumerate(group.messages):
+        if not isinstance(conversation, list | tuple) or not all(map(_is_message, conversation)):
+            raise GroupError(
+                "not_messages",
+                f"messages[{index}] is not a conversation: a list of objects, each with a text `role`",
+                field="messages",
+                sequence=index,
+            )
+
+
+def is_deeper(value: object, most: int) -> bool:
+    """Returns whether a value has more than `most` lists and objects inside each other."""
+    level: list[Any] = [value]
+    for _ in range(most + 1):
+        level = [one for one in level if isinstance(one, dict | list | tuple)]
+        if not level:
+            return False
+        level = [item for one in level for item in (one.values() if isinstance(one, dict) else one)]
+    return True
+
+
+def _is_message(value: object) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("role"), str)
 
 
 def _check_spans(index: int, spans: list[VersionSpan], length: int, trained: int) -> None:

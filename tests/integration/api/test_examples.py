@@ -42,6 +42,27 @@ async def test_group_of_v1_is_read_as_bytes_and_as_an_example(client: Client, ht
     assert (await http.get(f"{AT}/examples")).json() == [example.json()]
 
 
+async def test_messages_that_no_reader_could_show_are_refused_and_hide_no_example(
+    client: Client, http: httpx.AsyncClient
+) -> None:
+    await start(client)
+    (permit,) = (await client.permits(RUN, "env-1", 1, wait=0)).permits
+    group = make_group(permit.group_id, RUN)
+    deep: Any = "end"
+    for _ in range(300):
+        deep = [deep]
+    message = {"role": "user", "content": deep}
+    for messages in ([[message], []], [5, 6], [[{"role": "user"}]]):
+        bad = TrajectoryGroup(**{**vars(group), "messages": messages})
+        answer = await put(http, permit.group_id, bad.encode())
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad_group")
+    await submit(client, http, group)
+    assert len((await http.get(f"{AT}/examples")).json()) == 1
+    await post(http, {**full(), "messages": [[message], []]})
+    (example,) = (await http.get(f"{ATROPOS}/examples")).json()
+    assert example["messages"] is None
+
+
 async def test_group_of_atropos_is_read_as_json_and_as_an_example(http: httpx.AsyncClient) -> None:
     for number in range(3):
         await post(http, {**full(), "scores": [float(number), 0.0]})

@@ -9,7 +9,7 @@ import pytest
 from tests.support.groups import make_group
 from tests.unit.api.atropos.groups import full, small
 
-from gristmill import GroupError, compression
+from gristmill import GroupError, TrajectoryGroup, compression
 from gristmill_api.atropos.fast_parse import from_message
 from gristmill_api.atropos.messages import ScoredData
 from gristmill_api.conversion import to_group
@@ -111,6 +111,21 @@ def test_long_messages_are_cut_with_a_marker() -> None:
 @pytest.mark.slow
 def test_messages_of_many_small_parts_are_cut(messages: list[Any]) -> None:
     assert shown(stored(messages=messages))["cut"]
+
+
+@pytest.mark.parametrize("depth", [250, 900])
+def test_example_of_a_group_that_was_stored_with_deep_messages_is_cut(depth: int) -> None:
+    deep: Any = "end"
+    for _ in range(depth):
+        deep = [deep]
+    messages = [[{"role": "user", "content": "first"}, {"role": "user", "content": deep}]]
+    text = stored().replace(b'"messages":null', b'"messages":' + json.dumps(messages).encode())
+    binary = make_group(lengths=[(2, 2)])
+    for body in (text, TrajectoryGroup(**{**vars(binary), "messages": messages}).encode()):
+        found = shown(body)
+        assert found["cut"]
+        assert found["messages"][0][0] == messages[0][0]
+        assert "nested too deep" in json.dumps(found["messages"])
 
 
 def test_group_of_one_long_row_makes_no_object_per_token() -> None:

@@ -15,6 +15,7 @@ from tests.support.errors import raises
 from tests.support.groups import make_group
 
 from gristmill import GroupError, PolicyVersion, TrajectoryGroup, VersionSpan
+from gristmill.group import MAX_DEPTH, check_submitted
 
 
 @given(
@@ -149,6 +150,7 @@ def test_group_with_a_teacher_an_unsampled_sequence_and_messages_is_accepted() -
         dataclasses.replace(make_group(), messages=[["\ud83d"]])
 
 
+<<<<<<< HEAD
 def test_group_with_branches_knows_the_rollout_of_each_sequence() -> None:
     group = make_group(lengths=[(2, 1)] * 5, rewards=[1, 1, 0, 1, 1], rollouts=[0, 0, 1, 2, 2])
     decoded = TrajectoryGroup.decode(group.encode())
@@ -163,6 +165,57 @@ def test_group_without_rollouts_has_one_per_sequence_and_the_bytes_of_before() -
     assert group.rollout_of.tolist() == group.rollout_starts.tolist() == [0, 1, 2]
     assert group.rollout_count == 3
     assert "rollouts" not in msgspec.msgpack.decode(group.encode())
+=======
+def nested(depth: int, kind: type = list) -> Any:
+    """Returns this many lists or objects inside each other."""
+    value: Any = 1
+    for _ in range(depth):
+        value = [value] if kind is list else {"a": value}
+    return value
+
+
+@pytest.mark.parametrize("kind", [list, dict])
+@pytest.mark.parametrize("depth", [MAX_DEPTH, MAX_DEPTH + 1, 900])
+def test_submitted_group_has_a_bounded_depth(kind: type, depth: int) -> None:
+    cases: list[dict[str, Any]] = [
+        {"overrides": {"a": nested(depth - 1, kind)}},
+        {"meta": {"a": nested(depth - 1, kind)}},
+        {"messages": [[{"role": "user", "content": nested(depth - 3, kind)}], []]},
+    ]
+    for fields in cases:
+        group = TrajectoryGroup.decode(dataclasses.replace(make_group(), **fields).encode())  # stored by an older API
+        if depth == MAX_DEPTH:
+            check_submitted(group)
+            continue
+        with raises(GroupError, "too_deep", field=next(iter(fields))):
+            check_submitted(group)
+
+
+@pytest.mark.parametrize(
+    ("messages", "code"),
+    [
+        (None, None),
+        ([], None),
+        ([[{"role": "user", "content": None, "calls": [1]}], []], None),
+        ([[{"role": "user"}]], "length_mismatch"),
+        ([[{"role": "user"}]] * 3, "length_mismatch"),
+        ([5, 6], "not_messages"),
+        (["ab", "cd"], "not_messages"),
+        ([None, None], "not_messages"),
+        ([{"role": "user"}, {"role": "assistant"}], "not_messages"),
+        ([["a"], ["b"]], "not_messages"),
+        ([[{"role": "user"}], [{"role": 1}]], "not_messages"),
+        ([[{"role": "user"}], [{"content": "a"}]], "not_messages"),
+    ],
+)
+def test_submitted_messages_are_one_conversation_per_sequence(messages: list[Any] | None, code: str | None) -> None:
+    group = dataclasses.replace(make_group(), messages=messages)
+    if code is None:
+        check_submitted(group)
+        return
+    with raises(GroupError, code):
+        check_submitted(group)
+>>>>>>> d01b830f (Bound the depth of submitted groups and check their conversations)
 
 
 def test_encode_refuses_a_group_that_no_reader_accepts() -> None:

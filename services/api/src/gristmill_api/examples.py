@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from gristmill import Example, TrajectoryGroup, compression
+from gristmill.group import MAX_DEPTH
 from gristmill_api.conversion import NOT_TRAINED, env_name, is_json
 
 MAX_TOKENS: Final = 16_384
@@ -19,6 +20,7 @@ MAX_SEQUENCES: Final = 256
 """Sequences that one example shows."""
 MAX_CHARACTERS: Final = 65_536
 """Characters that one example shows of its messages."""
+_TOO_DEEP: Final = "[... nested too deep]"
 
 
 def example(group_id: str, stored: bytes, limit: int) -> bytes:
@@ -109,14 +111,19 @@ class _Text:
         self._left = MAX_CHARACTERS
         self.cut = False
 
-    def beginning_of(self, value: Any) -> Any:
+    def beginning_of(self, value: Any, depth: int = 1) -> Any:
         self._left -= 1
         if isinstance(value, str):
             return self._string(value)
+        if isinstance(value, list | dict) and depth > MAX_DEPTH:  # Stored before the check of submitted groups.
+            self.cut = True
+            return _TOO_DEEP
         if isinstance(value, list):
-            return [self.beginning_of(item) for item in value if self._has_room()]
+            return [self.beginning_of(item, depth + 1) for item in value if self._has_room()]
         if isinstance(value, dict):
-            return {self._string(key): self.beginning_of(item) for key, item in value.items() if self._has_room()}
+            return {
+                self._string(key): self.beginning_of(item, depth + 1) for key, item in value.items() if self._has_room()
+            }
         return value
 
     def _string(self, text: str) -> str:

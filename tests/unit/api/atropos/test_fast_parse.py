@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from tests.unit.api.atropos.groups import KEYS, full, small
 
+from gristmill.group import MAX_DEPTH
 from gristmill_api.atropos.fast_parse import Scored, from_message, read_list, read_one
 from gristmill_api.atropos.messages import Mismatch, ScoredData
 from gristmill_api.http.fast_route import NeedsSlowPath
@@ -169,6 +171,36 @@ def test_optional_field_that_json_cannot_hold_is_left_out(fields: dict[str, Any]
     found = slow(_with(**fields))
     assert set(found.left_out) == set(fields)
     assert shown(found.text) == shown(slow(_with(**dict.fromkeys(fields))).text)
+
+
+def nested(depth: int) -> Any:
+    """Returns this many lists and objects inside each other, next to brackets in text."""
+    value: Any = '[{"[\\' * 100
+    for level in range(depth):
+        value = [value, "]"] if level % 2 else {'"[': value}
+    return value
+
+
+@pytest.mark.parametrize("depth", [MAX_DEPTH, MAX_DEPTH + 1, 300, 800])
+@pytest.mark.parametrize(
+    ("name", "outer", "wrap"),
+    [
+        ("messages", 3, lambda value: [[{"role": "user", "content": value}]]),
+        ("generation_params", 1, lambda value: {"a": value}),
+        ("overrides", 2, lambda value: [{"a": value}]),
+        ("group_overrides", 1, lambda value: {"a": value}),
+        ("images", 1, lambda value: [value]),
+    ],
+)
+def test_optional_field_that_is_nested_too_deep_is_left_out(
+    name: str, outer: int, wrap: Callable[[Any], Any], depth: int
+) -> None:
+    fields = {name: wrap(nested(depth - outer))}
+    left_out = (name,) if depth > MAX_DEPTH else ()
+    fast, slowly = read_one(json.dumps(_with(**fields)).encode()), slow(_with(**fields))
+    assert fast.left_out == slowly.left_out == left_out
+    assert shown(fast.text) == shown(slowly.text)
+    assert json.loads(fast.text)[name] == (None if left_out else fields[name])
 
 
 VALUE: st.SearchStrategy[Any] = st.recursive(

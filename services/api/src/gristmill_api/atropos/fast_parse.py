@@ -26,11 +26,13 @@ from pydantic import TypeAdapter
 
 from gristmill_api.atropos.messages import (
     BY_TOKEN,
+    FREE,
     MOST_GROUPS,
     Groups,
     Mismatch,
     ScoredData,
     Shape,
+    is_too_deep,
     misfits,
     sizes,
     unsayable,
@@ -137,7 +139,8 @@ def from_message(group: ScoredData) -> Scored:
         },
     )
     left_out = misfits(shape) | unsayable(group)
-    values = {**group.model_dump(), **dict.fromkeys(left_out)}
+    found = group.model_dump(exclude=left_out)  # pydantic refuses to dump what is nested too deep.
+    values = {key: found.get(key) for key in KEYS}
     text = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     return _scored(text, shape, group.env_id, left_out)
 
@@ -190,7 +193,7 @@ def _read(slices: _Slices) -> Scored:
             for name in ("distill_token_ids", "distill_logprobs")
         },
     )
-    left_out = misfits(shape)
+    left_out = misfits(shape) | {key for key in FREE if is_too_deep(texts[key])}
     texts |= dict.fromkeys(left_out, b"null")
     text = b"".join([part for key in KEYS for part in (_HEADS[key], texts[key])] + [b"}"])
     return _scored(text, shape, values["env_id"], left_out)

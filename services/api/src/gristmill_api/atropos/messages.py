@@ -12,11 +12,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
+import numpy as np
 from pydantic import BaseModel, Field, field_validator
+
+from gristmill.group import MAX_DEPTH
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Word = Annotated[str, Field(max_length=4096)]
@@ -99,8 +103,10 @@ BY_TOKEN: Final = ("tokens", "masks", "advantages", "ref_logprobs", "inference_l
 """Fields with one number per token."""
 _OPTIONAL_BY_TOKEN: Final = BY_TOKEN[2:]
 _DISTILLED: Final = ("distill_token_ids", "distill_logprobs")
-_FREE: Final = ("messages", "generation_params", "overrides", "group_overrides", "images")
+FREE: Final = ("messages", "generation_params", "overrides", "group_overrides", "images")
 """Fields that hold any JSON."""
+_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_OPEN, _CLOSE = np.frombuffer(b"[{", np.uint8), np.frombuffer(b"]}", np.uint8)
 
 
 class Mismatch(ValueError):
@@ -150,13 +156,22 @@ def misfits(shape: Shape) -> set[str]:
 
 def unsayable(group: ScoredData) -> set[str]:
     """Names of the optional fields that hold NaN, infinity or half of a surrogate pair, which JSON cannot hold although
-    Python's parser accepts them. Raises Mismatch for scores."""
+    Python's parser accepts them, or that are nested too deep for readers. Raises Mismatch for scores."""
     if not _finite(group.scores):
         raise Mismatch(("scores",), "holds NaN or infinity")
     found = {name for name in _OPTIONAL_BY_TOKEN if not all(map(_finite, getattr(group, name) or ()))}
     if not all(_finite(position) for sequence in group.distill_logprobs or () for position in sequence):
         found |= {name for name in _DISTILLED if getattr(group, name) is not None}
-    return found | {name for name in _FREE if not _is_json(getattr(group, name))}
+    return found | {name for name in FREE if not _is_json(getattr(group, name))}
+
+
+def is_too_deep(text: bytes) -> bool:
+    """Returns whether JSON has more than MAX_DEPTH lists and objects inside each other."""
+    if text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
+        return False
+    signs = np.frombuffer(_STRING.sub(b"", text), np.uint8)
+    steps = np.isin(signs, _OPEN).astype(np.int8) - np.isin(signs, _CLOSE).astype(np.int8)
+    return bool(np.cumsum(steps[steps != 0], dtype=np.int64).max(initial=0) > MAX_DEPTH)
 
 
 def sizes(matrix: Sequence[Sequence[Any]] | None) -> list[int]:
@@ -174,7 +189,7 @@ def _finite(values: Sequence[float]) -> bool:
 
 def _is_json(value: Any) -> bool:
     try:
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except ValueError:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
         return False
-    return True
+    return not is_too_deep(text)

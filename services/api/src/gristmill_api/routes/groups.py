@@ -11,6 +11,7 @@ from redis.exceptions import RedisError
 from starlette.datastructures import Headers
 
 from gristmill import GROUP_MEDIA_TYPE, Example, GroupAudit, GroupError, TrajectoryGroup
+from gristmill.group import check_submitted
 from gristmill.logs import line
 from gristmill_api import errors
 from gristmill_api.context import Ctx, GroupId, RequestModel, RunId
@@ -130,6 +131,7 @@ def _checked(run_id: str, group_id: str, holder: str, body: bytes, headers: Head
     plain = inflate_group(group_id, body, headers, limit)
     try:
         group = TrajectoryGroup.decode(plain)
+        check_submitted(group)
         row = row_of(group_id)
     except (GroupError, ValueError) as error:
         raise errors.bad_group(group_id, str(error)) from error
