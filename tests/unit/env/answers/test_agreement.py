@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from gristmill_env.answers.comparison import canonical_answer
 from gristmill_env.rewards.accuracy import accuracy
 
 pytestmark = pytest.mark.slow
@@ -542,6 +545,103 @@ async def test_accuracy_accepts_equal_answers_and_no_different_answer(
     assert [text for text in equal if await accuracy(rf"\boxed{{{text}}}", gold) != 1.0] == []
     for options in ({}, {"extract": "anywhere"}, {"last_number": True}):
         assert [text for text in different if await accuracy(rf"\boxed{{{text}}}", gold, **options) == 1.0] == []
+
+
+MISREAD: list[tuple[str, list[str], list[str]]] = [
+    (
+        "1:2:3",
+        ["1:2:3", "1 : 2 : 3", r"1 \colon 2 \colon 3", "a:b:c = 1:2:3"],
+        ["1:3:2", "3:2:1", "2:1:3", "1/6", "1:2", "1,2,3", "123"],
+    ),
+    (
+        r"x<1 \text{ or } x>3",
+        [r"x < 1 \text{ or } x > 3", "x<1 or x>3", r"x > 3 \text{ or } x < 1"],
+        [r"x<1 \text{ and } x>3", "x<1 and x>3", r"x>3 \text{ and } x<1", r"x<1 \land x>3", r"x<1 \text{ or } x>4"],
+    ),
+    (
+        r"2 \mod 5",
+        [r"2 \mod 5", "2 mod 5", r"2 \pmod 5", r"2 \bmod{5}", r"2 \text{ mod } 5"],
+        [r"2 \mod 7", "2 mod 7", r"2 \pmod{7}", r"3 \mod 5"],
+    ),
+    (
+        r"x \equiv 2 \pmod 5",
+        [r"x\equiv 2\pmod{5}", r"2 \pmod 5", r"x \equiv 2 \ (\text{mod } 5)"],
+        [r"x \equiv 2 \pmod 7", r"x \equiv 3 \pmod 5", r"y \equiv 2 \pmod 5", r"3 \pmod{5}"],
+    ),
+    (r"\angle ABC", [r"\angle ABC", r"\angle{ABC}"], [r"\angle ACB", r"\angle BAC", r"\angle ABD"]),
+    ("BC", ["BC", r"B \cdot C", r"C \cdot B"], ["CB", "BD", "B+C"]),
+    ("ABC", ["ABC"], ["ACB", "ABD"]),
+    ("AB + CD", ["CD + AB"], ["AB + CE"]),
+    (
+        "12:30 pm",
+        ["12:30 pm", r"12:30 \text{ p.m.}", "12:30 PM", r"12{:}30\text{ pm}"],
+        ["12:30 am", r"12:30 \text{ a.m.}", "12:31 pm", "1:30 pm"],
+    ),
+    (r"5\text{ p.m.}", [r"5 \text{ pm}", "5 pm"], [r"5\text{ a.m.}", "6 pm"]),
+    (
+        r"\langle 3,-1,2\rangle",
+        [r"\left\langle 3, -1, 2 \right\rangle", "(3,-1,2)", r"\langle 3, -1, \frac{4}{2} \rangle"],
+        [r"\langle -1,2,3\rangle", "(-1,2,3)", r"\langle 3,-1\rangle", r"\{3,-1,2\}"],
+    ),
+    (r"\langle 1,2,2\rangle", [r"\langle 1, 2, 2 \rangle"], [r"\langle 1,2\rangle", r"\langle 2,1,2\rangle", "(1,2)"]),
+    (
+        r"\begin{pmatrix*}[r] 1 & 2 \\ 3 & 4 \end{pmatrix*}",
+        [
+            r"\begin{pmatrix*}[r]1&2\\3&4\end{pmatrix*}",
+            r"\begin{pmatrix*}1&2\\3&4\end{pmatrix*}",
+            r"\begin{pmatrix}1&2\\3&4\end{pmatrix}",
+            r"\pmatrix{1&2\cr3&4}",
+        ],
+        [r"\begin{pmatrix*}[r] 1 & 3 \\ 2 & 4 \end{pmatrix*}", r"\begin{pmatrix} 1 & 3 \\ 2 & 4 \end{pmatrix}"],
+    ),
+    (
+        r"\pmatrix{1 & 2 \cr 3 & 4}",
+        [
+            r"\pmatrix{1&2\cr3&4}",
+            r"\pmatrix{1&2\cr 3&4\cr}",
+            r"\begin{pmatrix}1&2\\3&4\end{pmatrix}",
+            r"\pmatrix{1&\frac{4}{2}\cr3&4}",
+        ],
+        [r"\pmatrix{1&3\cr2&4}", r"\begin{pmatrix}1&3\\2&4\end{pmatrix}"],
+    ),
+    (
+        r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}_{2\times 2}",
+        [r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}_{2 \times 2}"],
+        [r"\begin{pmatrix} 1 & 3 \\ 2 & 4 \end{pmatrix}_{2\times 2}"],
+    ),
+    (
+        r"2\begin{pmatrix*}[r] 1 & 2 \\ 3 & 4 \end{pmatrix*}",
+        [r"\begin{pmatrix*}[r] 2 & 4 \\ 6 & 8 \end{pmatrix*}", r"2\pmatrix{1&2\cr3&4}"],
+        [r"2\begin{pmatrix*}[r] 1 & 3 \\ 2 & 4 \end{pmatrix*}"],
+    ),
+    (
+        r"101 \text{ (base 2)}",
+        [r"101\text{ (base 2)}", "101_2", r"101_{\text{two}}"],
+        [r"101 \text{ (base 3)}", "101_3", "101"],
+    ),
+]
+"""Answers of which Math-Verify loses the order or a word."""
+
+
+@pytest.mark.parametrize(("gold", "equal", "different"), MISREAD, ids=[gold for gold, _, _ in MISREAD])
+async def test_accuracy_keeps_the_order_and_the_words_that_math_verify_loses(
+    gold: str, equal: list[str], different: list[str]
+) -> None:
+    modes: list[dict[str, Any]] = [{}, {"extract": "anywhere"}]
+    for options in modes:
+        assert [text for text in equal if await accuracy(rf"\boxed{{{text}}}", gold, **options) != 1.0] == []
+        assert [text for text in different if await accuracy(rf"\boxed{{{text}}}", gold, **options) != 0.0] == []
+
+
+def test_answers_that_agree_without_algebra_have_one_canonical_form() -> None:
+    for same in (
+        ("1:2:3", "1 : 2 : 3.0"),
+        (r"2 \mod 5", r"2 \pmod{5}", r"x \equiv 2 \pmod 5"),
+        ("12:30 pm", r"12:30 \text{ P.M.}"),
+        (r"\langle 1, 2 \rangle", "(1,2.0)"),
+        (r"\pmatrix{1&2\cr3&4}", r"\begin{pmatrix*}[r]1&2\\3&4\end{pmatrix*}"),
+    ):
+        assert len({canonical_answer(text) for text in same}) == 1, same
 
 
 @pytest.mark.parametrize(

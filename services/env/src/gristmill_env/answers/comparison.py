@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -10,6 +11,7 @@ from gristmill_env.answers.grids import Grid, has_system, read_grid
 from gristmill_env.answers.latex import (
     BASED,
     MAX_CHARS,
+    TEXT,
     mathematics,
     multiplies,
     normalize_latex,
@@ -24,6 +26,19 @@ _RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|in|leq|geq|neq|lt|gt|subset|equiv|a
 _PRIME = re.compile(r"'|\\prime(?![A-Za-z])")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _LETTER = re.compile(r"[A-Za-z]")
+_INEQUALITY = re.compile(r"[<>]|\\(?:le|ge|ne|leq|geq|neq|lt|gt)(?![A-Za-z])")
+_CONNECTIVE = re.compile(r"(?<![A-Za-z\\])(and|or)(?![A-Za-z])|\\(land|wedge|lor|vee)(?![A-Za-z])")
+_MODULO = re.compile(
+    r"(?P<rest>.+?)[ ({]*(?:\\[pb]?mod|(?<![A-Za-z\\])mod)(?![A-Za-z])[ ({]*(?P<modulus>[^(){}]+?)[)} ]*"
+)
+_HALF_DAY = re.compile(r"(?P<rest>.*[0-9]) ?(?P<half>[ap])\.? ?m\.?", re.IGNORECASE)
+_EQUIVALENT = re.compile(r"\\equiv(?![A-Za-z])")
+_RATIO = re.compile(r"(?:[A-Za-z]+(?: ?: ?[A-Za-z]+)* ?= ?)?(?P<terms>[^:=<>]+(?::[^:=<>]+){2,})")
+_OF_POINTS = re.compile(
+    r"\\(?:m?angle|measuredangle|sphericalangle|triangle|square|odot|overline|overrightarrow|overleftrightarrow|widehat"
+    r"|vec|arc)(?![A-Za-z])|[{},]|(?<![A-Za-z])and(?![A-Za-z])"
+)
+_POINTS = re.compile(r"[A-Z]+(?: [A-Z]+)*")
 _LOOSE_BLANK = re.compile(r"(?<![0-9A-Za-z]) | (?![0-9A-Za-z])")
 
 
@@ -58,7 +73,63 @@ class Answer:
     def read_in_part(self) -> bool:
         """Whether Math-Verify's parser omits a part: a base, a prime, the rows of a system, or the word "million"."""
         system = has_system(self.bare) or (self.grid is not None and self.grid.kind == "system")
-        return system or any(pattern.search(self.bare) for pattern in (BASED, _PRIME)) or multiplies(self.bare)
+        based = self.numeral is not None or any(pattern.search(self.bare) for pattern in (BASED, _PRIME))
+        return system or based or multiplies(self.bare)
+
+    @property
+    def misread(self) -> bool:
+        """Whether Math-Verify's parser loses the order of this reference answer, or a word that changes it."""
+        parts = (self.qualified, self.connective, self.ratio, self.points)
+        return any(part is not None for part in parts) or "\\begin" in self.bare or r"\langle" in self.bare
+
+    @cached_property
+    def said(self) -> str:
+        """The text of `bare` with the words of `\\text{}` in their places; empty for a very long text."""
+        if len(self.bare) > MAX_CHARS:
+            return ""
+        return " ".join(TEXT.sub(r" \1 ", self.bare).split())
+
+    @cached_property
+    def qualified(self) -> tuple[Answer, str] | None:
+        """The answer without its last words and these words, if they are a modulus ("mod 5"), "am" or "pm"; else None.
+
+        Algebra omits them.
+        """
+        if match := _MODULO.fullmatch(self.said):
+            rest, words = _EQUIVALENT.sub("=", match["rest"]), f"mod {read_answer(match['modulus']).tight}"
+        elif match := _HALF_DAY.fullmatch(self.said):
+            rest, words = match["rest"], match["half"].lower() + "m"
+        else:
+            return None
+        return read_answer(rest), words
+
+    @cached_property
+    def connective(self) -> str | None:
+        """The word "and" or "or" that joins inequalities; None if there is none, or both."""
+        if not _INEQUALITY.search(self.bare):
+            return None
+        words = {
+            word or ("and" if sign in ("land", "wedge") else "or") for word, sign in _CONNECTIVE.findall(self.said)
+        }
+        return words.pop() if len(words) == 1 else None
+
+    @cached_property
+    def ratio(self) -> tuple[Answer, ...] | None:
+        """The terms of a ratio of three or more, such as `1:2:3`, which algebra takes for quotients; else None."""
+        match = _RATIO.fullmatch(self.said) if ":" in self.bare else None
+        return None if match is None else tuple(map(read_answer, match["terms"].split(":")))
+
+    @cached_property
+    def points(self) -> tuple[str, ...] | None:
+        """The names of figures by their points, sorted: "ABC" of `\\angle ABC`. None for other answers.
+
+        Algebra takes the letters for factors, whose order does not count.
+        """
+        names = " ".join(_OF_POINTS.sub(" ", self.said).split())
+        if len(names) < 2 or not _POINTS.fullmatch(names):
+            return None
+        found = sorted(names.split())
+        return tuple(found) if max(map(len, found)) > 1 else None
 
     @cached_property
     def radical(self) -> Radical | None:
@@ -136,6 +207,13 @@ def compare(gold: Answer, extracted: Answer, tolerance: float = 0.0) -> Decision
         return gold.numeral == extracted.numeral
     if gold.grid is not None and extracted.grid is not None:
         return _compare_grids(gold.grid, extracted.grid, tolerance)
+    if gold.qualified and extracted.qualified:
+        (one, words), (other, others) = gold.qualified, extracted.qualified
+        return words == others and one.readable and compare(one, other, tolerance)
+    if gold.ratio or extracted.ratio:
+        if not gold.ratio or not extracted.ratio or len(gold.ratio) != len(extracted.ratio):
+            return False
+        return _compare_in_order(gold.ratio, extracted.ratio, tolerance)
     if gold.latex is None or extracted.latex is None or not may_agree(gold, extracted):
         return False
     if gold.radical is not None and extracted.radical is not None and not tolerance:
@@ -163,8 +241,12 @@ def may_agree(gold: Answer, extracted: Answer) -> bool:
     """Whether the answers have the same form as far as Math-Verify's parser drops the form.
 
     The parser drops bases, primes, and the rows of systems, reads `X` as `x`, and takes a tuple for the set of its
-    elements.
+    elements. It also drops the words between inequalities, and multiplies the points of figures.
     """
+    if gold.connective and extracted.connective and gold.connective != extracted.connective:
+        return False
+    if gold.points and extracted.points and gold.points != extracted.points:
+        return False
     if gold.numeral != extracted.numeral:
         return False
     if any(side.grid is not None and side.grid.kind == "system" for side in (gold, extracted)):
@@ -195,7 +277,7 @@ def _compare_grids(gold: Grid, extracted: Grid, tolerance: float) -> Decision:
     return _compare_in_order(golds, found, tolerance)
 
 
-def _compare_in_order(golds: list[Answer], found: list[Answer], tolerance: float) -> Decision:
+def _compare_in_order(golds: Sequence[Answer], found: Sequence[Answer], tolerance: float) -> Decision:
     asked: list[Pair] = []
     for one, other in zip(golds, found, strict=True):
         if one.is_relation == other.is_relation and (one.tight == other.tight or one.readable):
@@ -210,7 +292,9 @@ def _compare_in_order(golds: list[Answer], found: list[Answer], tolerance: float
 
 
 def _compare_elements(gold: Elements, extracted: Elements, whole: tuple[Pair, ...], tolerance: float) -> Decision:
-    if gold.brackets != extracted.brackets:
+    if {gold.brackets, extracted.brackets} == {"()", _ANGLES}:  # two notations of a vector
+        pass
+    elif gold.brackets != extracted.brackets:
         return whole
     golds, found = ([read_answer(item) for item in side.items] for side in (gold, extracted))
     if not all(answer.readable for answer in golds):
@@ -246,6 +330,11 @@ def _form(answer: Answer) -> str:
         return str(answer.number.value) + "%" * answer.number.percent
     if answer.words is not None:
         return answer.words
+    if answer.qualified is not None:
+        rest, words = answer.qualified
+        return f"{_form(rest)} {words}"
+    if answer.ratio is not None:
+        return ":".join(map(_form, answer.ratio))
     if answer.latex is None or (answer.bare.isalpha() and len(answer.bare) > 1):  # "No" is a word, "N" a variable
         return plain_words(answer.bare)
     if answer.named is not None:
@@ -257,7 +346,7 @@ def _form(answer: Answer) -> str:
     items = [canonical_answer(item) for item in answer.elements.items]
     if not answer.elements.ordered:
         items = sorted(set(items))
-    opening, closing = _split(answer.elements.brackets)
+    opening, closing = _split("()" if answer.elements.brackets == _ANGLES else answer.elements.brackets)
     return f"{opening}{', '.join(items)}{closing}"
 
 
@@ -277,6 +366,7 @@ _TOKEN = re.compile(r"\\[{}]|\\[A-Za-z]+|[()\[\]{},]")
 _OPENING = {"(": 1, "[": 1, "{": 1, r"\{": 1, r"\langle": 1}
 _CLOSING = {")": 1, "]": 1, "}": 1, r"\}": 1, r"\rangle": 1}
 _ROUND_OR_SQUARE = ("(", "[", ")", "]")
+_ANGLES = r"\langle\rangle"
 _THOUSANDS = re.compile(r"[0-9],[0-9]{3}(?![0-9])")
 
 
@@ -290,8 +380,8 @@ class Elements:
 
     @property
     def ordered(self) -> bool:
-        """Whether the elements form a tuple or an interval, not a set or a list."""
-        return bool(self.brackets) and self.brackets[0] in _ROUND_OR_SQUARE
+        """Whether the elements form a tuple, a vector or an interval, not a set or a list."""
+        return bool(self.brackets) and (self.brackets[0] in _ROUND_OR_SQUARE or self.brackets == _ANGLES)
 
 
 def split_elements(latex: str) -> Elements | None:

@@ -23,6 +23,7 @@ _BRACKETS: dict[str, Kind] = {"()": "matrix", "[]": "matrix", "||": "determinant
 _ENVIRONMENT = re.compile(
     r"(?P<name>[^=\\]{1,20}= ?)?(?P<opened>\(|\[|\\?\||\\\{)? ?\\begin ?\{(?P<kind>[A-Za-z]+)\*?\} ?(?:\[[a-z]\])? ?"
     r"(?P<body>.*?)\\end ?\{(?P=kind)\*?\} ?(?P<closed>\)|\]|\\?\|)?"
+    r"(?: ?_ ?\{ ?[0-9A-Za-z]+ ?\\times ?[0-9A-Za-z]+ ?\})?"
 )
 _COLUMNS = re.compile(r"(?:\[[a-z]\] ?)?\{[^{}]*\}")
 _BEGIN = re.compile(r"\\begin ?\{([A-Za-z]+)\*?\}")
@@ -48,7 +49,8 @@ class Grid:
 
 
 def read_grid(bare: str) -> Grid | None:
-    """Parses an answer, normalized by `normalize_latex`, that is one environment and nothing else except `A =`."""
+    """Parses an answer, normalized by `normalize_latex`, that is one environment and nothing else except `A =` and the
+    size, as in `_{2\\times 2}`."""
     if "\\begin" not in bare:
         return None
     match = _ENVIRONMENT.fullmatch(bare)

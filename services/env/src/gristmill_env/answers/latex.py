@@ -24,6 +24,9 @@ _FRACTION = re.compile(r"\\[dtc](frac|binom)(?![A-Za-z])")
 _SHORT_FRACTION = re.compile(r"\\(?P<command>frac|binom)\s*(?P<over>[0-9]|\{[^{}]*\})\s*(?P<under>[0-9]|\{[^{}]*\})")
 _SHORT_ROOT = re.compile(r"\\sqrt ?([0-9])")
 _SHORT_LOGARITHM = re.compile(r"\\log ?_ ?([0-9])")
+_COLON = re.compile(r"\{:\}|\\colon(?![A-Za-z]) ?")
+_STARRED = re.compile(r"\\(?P<edge>begin|end) ?\{(?P<name>[A-Za-z]*matrix)\*\} ?(?:\[[a-z]\])?")
+_PLAIN_TEX_MATRIX = re.compile(r"\\(?P<name>[pbvBV]?matrix|cases) ?\{")
 _EMPTY = re.compile(r"\\varnothing(?![A-Za-z])|\\\{ ?\\\}")
 _MEANT = str.maketrans({
     "\u2212": "-", "\ufe63": "-", "\uff0d": "-", "×": r"\times ", "·": r"\cdot ", "÷": r"\div ", "π": r"\pi ",
@@ -68,10 +71,26 @@ def normalize_latex(text: str) -> str:
     bare = _BLANKS.sub(lambda blank: blank[1] or " ", bare).strip().translate(_MEANT)
     if bare.startswith("\u2013"):  # an en dash before an answer is a minus sign; between two numbers it means a range
         bare = "-" + bare[1:]
+    bare = _COLON.sub(":", _in_environments(_STARRED.sub(r"\\\g<edge>{\g<name>}", bare)))
     bare = _FRACTION.sub(r"\\\1", _SIZES.sub("", bare))
     bare = _SHORT_ROOT.sub(r"\\sqrt{\1}", _SHORT_FRACTION.sub(_with_braces, bare))
     bare = _EMPTY.sub(r"\\emptyset", _SHORT_LOGARITHM.sub(r"\\log_{\1}", bare))
     return bare.strip().rstrip(".;,:。、").strip("*`_ ")
+
+
+def _in_environments(text: str) -> str:
+    """Returns `text` with `\\pmatrix{...}` of plain TeX as an environment."""
+    match = _PLAIN_TEX_MATRIX.search(text)
+    if match is None or len(text) > 2 * MAX_CHARS:
+        return text
+    depth = 1
+    for at, char in enumerate(text[match.end() :], match.end()):
+        depth += (char == "{") - (char == "}")
+        if depth == 0:
+            body = text[match.end() : at].strip()
+            name, rest = match["name"], _in_environments(text[at + 1 :])
+            return rf"{text[: match.start()]}\begin{{{name}}}{body}\end{{{name}}}{rest}"
+    return text
 
 
 def words_of(text: str) -> str | None:
@@ -107,7 +126,7 @@ _MULTIPLIERS = re.compile(
     r"\b(?:(?:hundred|thousand|million|billion|trillion)(?:th)?s?|(?:dozen|score|pair|couple)s?|half|not)\b",
     re.IGNORECASE,
 )
-BASED = re.compile(r"[0-9)] ?_|(?<![0-9.])0[xXbBoO][0-9A-Fa-f]")
+BASED = re.compile(r"[0-9)] ?_|(?<![0-9.])0[xXbBoO][0-9A-Fa-f]|(?<![A-Za-z])base[ -]?[0-9]")
 """A number with a base, which Math-Verify omits."""
 _WORD = re.compile(r"(?<![A-Za-z])[A-Za-z]+(?![A-Za-z])")
 _SMALL_WORDS = re.compile(

@@ -76,7 +76,8 @@ async def accuracy(
     if extract == "anywhere":
         if extracted is None:
             extracted = last_mathematics(said)
-        if not gold.read_in_part and not (extracted is not None and read_answer(extracted).read_in_part):
+        ours = gold.read_in_part or gold.misread
+        if not ours and not (extracted is not None and read_answer(extracted).read_in_part):
             end = said[-_MATH_VERIFY_READS:]
             same = surely_same(reference, end)
             if same is not None and not tolerance:
