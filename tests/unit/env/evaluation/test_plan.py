@@ -97,6 +97,25 @@ def test_rows_of_an_evaluation_that_are_training_rows_are_counted(
     assert count_training_rows(evaluated, prompts, training) == seen
 
 
+def test_training_rows_are_counted_by_their_prompts_alone(folder: Path) -> None:
+    rows = [{"question": f"train {n}", "answer": str(n)} for n in (3, 3, 4, 99)]
+    (folder / "copy.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = launch(folder, "--eval_dataset_path", "copy.jsonl")
+    training, evaluated = training_dataset(run), evaluation_task(run).dataset
+    assert training is not None
+    assert count_training_rows(evaluated, 4, training) == 3
+
+
+@pytest.mark.slow
+def test_evaluation_is_compared_with_every_training_row(folder: Path) -> None:
+    rows = "".join(f'{{"question": "q {n}", "answer": "{n}"}}\n' for n in range(50_003))
+    (folder / "train.jsonl").write_text(rows)
+    run = launch(folder, "--eval_split", "train[50000:]")
+    training, evaluated = training_dataset(run), evaluation_task(run).dataset
+    assert training is not None
+    assert count_training_rows(evaluated, len(evaluated), training) == 3
+
+
 def test_plan_samples_one_completion_greedily_and_several_as_in_training(folder: Path) -> None:
     greedy, sampled = planned(folder).sampling, planned(folder, "--eval_samples", "4").sampling
     assert (greedy.temperature, greedy.top_p) == (0, 1)

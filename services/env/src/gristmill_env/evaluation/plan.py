@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ from gristmill_env.settings import DatasetConfig, differences
 
 logger = logging.getLogger(__name__)
 
-_SEARCHED = 50_000
-"""Training rows, from the first, that an evaluation's rows are compared with."""
+_MANY_ROWS = 100_000
+"""From this number of training rows, the comparison takes seconds and is logged."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +55,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     compares: bool
     """Whether that reward compares the completion with the row's answer, so that a final answer exists to extract."""
     training_rows: int | None = None
-    """Evaluated rows that are rows of the training too; None if the training's rows cannot be read."""
+    """Evaluated rows whose prompts are prompts of the training too; None if the training's rows cannot be read."""
     settings: dict[str, Any]
     """The other settings of `dataset:`, and the rewards."""
 
@@ -108,9 +109,17 @@ def number_of_prompts(config: DatasetConfig, rows: int, limit: int | None = None
 
 
 def count_training_rows(evaluated: PromptDataset, prompts: int, training: PromptDataset) -> int:
-    """Returns how many of the first `prompts` rows have the prompt and the answer of a training row."""
-    known = {_key(item) for item in _items(training, min(len(training), _SEARCHED))}
-    return sum(_key(item) in known for item in _items(evaluated, prompts))
+    """Returns how many of the first `prompts` rows have the prompt of a training row. The answers are not compared,
+    because the two data sets may write them differently."""
+    if len(training) >= _MANY_ROWS:
+        logger.info("compares %d rows of the evaluation with %d training rows", prompts, len(training))
+    rows = Counter(map(_key, _items(evaluated, prompts)))
+    unseen = set(rows)
+    for item in _items(training, len(training)):
+        unseen.discard(_key(item))
+        if not unseen:
+            break
+    return sum(count for key, count in rows.items() if key not in unseen)
 
 
 def training_dataset(run: RunSettings) -> PromptDataset | None:
@@ -138,7 +147,7 @@ def _items(dataset: PromptDataset, count: int) -> Iterator[Item]:
 
 def _key(item: Item) -> int:
     texts = [str(message.get("content")) for message in item.messages if message["role"] != "system"]
-    return hash((tuple(" ".join(text.split()) for text in texts), item.answer))
+    return hash(tuple(" ".join(text.split()) for text in texts))
 
 
 def make_plan(
