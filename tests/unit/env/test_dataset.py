@@ -310,6 +310,22 @@ def test_folder_without_the_split_names_configurations_and_missing_shards(tmp_pa
         load(dataset_path=str(tmp_path))
 
 
+def test_configuration_that_a_local_folder_does_not_have_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "main").mkdir()
+    for name in ("main", "."):
+        write(tmp_path / name, ".jsonl").rename(tmp_path / name / "train.jsonl")
+    (tmp_path / "main" / "train.jsonl").rename(tmp_path / "main" / "test.jsonl")
+    assert len(load(dataset_path=str(tmp_path), dataset_config="main", split="test")) == len(ROWS)
+    with raises(DatasetError, "configuration_missing", configuration="mian", known=["main"]):
+        load(dataset_path=str(tmp_path), dataset_config="mian")
+    with raises(DatasetError, "split_missing"):  # not the rows of the folder itself
+        load(dataset_path=str(tmp_path), dataset_config="main")
+    datasets.Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "saved"))
+    assert len(load(dataset_path=str(tmp_path / "saved"))) == len(ROWS)
+    with raises(DatasetError, "configuration_missing", configuration="main", known=[]):
+        load(dataset_path=str(tmp_path / "saved"), dataset_config="main")
+
+
 @pytest.fixture
 def other_user() -> Iterator[Path]:
     """A folder of another user; the test runs without root's rights, because root may read everything."""

@@ -228,6 +228,8 @@ def test_the_shipped_configs_are_valid(name: str) -> None:
         ("max_token_length: 300\ntrainer: {token_budget: 299}", ["trainer.token_budget"]),
         ("max_token_length: 64\ndataset: {max_tokens: 8}\ntrainer: {seq_len: 64, token_budget: 64}", []),
         ("trainer: {overlong_buffer: 300}", ["trainer.overlong_buffer"]),
+        ("dataset: {max_tokens: 64}\ntrainer: {overlong_buffer: 64}", ["trainer.overlong_buffer"]),
+        ("dataset: {max_tokens: 64}\ntrainer: {overlong_buffer: 63}", []),
         ("reward_timeout: 700", ["reward_timeout"]),
         ("thinking_mode: false\nreasoning_effort: high", ["thinking_mode"]),
         ("dataset: {min_tokens: 5}", ["min_tokens"]),

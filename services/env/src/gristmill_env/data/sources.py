@@ -104,20 +104,31 @@ def _from_folder(folder: Path, config: DatasetConfig, label: str) -> Rows:
     """Loads a folder made by save_to_disk, one file per split (train.jsonl), or a copy of a hub's data set.
 
     A copy holds shards (train-00000-of-00001.parquet) in itself, in data/, or in the folder of a `dataset_config`.
+    Raises DatasetError for a `dataset_config` without a folder, because other rows would be read without a word.
     """
-    split, base = config.split, _base(config.split)
-    if not ((folder / "state.json").exists() or (folder / "dataset_dict.json").exists()):
-        parts = [config.dataset_config] if config.dataset_config else []
-        for place in (*(folder / part for part in parts), folder, folder / "data"):
+    split, base, part = config.split, _base(config.split), config.dataset_config
+    saved = any((folder / name).exists() for name in ("state.json", "dataset_dict.json"))
+    if part is not None and (saved or not (folder / part).is_dir()):
+        known = [] if saved else sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+        why = "save_to_disk wrote it" if saved else f"it has the folders {', '.join(known)}" if known else "no folders"
+        raise DatasetError(
+            "configuration_missing",
+            f"{label}: {folder} has no configuration '{part}' ({why}); leave dataset_config out, or correct it",
+            configuration=part,
+            known=known,
+        )
+    if not saved:
+        searched = folder if part is None else folder / part
+        for place in (searched, searched / "data"):
             if place.is_dir() and (files := _files_of(place, base, label)):
                 table = [row for file in files for row in read_file(file)]
                 return _slice(with_all_columns(table), split, label)
-        there = sorted(entry.name for entry in folder.iterdir())
-        below = [name for name in there if (folder / name).is_dir() and _files_of(folder / name, base, label)]
+        there = sorted(entry.name for entry in searched.iterdir())
+        below = [one.name for one in sorted(folder.iterdir()) if one.is_dir() and _files_of(one, base, label)]
         hint = f"; set dataset_config to {' or '.join(below)}" if below else ""
         raise DatasetError(
             "split_missing",
-            f"{label}: {folder} is neither a folder of save_to_disk nor does it hold {base}.jsonl, .json, .csv or "
+            f"{label}: {searched} is neither a folder of save_to_disk nor does it hold {base}.jsonl, .json, .csv or "
             f".parquet, nor shards such as {base}-00000-of-00001.parquet; it holds {', '.join(there) or 'nothing'}"
             f"{hint}",
             split=base,

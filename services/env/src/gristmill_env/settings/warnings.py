@@ -45,8 +45,8 @@ def _contradictions(config: EnvConfig, trainer: Mapping[str, Any]) -> Iterator[s
                 f"than {limit} tokens; set both to one number"
             )
     buffer = trainer.get("overlong_buffer")
-    if isinstance(buffer, int) and buffer > dataset.max_tokens:
-        yield f"trainer.overlong_buffer is {buffer}, above max_tokens, {dataset.max_tokens}: every completion loses"
+    if isinstance(buffer, int) and buffer >= dataset.max_tokens:
+        yield f"trainer.overlong_buffer is {buffer}, not below max_tokens, {dataset.max_tokens}: every completion loses"
     if config.reward_timeout > config.reward_wall_timeout:
         yield (
             f"reward_timeout is {config.reward_timeout:g}, above reward_wall_timeout, {config.reward_wall_timeout:g}, "
