@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -23,4 +24,9 @@ def make_folder(folder: Path) -> None:
         folder = folder.parent
     for one in reversed(missing):
         one.mkdir(exist_ok=True)
-        sync(one.parent)
+        try:
+            sync(one.parent)
+        except OSError:
+            with contextlib.suppress(OSError):  # Else the next call finds the folder, and does not sync its name.
+                one.rmdir()
+            raise

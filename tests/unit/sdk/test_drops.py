@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,6 +35,50 @@ def test_torn_line_is_not_read_and_is_removed_by_the_next_write(tmp_path: Path, 
     append_drops(tmp_path, [drop(0)])
     with (tmp_path / "drops.jsonl").open("ab") as file:
         file.write(torn)
+    assert read(tmp_path) == [0]
+    append_drops(tmp_path, [drop(1)])
+    assert read(tmp_path) == [0, 1]
+
+
+class Disk:
+    """Records the files and folders that fsync flushes, and fails at the given names."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *failing: str) -> None:
+        self.synced: list[str] = []
+        self._failing = list(failing)
+        self._fsync = os.fsync
+        monkeypatch.setattr("os.fsync", self)
+
+    def __call__(self, handle: int) -> None:
+        name = Path(f"/proc/self/fd/{handle}").readlink().name
+        if self._failing and name == self._failing[0]:
+            raise OSError(errno.EIO, f"fsync of {self._failing.pop(0)}")
+        self._fsync(handle)
+        self.synced.append(name)
+
+
+@pytest.mark.parametrize("failing", ["drops.jsonl", "run", "above"])
+def test_lines_whose_fsync_failed_are_written_again_to_a_file_whose_name_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    run = tmp_path / "above" / "run"
+    run.parent.mkdir()
+    disk = Disk(monkeypatch, failing)
+    with pytest.raises(OSError, match=failing):
+        append_drops(run, [drop(0)])
+    if failing == "drops.jsonl":
+        assert not (run / "drops.jsonl").exists()
+    append_drops(run, [drop(0)])
+    assert {*read(run)} == {0}
+    assert {"above", "run", "drops.jsonl"} <= {*disk.synced}
+    assert disk.synced[-2:] == ["drops.jsonl", "run"]
+
+
+def test_failed_fsync_leaves_the_earlier_lines_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append_drops(tmp_path, [drop(0)])
+    Disk(monkeypatch, "drops.jsonl")
+    with pytest.raises(OSError, match="fsync"):
+        append_drops(tmp_path, [drop(1)])
     assert read(tmp_path) == [0]
     append_drops(tmp_path, [drop(1)])
     assert read(tmp_path) == [0, 1]

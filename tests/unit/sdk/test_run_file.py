@@ -59,6 +59,23 @@ def test_failed_write_leaves_the_earlier_file(tmp_path: Path, monkeypatch: pytes
     assert [path.name for path in tmp_path.iterdir()] == [RUN_FILE]
 
 
+def test_name_of_the_file_is_synced_again_after_its_folder_could_not_be_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+
+    def sync(path: Path) -> None:
+        synced.append(path)
+        if len(synced) == 1:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("gristmill.archive.run_file.sync", sync)
+    with pytest.raises(OSError, match="Input/output"):
+        write_run_file(tmp_path, record())
+    assert not write_run_file(tmp_path, record())
+    assert synced == [tmp_path, tmp_path]
+
+
 @pytest.mark.parametrize(
     ("content", "code"),
     [

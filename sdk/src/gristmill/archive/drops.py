@@ -51,7 +51,11 @@ _DECODER = msgspec.json.Decoder(Drop)
 
 
 def append_drops(run: Path, drops: Iterable[Drop], max_bytes: int = MAX_BYTES) -> None:
-    """Appends to the file of the run's folder. The lines are on disk when this returns. Raises OSError."""
+    """Appends to the file of the run's folder. The lines are on disk when this returns. Raises OSError.
+
+    After a failed fsync the kernel counts the lines as written, and the next fsync reports no error. So the lines are
+    removed again, and the caller repeats them.
+    """
     lines = b"".join(_ENCODER.encode(drop) + b"\n" for drop in drops)
     make_folder(run)
     path = run / DROPS_FILE
@@ -61,12 +65,17 @@ def append_drops(run: Path, drops: Iterable[Drop], max_bytes: int = MAX_BYTES) -
     handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     with os.fdopen(handle, "r+b", buffering=0) as file:
         size = _without_torn_line(file)
-        if (written := file.write(lines)) < len(lines):
-            os.ftruncate(handle, size)
-            raise OSError(f"{path}: only {written} of {len(lines)} bytes could be written")
-        os.fsync(handle)
-    if is_new:
-        sync(run)
+        try:
+            if (written := file.write(lines)) < len(lines):
+                raise OSError(f"{path}: only {written} of {len(lines)} bytes could be written")
+            os.fsync(handle)
+        except OSError:
+            if is_new:
+                path.unlink(missing_ok=True)
+            else:
+                os.ftruncate(handle, size)
+            raise
+    sync(run)  # The name of the file, also after an earlier call that failed here.
 
 
 def read_drops(path: Path, start: int = 0, end: int | None = None) -> Iterator[tuple[Drop, int]]:

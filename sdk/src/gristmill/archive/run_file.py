@@ -49,6 +49,7 @@ def write_run_file(folder: Path, record: RunRecord) -> bool:
     content = _File(format=FORMAT, run=shown).model_dump_json(indent=2).encode() + b"\n"
     path = folder / RUN_FILE
     if path.is_file() and path.read_bytes() == content:
+        sync(folder)  # An earlier call may have failed there.
         return False
     make_folder(folder)
     # Several processes of the API may write. In containers they have the same process id, and different host names.
