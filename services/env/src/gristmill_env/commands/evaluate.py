@@ -112,16 +112,17 @@ async def _training(run: RunSettings, label: str | None) -> RunRecord | None:
 
 
 async def _tell(run: RunSettings, evaluated: Evaluated) -> None:
-    """Reports to the API if the weights are a version of this training, because then a step exists to plot at."""
+    """Reports to the API if the weights are a version of this training, because then a step exists to plot at.
+
+    The API refuses the report if the run was created again meanwhile.
+    """
     label, creation = evaluated.plan.weights, evaluated.plan.creation
     if label is None or creation is None:
         return
     try:
         async with connect_api(run, _API_PATIENCE) as api:
-            if (await api.get_run(run.run_id)).creation != creation:
-                logger.warning("run %s was created again meanwhile; the API is not told", run.run_id)
-                return
-            await api.report_metrics(run.run_id, SOURCE_BY_HAND, PolicyVersion.parse(label).step, row(evaluated))
+            step, values = PolicyVersion.parse(label).step, row(evaluated)
+            await api.report_metrics(run.run_id, SOURCE_BY_HAND, step, values, creation=creation)
     except (ApiError, ApiUnreachable) as error:
         logger.warning("the API is not told of this evaluation: %s", error)
 
