@@ -129,8 +129,8 @@ class _Plan:
 class _MainStart:
     """Rank 0's part of the start: `connect`, `find_run`, then `take_run` once every rank has the model.
 
-    An environment may extend or suspend the run while the model is loaded. Then `take_run` returns False, and the start
-    begins again with `find_run`.
+    An environment may extend, suspend or replace the run while the model is loaded. Then `take_run` returns False, and
+    the start begins again with `find_run`.
 
     Every rank creates it. The other ranks call none of its methods.
     """
@@ -311,7 +311,8 @@ class _MainStart:
             try:
                 held.enter_context(session)
             except ApiError as error:
-                if error.code not in (ErrorCode.SUSPENDED, ErrorCode.OTHER_CREATION):
+                # While the API deletes the replaced run, no run has this id.
+                if error.code not in (ErrorCode.SUSPENDED, ErrorCode.OTHER_CREATION, ErrorCode.RUN_MISSING):
                     raise
                 _LOG.info("run %s was replaced while the model was loaded: %s", planned.run_id, error)
                 return False
