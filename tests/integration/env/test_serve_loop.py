@@ -94,6 +94,12 @@ def environment() -> str:
 
 
 @pytest.fixture
+def settings() -> dict[str, Any]:
+    """Changes to the top level of the configuration, for a test to override."""
+    return {}
+
+
+@pytest.fixture
 def files() -> dict[str, str]:
     """Files of the configuration's folder, for a test to override."""
     return {}
@@ -103,7 +109,7 @@ def files() -> dict[str, str]:
 async def run(
     redis_url: str, session_api: ApiServer, launch: RunSettings, server: FailingServer,  # noqa: F811
     held: dict[int, threading.Event], dataset: dict[str, Any], files: dict[str, str],
-    environment: str, tmp_path: Path,
+    environment: str, settings: dict[str, Any], tmp_path: Path,
 ) -> AsyncIterator[Run]:  # fmt: skip
     def complete() -> tuple[int, Any]:
         if not hasattr(server.now, "body"):  # the client was cancelled before it sent the request
@@ -123,6 +129,7 @@ async def run(
         "steps_per_eval": 2,
         "environment": EnvironmentSpec(type=environment),
         "dataset": DatasetConfig.model_validate(section),
+        **settings,
     }
     config = launch.config.model_copy(update=changes)
     async with Client(session_api.url) as api:
@@ -282,6 +289,56 @@ async def test_run_in_which_every_row_fails_ends_with_the_first_error(
     assert (words[0] in group["error"], group["prompt"]) == (True, "1 + 1?")
     said = [*group["messages"], *({"role": "assistant", **one} for one in group["completions"])]
     assert [message["role"] for message in said] == (roles or ["user"]), "the reply on which step failed is kept"
+
+
+LOSES_ONE = """
+from collections import Counter
+from gristmill_env.environments import Environment, StepResult
+
+RESETS = Counter()
+
+class LosesOne(Environment):
+    def reset(self, item):
+        RESETS[item.row] += 1
+        if RESETS[item.row] == 2:
+            raise KeyError("no board")
+        return item.messages
+    def step(self, reply):
+        return StepResult.end()
+"""
+
+
+@pytest.mark.parametrize(("files", "environment"), [({"loses.py": LOSES_ONE}, "loses.py:LosesOne")], ids=[""])
+@pytest.mark.parametrize(
+    ("settings", "sizes", "failed"),
+    [
+        ({"group_size": 4, "rollout_retries": 0}, [3] * 2, [[{"error": "environment_raised"}]] * 2),
+        ({"group_size": 4}, [4] * 2, [[]] * 2),
+    ],
+    ids=["left out", "played again"],
+)
+@pytest.mark.parametrize("dataset", [{"eval_split": None}], ids=[""])
+async def test_group_is_submitted_without_its_failed_rollout(
+    run: Run, sizes: list[int], failed: list[list[dict[str, str]]], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    await run.take()
+    groups = await run.api.lease("sums", run.incarnation, "b1", 1, wait=30) or []
+    await run.api.ack("sums", run.incarnation, ["b1"])
+    await run.api.record_version("sums", PolicyVersion(run.incarnation, 1))
+    groups += await run.api.lease("sums", run.incarnation, "b2", 1, wait=30) or []
+    await run.api.ack("sums", run.incarnation, ["b2"])
+    await run.api.record_version("sums", PolicyVersion(run.incarnation, 2))
+    await run.api.finish("sums", run.incarnation)
+    await asyncio.wait_for(run.serving, 30)
+    assert [group.size for group in groups] == sizes
+    found = [[{"error": one["error"]} for one in group.meta.get("failed", [])] for group in groups]
+    assert found == failed
+    assert (await run.api.status("sums")).dropped == {}
+    tally = next(
+        record.getMessage() for record in reversed(caplog.records) if "groups submitted" in record.getMessage()
+    )
+    assert ("rollouts failed" in tally) == any(failed)
 
 
 async def test_cancelled_serve_gives_its_permits_back(run: Run, held: dict[int, threading.Event]) -> None:

@@ -156,7 +156,7 @@ async def rolls(failing_server: FailingServer) -> AsyncIterator[Make]:
 
         def make(kind: type[Environment], *, step_timeout: float = 60.0) -> Roll:
             runners.append(EnvironmentRunner(EnvironmentFactory(kind), step_timeout))
-            config = EnvConfig(group_size=3)
+            config = EnvConfig(group_size=3, min_rollouts=3, rollout_retries=0)
             generator = RolloutGenerator(config, PromptBuilder(None), servers, scorer, runners[-1], max_length=1024)
             return lambda: generator.generate_and_score(ITEM, "test")
 
@@ -413,11 +413,11 @@ class FailsForAWhile(Recorded):
         return super().step(reply)
 
 
-async def test_group_is_made_again_after_an_error_that_may_pass(rolls: Make) -> None:
+async def test_rollout_without_retries_is_played_again_after_an_error_that_may_pass(rolls: Make) -> None:
     group: RolloutGroup = await rolls(FailsForAWhile)()
     assert [rollout.reward for rollout in group.rollouts] == [1.0] * 3
-    assert len(Recorded.made) == 9
-    assert closed() == [1] * 9
+    assert len(Recorded.made) == 7, "each failed rollout is played again, and no other rollout"
+    assert closed() == [1] * 7
 
 
 async def test_errors_of_other_packages_parts_are_errors_of_the_environment(rolls: Make) -> None:

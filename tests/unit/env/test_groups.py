@@ -85,8 +85,8 @@ def test_group_holds_the_prompt_tokens_and_the_sampled_tokens() -> None:
     ],
 )
 def test_groups_with_equal_scores_are_dropped(totals: tuple[float, ...], reason: DropReason | None) -> None:
-    assert drop_reason(scored(*totals), ensure_scores_are_not_same=True) is reason
-    assert drop_reason(scored(*totals), ensure_scores_are_not_same=False) is None
+    assert drop_reason(scored(*totals), least=min(2, len(totals)), ensure_scores_are_not_same=True) is reason
+    assert drop_reason(scored(*totals), least=min(2, len(totals)), ensure_scores_are_not_same=False) is None
 
 
 GOOD, BAD = Score(1.0, {"a": 1.0}), Score(0.0, {"a": 0.0})
@@ -105,12 +105,12 @@ FAILED, SILENT = Score(None, {"a": None}, error="a: boom"), Score(None, {"a": No
 )
 def test_a_group_with_fewer_than_two_scores_is_dropped(scores: tuple[Score, ...], reason: DropReason) -> None:
     for same in (True, False):
-        assert drop_reason(rollout_group(*scores), ensure_scores_are_not_same=same) is reason
+        assert drop_reason(rollout_group(*scores), least=2, ensure_scores_are_not_same=same) is reason
 
 
 def test_group_drops_unscored_completions_and_trains_the_rest() -> None:
     made = rollout_group(GOOD, FAILED, BAD, SILENT, completions=[completion(number) for number in (1, 2, 3, 4)])
-    assert drop_reason(made, ensure_scores_are_not_same=True) is None
+    assert drop_reason(made, least=2, ensure_scores_are_not_same=True) is None
     spans = [[VersionSpan(f"1.{number}", 0, 1)] for number in range(4)]
     group = build_group(made, Permit(group_id="g00000012", row=12), "sums", "host-1", spans)
     assert group.tokens.tolist() == [100, 101, 102, 1, 100, 101, 102, 3]
@@ -119,8 +119,17 @@ def test_group_drops_unscored_completions_and_trains_the_rest() -> None:
     assert [spans[0].version for spans in group.versions] == ["1.0", "1.2"]
 
 
+def test_group_with_fewer_scores_than_the_least_number_is_dropped() -> None:
+    made = rollout_group(GOOD, BAD, FAILED)
+    assert drop_reason(made, least=3, ensure_scores_are_not_same=True) is DropReason.REWARD_ERROR
+    assert drop_reason(made, least=2, ensure_scores_are_not_same=True) is None
+
+
 def test_group_with_equal_scores_among_scored_completions_is_dropped() -> None:
-    assert drop_reason(rollout_group(GOOD, FAILED, GOOD), ensure_scores_are_not_same=True) is DropReason.SAME_SCORES
+    assert (
+        drop_reason(rollout_group(GOOD, FAILED, GOOD), least=2, ensure_scores_are_not_same=True)
+        is DropReason.SAME_SCORES
+    )
 
 
 def test_rollout_with_nothing_to_train_on_is_left_out_of_its_group() -> None:
@@ -199,6 +208,14 @@ def test_tally_logs_a_hint_if_nearly_all_groups_have_equal_scores(caplog: pytest
     assert 1 <= len(hints) <= 4  # logged from time to time, not for every group
     assert all(DropReason.SAME_SCORES.value in (hint or ()) for hint in hints)
     assert str(tally) == "10 groups submitted, 190 same_scores dropped"
+
+
+def test_tally_names_the_rollouts_that_were_left_out() -> None:
+    tally = Tally()
+    tally.add(None)
+    assert "rollouts" not in str(tally)
+    tally.failed_rollouts += 3
+    assert "3 rollouts failed" in str(tally)
 
 
 def test_tally_logs_no_hint_if_groups_are_submitted(caplog: pytest.LogCaptureFixture) -> None:

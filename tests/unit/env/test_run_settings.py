@@ -254,6 +254,13 @@ def test_the_shipped_configs_are_valid(name: str) -> None:
         ("wandb_name: a\nnum_rollouts_to_keep: 4", ["wandb_name", "num_rollouts_to_keep"]),
         ("wandb_name: a\nuse_wandb: true", []),
         ("reward_processes: 4", ["reward_processes"]),
+        (
+            "rollout_timeout: 60\ngroup_timeout: 60\nworker_timeout: 60",
+            ["worker_timeout", "group_timeout", "rollout_timeout"],
+        ),
+        ("rollout_timeout: 60\nrollout_timeout_action: truncate", []),
+        ("rollout_timeout_action: truncate", ["rollout_timeout_action"]),
+        ("server_configs: [{timeout: 60}]", []),
         ("environment: {step_timeout: 4}", ["environment.step_timeout"]),
         ("environment: {type: guess, step_timeout: 4}", []),
     ],

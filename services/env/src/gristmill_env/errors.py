@@ -5,7 +5,7 @@ Every message names the thing, the place and the remedy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,11 @@ class EnvError(GristmillError):
     may_pass = False
     """Whether the error is of a service that may answer later. (`outages.may_pass` also reads an error's causes.)"""
     unfinished: Rollout | None = None
-    """The rollout up to the error, if the error ended a rollout."""
+    """The rollout up to the error, if the error ended a rollout that had a reply."""
+    rollouts: Sequence[Rollout] = ()
+    """The group's rollouts up to the error, finished and unfinished, if the error ended a group."""
+    failed: Sequence[EnvError] = ()
+    """The errors of the group's rollouts that failed before, if the error ended a group."""
 
     def __init__(self, code: str, message: str, /, **values: object) -> None:
         """Replaces half characters in `message`, which may quote a user's code, so that files and logs can hold it."""
@@ -54,7 +58,11 @@ class PromptTooLongError(EnvError):
 
 
 class RequestTimeoutError(EnvError):
-    """A request for completions was not answered in time, by servers that answer other requests."""
+    """A request for completions failed for `patience` seconds, at servers that answer other requests."""
+
+
+class RolloutTimeoutError(EnvError):
+    """A rollout took longer than `rollout_timeout`, or was not finished when `group_timeout` ended its group."""
 
 
 class PromptRefusedError(EnvError):
@@ -91,14 +99,15 @@ class DropReason(StrEnum):
     PROMPT_REFUSED = "prompt_refused"
     """A text server refuses this prompt, although it accepts others."""
     REWARD_ERROR = "reward_error"
-    """Rewards failed on completions, and fewer than two scored completions are left. A score of 0 for a failure would
-    teach the model something wrong."""
+    """Rewards failed on completions, and fewer than min_rollouts scored completions are left. A score of 0 for a
+    failure would teach the model something wrong."""
     NO_SCORE = "no_score"
-    """The rewards returned no score for completions, and fewer than two scored completions are left."""
+    """The rewards returned no score for completions, and fewer than min_rollouts scored completions are left."""
     ENVIRONMENT_ERROR = "environment_error"
-    """The environment failed in one of its rollouts."""
+    """The environment failed in rollouts, and fewer than min_rollouts are left."""
     TIMEOUT = "timeout"
-    """The group took more than worker_timeout, or one request took more than its server's timeout."""
+    """The group took more than worker_timeout; or rollouts exceeded rollout_timeout or group_timeout, or got no reply
+    for `patience` seconds, and fewer than min_rollouts are left."""
     BAD_ROW = "bad_row"
     """The row has no text where the prompt or the answer should be, or a text with half a character."""
     REFUSED = "refused"
@@ -109,12 +118,15 @@ _OF_A_ROW: Mapping[type[EnvError], DropReason] = {
     PromptTooLongError: DropReason.TOO_LONG,
     PromptRefusedError: DropReason.PROMPT_REFUSED,
     RequestTimeoutError: DropReason.TIMEOUT,
+    RolloutTimeoutError: DropReason.TIMEOUT,
     DatasetError: DropReason.BAD_ROW,
     PromptError: DropReason.BAD_ROW,
     EpisodeError: DropReason.ENVIRONMENT_ERROR,
 }
 ROW_ERRORS = tuple(_OF_A_ROW)
 """Errors of one row that do not affect the next row. The row is dropped, and the work continues."""
+ROLLOUT_ERRORS = (EpisodeError, RequestTimeoutError, RolloutTimeoutError)
+"""Errors of one rollout that another rollout of the row need not have. The rollout is tried again."""
 
 
 def reason_of(error: EnvError) -> DropReason:

@@ -26,6 +26,8 @@ class Tally:
         self.dropped: Counter[str] = Counter()
         self.unscored = 0
         """Completions excluded from their groups because a reward failed or no reward returned a value."""
+        self.failed_rollouts = 0
+        """Rollouts that failed after their retries and were left out of their groups."""
         self._recent: deque[DropReason | None] = deque(maxlen=_WINDOW)
         self._next_hint = _WINDOW
         self._last: dict[DropReason, str] = {}
@@ -62,7 +64,8 @@ class Tally:
     def __str__(self) -> str:
         dropped = ", ".join(f"{count} {reason}" for reason, count in self.dropped.most_common())
         unscored = f", {self.unscored} completions left out of theirs" if self.unscored else ""
-        return f"{self.submitted} groups submitted, {dropped or 'none'} dropped{unscored}"
+        failed = f", {self.failed_rollouts} rollouts failed and left out" if self.failed_rollouts else ""
+        return f"{self.submitted} groups submitted, {dropped or 'none'} dropped{unscored}{failed}"
 
     @property
     def _total(self) -> int:
@@ -94,7 +97,7 @@ _HINTS = {
     DropReason.PROMPT_REFUSED: "the model server refuses these prompts",
     DropReason.REWARD_ERROR: "a reward fails on their completions",
     DropReason.ENVIRONMENT_ERROR: "the environment fails on them",
-    DropReason.TIMEOUT: "raise timeout of server_configs or worker_timeout, or lower max_tokens",
+    DropReason.TIMEOUT: "raise rollout_timeout, group_timeout or worker_timeout, or lower max_tokens",
     DropReason.NO_SCORE: "no reward says anything of these rows; accuracy needs an answer that is mathematics, "
     "exact_match any text",
     DropReason.BAD_ROW: "their rows make no prompt, or the chat template refuses it",

@@ -67,6 +67,12 @@ class EnvMetrics:
             ["run"],
             registry=registry,
         ).labels(run_id)
+        self._failed_rollouts = Counter(
+            "gristmill_env_failed_rollouts",
+            "Rollouts that failed after their retries and were left out of their groups",
+            ["run"],
+            registry=registry,
+        ).labels(run_id)
         self._failures = Counter(
             "gristmill_env_reward_failures",
             "Completions on which a reward failed",
@@ -112,6 +118,7 @@ class EnvMetrics:
             self._completions.labels(self._run, reason).inc(reasons.count(reason))
         totals = [score.total for score in prompt.scores if score.total is not None]
         self._unscored.inc(len(prompt.scores) - len(totals))
+        self._failed_rollouts.inc(prompt.failed)
         if totals:
             self._reward.labels(self._run).set(self._mean("", totals))
         parts: defaultdict[str, list[float]] = defaultdict(list)

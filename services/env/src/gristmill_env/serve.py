@@ -194,6 +194,7 @@ class ServeLoop:
                     attempt.item = item = self._dataset.item(permit.row)
                     unscored = await self._generator.generate(item, permit.group_id, step=version.step)
                     attempt.rollouts, attempt.sampling = unscored.rollouts, unscored.sampling
+                    attempt.failed = unscored.failed
                     versions = self._versions(unscored, version)
                     self._permits.generated(permit)
                     scored = await self._generator.score(unscored)
@@ -203,13 +204,15 @@ class ServeLoop:
                 await self._drop(permit, DropReason.TIMEOUT, f"it took more than {limit:g} s", attempt)
                 return
             except ROW_ERRORS as error:
-                if error.unfinished is not None:
-                    attempt.rollouts = [error.unfinished]
+                attempt.rollouts, attempt.failed = error.rollouts, error.failed
                 await self._drop(permit, reason_of(error), str(error), attempt)
                 return
             attempt.scores, attempt.seconds = scored.scores, scored.seconds
             self._observers.scored(ScoredPrompt.of(scored, version))
-            reason = drop_reason(scored, ensure_scores_are_not_same=self._config.ensure_scores_are_not_same)
+            config = self._config
+            reason = drop_reason(
+                scored, least=config.least_rollouts, ensure_scores_are_not_same=config.ensure_scores_are_not_same
+            )
             if reason is None:
                 await self._submit(permit, scored, versions, version, attempt)
             else:
@@ -241,6 +244,7 @@ class ServeLoop:
             return
         kept = [scored.rollouts[n] for n in trainable(scored)]
         self.tally.unscored += len(scored.rollouts) - len(kept)
+        self.tally.failed_rollouts += len(scored.failed)
         self.tally.add(None)
         self._report(group)
         self._pace.group(int(group.mask.sum()), version.step, self._trainer.steps if self._trainer else None)

@@ -128,6 +128,8 @@ class ScoredPrompt:
     """From the first request to the last score."""
     step: int
     """Training steps of the newest weights when the prompt's permit was granted."""
+    failed: int = 0
+    """Rollouts that failed and were left out."""
 
     @classmethod
     def of(cls, scored: RolloutGroup, version: PolicyVersion) -> ScoredPrompt:
@@ -138,6 +140,7 @@ class ScoredPrompt:
             finish_reasons=[rollout.finish_reason for rollout in scored.rollouts],
             seconds=scored.seconds,
             step=version.step,
+            failed=len(scored.failed),
         )
 
 

@@ -21,7 +21,7 @@ from gristmill.archive.dropped import DroppedContents
 from gristmill.archive.drops import Drop
 from gristmill.redaction import remember
 from gristmill_env.data import Item, user
-from gristmill_env.errors import DropReason, SavedError
+from gristmill_env.errors import DropReason, EpisodeError, SavedError
 from gristmill_env.inference import Completion
 from gristmill_env.inference.types import LabelSpan
 from gristmill_env.rewards import Score
@@ -66,7 +66,8 @@ def drop(folder: Path, number: int, text: str, max_bytes: int, rollouts: int = 2
     transcript = Transcript(Prompt("<1 / 0?>", (7, 8), (user("1 / 0?"),)))
     transcript.add_reply(Completion([1, 2], [-0.1, -0.2], "stop", [LabelSpan("1.3", 0, 2)]), text)
     played = [transcript.end("stop")] * rollouts
-    attempt = Attempt(2, DROPPED_ITEM, SamplingParams(temperature=1.0, max_tokens=4), played, scores, 1.5)
+    failed = [EpisodeError("environment_raised", "Game.step: no board for hunter2-of-the-judge")]
+    attempt = Attempt(2, DROPPED_ITEM, SamplingParams(temperature=1.0, max_tokens=4), played, scores, failed, 1.5)
     saver = DroppedSaver(folder, RECORD, "env-1", model="tiny", config=EnvConfig(), max_bytes=max_bytes)
     permit = Permit(group_id=f"g{number:08d}", row=number)
     asyncio.run(saver.save(permit, DropReason.REWARD_ERROR, "judge: KeyError: board", attempt))
@@ -86,6 +87,7 @@ def test_dropped_group_is_saved_with_all_that_replay_and_the_table_need(tmp_path
     assert (first.row, first.index, first.prompt, first.answer, first.versions) == (5, 2, "1 / 0?", "no", ["1.3"])
     assert (first.columns, first.columns_left_out) == ({"question": "1 / 0?"}, ["when"])
     assert [(one.text, one.total) for one in second.completions] == [("unscored", None)] * 2
+    assert first.failed == [{"error": "environment_raised", "text": "Game.step: no board for ***"}]
     found = DroppedContents([tmp_path.resolve()]).of(fate(5))
     assert found is not None
     facts = (found.index, found.error, found.prompt_text, found.prompt_tokens, found.seconds, found.env_id)

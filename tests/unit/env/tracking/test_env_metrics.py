@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from prometheus_client import CollectorRegistry
 from tests.support.groups import make_group
@@ -59,6 +61,13 @@ async def test_scored_prompt_counts_its_completions(made: Made) -> None:
     assert made.value("prompt_seconds_count") == 1
     assert made.value("prompt_seconds_bucket", le="1.0") == 0
     assert made.value("prompt_seconds_bucket", le="2.5") == 1
+
+
+async def test_rollouts_that_were_left_out_are_counted(made: Made) -> None:
+    assert made.value("failed_rollouts_total") == 0
+    for failed in (2, 0, 1):
+        made.metrics.scored(dataclasses.replace(prompt(0.0, 1.0), failed=failed))
+    assert made.value("failed_rollouts_total") == 3
 
 
 async def test_means_cover_the_last_64_prompts(made: Made) -> None:

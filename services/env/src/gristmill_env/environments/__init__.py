@@ -11,13 +11,12 @@ from gristmill_env.environments.base import (
     create_environment,
     environment,
 )
-from gristmill_env.environments.runner import EnvironmentGroup, EnvironmentRunner
+from gristmill_env.environments.runner import EnvironmentRunner
 
 __all__ = [
     "DatasetEnvironment",
     "Environment",
     "EnvironmentFactory",
-    "EnvironmentGroup",
     "EnvironmentRunner",
     "Reply",
     "StepResult",

@@ -14,7 +14,7 @@ import inspect
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -82,7 +82,8 @@ class EnvironmentRunner:
         """Calls `reset`. Raises EpisodeError if it fails, overruns or returns no messages, and passes on the package's
         own errors of a row."""
         check = functools.partial(opening_messages, environment, item.index)
-        opening: Sequence[Message] = await self._call(environment.reset, item, check=check)
+        own = item if self.factory.ours else private(item)
+        opening: Sequence[Message] = await self._call(environment.reset, own, check=check)
         return opening
 
     async def step(self, environment: Environment, reply: Reply, row: int | None = None) -> StepResult:
@@ -101,13 +102,37 @@ class EnvironmentRunner:
 
     async def opening(self, item: Item) -> Sequence[Message]:
         """Returns the opening messages of a rollout that is not played."""
-        async with self.group() as group:
-            _, opening = await group.begin(item)
-        return opening
+        async with self.opened() as environment:
+            return await self.reset(environment, item)
 
-    def group(self) -> EnvironmentGroup:
-        """Returns a context for the rollouts of one item."""
-        return EnvironmentGroup(self)
+    @contextlib.asynccontextmanager
+    async def opened(self) -> AsyncIterator[Environment]:
+        """Opens the environment of one rollout. The end of the context closes it once, however the rollout ends.
+
+        After an error, a time-out or a cancellation, waits at most `_GOODBYE` seconds until it is closed.
+        """
+        closing: list[asyncio.Task[None]] = []
+        environment: Environment | None = None
+        closes = False
+        try:
+            environment = await self.open(closing.append)
+            closes = has_close(environment)
+            yield environment
+            if closes:
+                closes = False
+                closing.append(asyncio.create_task(self.close(environment)))
+                await asyncio.wait(closing)
+        except BaseException:
+            if environment is not None and closes:
+                closing.append(asyncio.create_task(self.close(environment)))
+            await self._wait_briefly(closing)
+            raise
+
+    async def _wait_briefly(self, closing: list[asyncio.Task[None]]) -> None:
+        pending = (await asyncio.wait(closing, timeout=_GOODBYE))[1] if closing else ()
+        if pending:
+            name, seconds = self.factory.name, _GOODBYE
+            logger.warning("__init__ or close() of %s takes longer than %g s and is not waited for", name, seconds)
 
     def stop(self) -> None:
         """Ends the threads, without waiting for them."""
@@ -148,52 +173,6 @@ class EnvironmentRunner:
             logger.error("environment %s failed", name, exc_info=error.__cause__)
         elif str(count).strip("0") == "1":
             logger.error("environment %s has failed %d times, last: %s", name, count, error)
-
-
-class EnvironmentGroup:
-    """The environments of the rollouts of one item. The end of the context closes each environment once."""
-
-    def __init__(self, environments: EnvironmentRunner) -> None:
-        self._environments = environments
-        self._opened: list[Environment] = []
-        self._closing: dict[int, asyncio.Task[None]] = {}
-        """By the environments' ids."""
-        self._late: list[asyncio.Task[None]] = []
-        """Tasks that close environments whose __init__ overran or was not waited for."""
-
-    async def begin(self, item: Item) -> tuple[Environment, Sequence[Message]]:
-        """Returns a new environment and its opening messages. Raises as `EnvironmentRunner.reset` does."""
-        environment = await self._environments.open(self._late.append)
-        if has_close(environment):
-            self._opened.append(environment)
-        own = item if self._environments.factory.ours else private(item)
-        return environment, await self._environments.reset(environment, own)
-
-    async def close(self, environment: Environment) -> None:
-        """Closes one environment whose rollout has ended, before the others."""
-        if has_close(environment):
-            await asyncio.wait([self._close(environment)])
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        closing = [*(self._close(environment) for environment in self._opened), *self._late]
-        if not closing:
-            return
-        _, pending = await asyncio.wait(closing, timeout=None if error is None else _GOODBYE)
-        if pending:
-            name, seconds = self._environments.factory.name, _GOODBYE
-            logger.warning("__init__ or close() of %s takes longer than %g s and is not waited for", name, seconds)
-
-    def _close(self, environment: Environment) -> asyncio.Task[None]:
-        """Returns a separate task, which continues when the rollout's task is cancelled."""
-        task = self._closing.get(id(environment))
-        if task is None:
-            task = self._closing[id(environment)] = asyncio.create_task(self._environments.close(environment))
-        return task
 
 
 def has_close(environment: Environment) -> bool:

@@ -1,35 +1,35 @@
-"""Makes rollouts: prompt, replies, turns (`generate`), then scores (`score`)."""
+"""Makes groups: plays the rollouts of an item (`generate`), then scores them (`score`).
+
+A rollout that fails is tried again, and then left out of its group. The group fails if too few rollouts finish.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from gristmill import SamplingParams
 from gristmill.logs import line
-from gristmill_env.data import Item, Message
-from gristmill_env.environments import Environment, EnvironmentGroup, EnvironmentRunner, Reply
-from gristmill_env.errors import ROW_ERRORS, EnvError, EpisodeError, PromptTooLongError
+from gristmill_env.data import Item
+from gristmill_env.environments import DatasetEnvironment, EnvironmentRunner
+from gristmill_env.errors import ROLLOUT_ERRORS, ROW_ERRORS, EnvError, EpisodeError, RolloutTimeoutError
 from gristmill_env.gather import gather
-from gristmill_env.inference import Completion, GenerationRequest, ModelServers
+from gristmill_env.inference import ModelServers
 from gristmill_env.outages import Outages, Wait, may_pass
 from gristmill_env.rewards import Sample, Scorer
-from gristmill_env.rollouts.groups import Rollout, RolloutGroup, Transcript
-from gristmill_env.rollouts.prompts import Prompt, PromptBuilder
+from gristmill_env.rollouts.groups import Rollout, RolloutGroup
+from gristmill_env.rollouts.prompts import PromptBuilder
+from gristmill_env.rollouts.turns import Ask, GroupPrompts, RolloutPlayer
 from gristmill_env.settings import EnvConfig
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class _Ask:
-    """Options of the requests for one group's completions."""
-
-    sampling: SamplingParams
-    evaluation: bool
+Play = Callable[[], Awaitable[list[Rollout]]]
+"""Plays a rollout, or the rollouts of one request."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,44 @@ class UnscoredGroup:
     """Training steps done when the group began."""
     sampling: SamplingParams
     rollouts: list[Rollout]
+    failed: Sequence[EnvError]
+    """The errors of the rollouts that failed and were left out of the group."""
     started: float
     """time.monotonic()."""
+
+
+class _Results:
+    """The rollouts of one group so far."""
+
+    def __init__(self, count: int, least: int) -> None:
+        """`count`: rollouts, or requests for several. `least`: how many of them must finish."""
+        self.finished: dict[int, list[Rollout]] = {}
+        self.failed: list[EnvError] = []
+        self._count, self._least = count, least
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        """The finished rollouts, in the order of their numbers and not of their ends."""
+        return [rollout for number in sorted(self.finished) for rollout in self.finished[number]]
+
+    def fail(self, error: EnvError) -> None:
+        """Records a rollout that failed. Raises the group's first error if too few rollouts are left."""
+        self.failed.append(error)
+        if self._count - len(self.failed) < self._least:
+            raise self.failed[0]
+
+    def give_up(self, unfinished: EnvError) -> None:
+        """Records that all other rollouts failed with the error `unfinished`. Raises it if too few have finished."""
+        self.failed += [unfinished] * (self._count - len(self.finished) - len(self.failed))
+        if len(self.finished) < self._least:
+            self.keep_in(unfinished)
+            raise unfinished
+
+    def keep_in(self, error: EnvError) -> None:
+        """Keeps the rollouts in the error that ends the group, for the record of dropped groups."""
+        errors = dict.fromkeys((*self.failed, error))
+        begun = [one.unfinished for one in errors if one.unfinished is not None]
+        error.rollouts, error.failed = [*self.rollouts, *begun], self.failed
 
 
 class RolloutGenerator:
@@ -67,6 +103,7 @@ class RolloutGenerator:
         self._scorer = scorer
         self._environments = environments
         self._max_length = max_length
+        self._player = RolloutPlayer(config, prompts, server, environments, max_length=max_length)
         self._outages = Outages(config.patience, "environment", EnvError)
 
     def for_task(self, scorer: Scorer, environments: EnvironmentRunner) -> RolloutGenerator:
@@ -90,8 +127,10 @@ class RolloutGenerator:
         count: int | None = None,
         evaluation: bool = False,
     ) -> RolloutGroup:
-        """Makes `count` rollouts (default: `group_size`) of the item and scores them. `name` appears in the logs.
+        """Makes the rollouts of the item and scores them. `name` appears in the logs.
 
+        `count`: the exact number of rollouts, for an evaluation. Default: a group of `group_size` rollouts, which
+        leaves out rollouts that fail or exceed `group_timeout` if `min_rollouts` are left.
         `step`: training steps done, for the warm-up of `max_tokens`; None: as after it. `sampling`: overrides the
         configuration's sampling. `evaluation`: counts the requests against num_requests_for_eval of the servers.
 
@@ -117,16 +156,20 @@ class RolloutGenerator:
         """
         started = time.monotonic()
         sampling = sampling or self.sampling(step)
-        ask = _Ask(sampling, evaluation)
-        rollouts = await self._repeated_rollouts(item, ask, count or self._config.group_size)
+        ask = Ask(GroupPrompts(self._prompts), sampling, evaluation)
+        results = await self._rollouts(item, ask, count)
+        rollouts, failed = results.rollouts, results.failed
         self._log_rollouts(item, rollouts, name, time.monotonic() - started)
-        return UnscoredGroup(item, name, step, sampling, rollouts, started)
+        for number, error in enumerate(failed, len(rollouts)):
+            logger.warning(line("rollout_failed", prompt=name, n=number, error=error.code, text=str(error)))
+        return UnscoredGroup(item, name, step, sampling, rollouts, failed, started)
 
     async def score(self, unscored: UnscoredGroup) -> RolloutGroup:
         """Scores the rollouts, the second part of `generate_and_score`."""
         item, rollouts = unscored.item, unscored.rollouts
         scores = await self._scorer.score([_sample(item, rollout, unscored.step) for rollout in rollouts])
-        scored = RolloutGroup(item, unscored.sampling, rollouts, scores, time.monotonic() - unscored.started)
+        seconds = time.monotonic() - unscored.started
+        scored = RolloutGroup(item, unscored.sampling, rollouts, scores, seconds, unscored.failed)
         self._log_scores(scored, unscored.name)
         return scored
 
@@ -139,121 +182,58 @@ class RolloutGenerator:
             most = max(1, round(dataset.min_tokens + progress * (dataset.max_tokens - dataset.min_tokens)))
         return SamplingParams(temperature=dataset.temperature, top_p=dataset.top_p, max_tokens=most)
 
-    async def _repeated_rollouts(self, item: Item, ask: _Ask, count: int) -> list[Rollout]:
-        """Makes the rollouts, and makes them again after an error of the environment that may pass."""
-        name, wait = self._environments.factory.name, Wait()
+    async def _rollouts(self, item: Item, ask: Ask, count: int | None) -> _Results:
+        """Plays the rollouts of a group. Each rollout is a separate task, but single replies share a request."""
+        config = self._config
+        size = config.group_size if count is None else count
+        least, limit = (config.least_rollouts, config.group_timeout) if count is None else (count, None)
+
+        async def play_one() -> list[Rollout]:
+            return [await self._player.play(item, ask)]
+
+        async def play_all() -> list[Rollout]:
+            return await self._player.play_single_replies(item, ask, size)
+
+        plain = self._environments.factory.kind is DatasetEnvironment
+        if plain and limit is None and config.rollout_timeout is None:
+            results, work = _Results(1, 1), [play_all]
+        else:
+            results, work = _Results(size, least), [play_one] * size
+        try:
+            async with asyncio.timeout(limit) as bound:
+                await gather(self._with_retries(play, number, results) for number, play in enumerate(work))
+        except TimeoutError:
+            if not bound.expired():
+                raise
+            text = f"the rollout did not finish within group_timeout, {limit:g} s"
+            results.give_up(RolloutTimeoutError("group_timeout", text, seconds=limit))
+        except ROW_ERRORS as error:
+            results.keep_in(error)
+            raise
+        return results
+
+    async def _with_retries(self, play: Play, number: int, results: _Results) -> None:
+        """Plays a rollout, or all rollouts of one request, until it finishes or its retries are used up.
+
+        An error of a service that may answer later is waited for, and is not a retry.
+        """
+        name, wait, retries = self._environments.factory.name, None, self._config.rollout_retries
         while True:
             try:
-                rollouts = await self._rollouts(item, ask, count)
-            except EpisodeError as error:
-                if not may_pass(error) or not await self._outages.wait(name, wait, str(error)):
-                    raise
+                rollouts = await play()
+            except ROLLOUT_ERRORS as error:
+                if isinstance(error, EpisodeError) and may_pass(error):
+                    wait = wait or Wait()
+                    if await self._outages.wait(name, wait, str(error)):
+                        continue
+                if retries == 0:
+                    results.fail(error)
+                    return
+                retries -= 1
             else:
                 self._outages.answered(name)
-                return rollouts
-
-    async def _rollouts(self, item: Item, ask: _Ask, count: int) -> list[Rollout]:
-        async with self._environments.group() as group:
-            begun = await gather(group.begin(item) for _ in range(count))
-            prompts = self._build([opening for _, opening in begun])
-            first = await self._first_replies(prompts, ask)
-            return await gather(
-                self._finish(group, environment, item.index, Transcript(prompt), completion, ask)
-                for (environment, _), prompt, completion in zip(begun, prompts, first, strict=True)
-            )
-
-    def _build(self, openings: Sequence[Sequence[Message]]) -> list[Prompt]:
-        """Builds a prompt from each opening. Equal openings, the rule in a group, are rendered and tokenized once."""
-        built: list[Prompt] = []
-        for number, opening in enumerate(openings):
-            same = openings.index(opening)
-            built.append(built[same] if same < number else self._prompts.build(opening))
-        return built
-
-    async def _first_replies(self, prompts: Sequence[Prompt], ask: _Ask) -> list[Completion]:
-        """Returns a completion of each prompt. Equal prompts share one request, so the server reads the prompt once."""
-        alike: dict[str, list[Prompt]] = {}
-        for prompt in prompts:
-            alike.setdefault(prompt.text, []).append(prompt)
-        answers = await gather(self._ask(same[0], ask, len(same)) for same in alike.values())
-        replies = dict(zip(alike, map(iter, answers), strict=True))
-        return [next(replies[prompt.text]) for prompt in prompts]
-
-    async def _ask(self, prompt: Prompt, ask: _Ask, count: int = 1, earlier: str | None = None) -> list[Completion]:
-        dataset = self._config.dataset
-        request = GenerationRequest(
-            token_ids=prompt.token_ids,
-            messages=prompt.messages,
-            prefill=prompt.prefill,
-            sampling=self._within_room(len(prompt.token_ids), ask.sampling),
-            count=count,
-            stop=dataset.stop,
-            stop_token_ids=dataset.stop_token_ids,
-            earlier=earlier,
-        )
-        return await self._server.generate(request, evaluation=ask.evaluation)
-
-    async def _finish(
-        self,
-        group: EnvironmentGroup,
-        environment: Environment,
-        row: int,
-        transcript: Transcript,
-        completion: Completion,
-        ask: _Ask,
-    ) -> Rollout:
-        """Plays the rollout from its first reply to its end, and closes its environment."""
-        try:
-            rollout = await self._take_turns(environment, row, transcript, completion, ask)
-        except ROW_ERRORS as error:
-            error.unfinished = transcript.end("error")
-            raise
-        await group.close(environment)
-        return rollout
-
-    async def _take_turns(
-        self, environment: Environment, row: int, transcript: Transcript, completion: Completion, ask: _Ask
-    ) -> Rollout:
-        replies = 0
-        begun = transcript.begun
-        while True:
-            said = transcript.messages
-            text = self._prompts.decode(completion.token_ids) if completion.text is None else completion.text
-            text = begun + text
-            transcript.add_reply(completion, text)
-            replies += 1
-            reply = Reply(text, completion.finish_reason, completion.length)
-            turn = await self._environments.step(environment, reply, row)
-            transcript.add_reward(turn.reward)
-            if not turn.trained:
-                transcript.leave_out_reply()
-            if turn.done or completion.finish_reason == "length":
-                return transcript.end(completion.finish_reason)
-            if replies == environment.max_turns:
-                return transcript.end("turns")
-            between = self._prompts.continuation_tokens(said, turn.messages, transcript.last_token)
-            if self._room(len(transcript.token_ids) + len(between.token_ids)) < 1:
-                return transcript.end("length")
-            transcript.add_messages(turn.messages, between.token_ids)
-            begun = between.begun
-            prompt = Prompt("", transcript.token_ids, transcript.messages)
-            (completion,) = await self._ask(prompt, ask, earlier=completion.server)
-
-    def _room(self, tokens: int) -> int:
-        return self._max_length - tokens
-
-    def _within_room(self, tokens: int, sampling: SamplingParams) -> SamplingParams:
-        room = self._room(tokens)
-        if room < 1:
-            raise PromptTooLongError(
-                "prompt_too_long",
-                f"the prompt has {tokens} tokens; prompt and completion may have {self._max_length}",
-                tokens=tokens,
-                limit=self._max_length,
-            )
-        if room >= sampling.max_tokens:
-            return sampling
-        return SamplingParams(temperature=sampling.temperature, top_p=sampling.top_p, max_tokens=room)
+                results.finished[number] = rollouts
+                return
 
     def _log_rollouts(self, item: Item, rollouts: Sequence[Rollout], name: str, seconds: float) -> None:
         testing = self._config.testing

@@ -18,8 +18,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from gristmill import Permit, PolicyVersion, SamplingParams, TrajectoryGroup, VersionSpan
 from gristmill.group import MAX_OBJECT_BYTES
+from gristmill.redaction import redact_text
 from gristmill_env.data import Item, Message, assistant
-from gristmill_env.errors import DropReason, UnpublishedWeightsError
+from gristmill_env.errors import DropReason, EnvError, UnpublishedWeightsError
 from gristmill_env.inference import Completion, LabelSpan
 from gristmill_env.rewards import CorrectnessReward, Score
 from gristmill_env.rollouts.prompts import Prompt
@@ -32,6 +33,8 @@ _LONGEST_ANSWER = 1000
 """Characters of an answer that a group carries for the table of rollouts."""
 _LONGEST_TEXT = 20_000
 """Characters of a completion whose answer is extracted for the table of rollouts."""
+_LONGEST_ERROR = 1000
+"""Characters of a failed rollout's error in the records of its group."""
 _SAME = 1e-9
 """Totals whose difference is less than this are the same, because sums of equal parts may differ in the last bits."""
 
@@ -73,6 +76,8 @@ class RolloutGroup:
     scores: list[Score]
     seconds: float
     """From the first request to the last score."""
+    failed: Sequence[EnvError] = ()
+    """The errors of the rollouts that failed and were left out of the group."""
 
     @property
     def prompt(self) -> Prompt:
@@ -85,26 +90,22 @@ class Transcript:
 
     def __init__(self, prompt: Prompt) -> None:
         self.messages: tuple[Message, ...] = prompt.messages
-        self._prompt = prompt
+        self.prompt = prompt
+        self.replies = 0
         self._token_ids: list[int] = []
         self._logprobs: list[float] = []
         self._mask: list[bool] = []
         self._labels: list[LabelSpan] = []
         self._last_reply = (0, 0)
-        self._replies = 0
+        self._until_reply = self.messages
         self._sampled: int | None = 0
         self._text = ""
         self._reward: float | None = None
 
     @property
-    def begun(self) -> str:
-        """The beginning of the first reply that is part of the prompt."""
-        return self._prompt.begun
-
-    @property
     def token_ids(self) -> tuple[int, ...]:
         """All tokens so far, including the prompt, for the model to continue."""
-        return (*self._prompt.token_ids, *self._token_ids)
+        return (*self.prompt.token_ids, *self._token_ids)
 
     @property
     def last_token(self) -> int | None:
@@ -119,11 +120,11 @@ class Transcript:
         self._mask += [True] * len(completion.token_ids)
         self._labels += [LabelSpan(span.version, start + span.start, start + span.end) for span in completion.labels]
         self._last_reply = (start, len(self._token_ids))
-        self._replies += 1
+        self.replies += 1
         more = completion.length
         self._sampled = None if self._sampled is None or more is None else self._sampled + more
         self._text = text
-        self.messages = (*self.messages, assistant(text))
+        self.messages = self._until_reply = (*self.messages, assistant(text))
 
     def leave_out_reply(self) -> None:
         """Excludes the last reply from training."""
@@ -145,7 +146,7 @@ class Transcript:
     def end(self, finish_reason: str) -> Rollout:
         """Returns the finished rollout."""
         return Rollout(
-            prompt=self._prompt,
+            prompt=self.prompt,
             token_ids=self._token_ids,
             logprobs=self._logprobs,
             mask=self._mask,
@@ -153,10 +154,23 @@ class Transcript:
             text=self._text,
             messages=self.messages,
             finish_reason=finish_reason,
-            replies=self._replies,
+            replies=self.replies,
             sampled=self._sampled,
             reward=self._reward,
         )
+
+    def end_at_last_reply(self, finish_reason: str) -> Rollout:
+        """Returns the rollout up to its last reply, without the environment's messages after that reply."""
+        end = self._last_reply[1]
+        for values in (self._token_ids, self._logprobs, self._mask):
+            del values[end:]
+        self.messages = self._until_reply
+        return self.end(finish_reason)
+
+
+def failures(errors: Sequence[EnvError]) -> list[dict[str, str]]:
+    """Returns the form of failed rollouts in the records of groups: `error`, a code, and `text`."""
+    return [{"error": error.code, "text": redact_text(str(error))[:_LONGEST_ERROR]} for error in errors]
 
 
 def trainable(group: RolloutGroup) -> list[int]:
@@ -165,11 +179,10 @@ def trainable(group: RolloutGroup) -> list[int]:
     return [n for n, (rollout, score) in enumerate(pairs) if score.total is not None and any(rollout.mask)]
 
 
-def drop_reason(group: RolloutGroup, *, ensure_scores_are_not_same: bool) -> DropReason | None:
-    """Returns the reason why the rollouts must not be trained on, or None."""
+def drop_reason(group: RolloutGroup, *, least: int, ensure_scores_are_not_same: bool) -> DropReason | None:
+    """Returns the reason why the rollouts must not be trained on, or None. `least`: rollouts that must have a score."""
     totals = [total for n in trainable(group) if (total := group.scores[n].total) is not None]
-    # A single rollout cannot be compared with another, unless group_size is 1.
-    if len(totals) < min(2, len(group.scores)):
+    if len(totals) < least:
         failed = any(score.error is not None for score in group.scores)
         return DropReason.REWARD_ERROR if failed else DropReason.NO_SCORE
     # max - min instead of a standard deviation, because the deviation of equal floats need not be 0.
@@ -260,6 +273,8 @@ def _facts(group: RolloutGroup, kept: list[Rollout], correctness: CorrectnessRew
     """Returns what the table of rollouts shows (docs/rollouts.md) and no other field of the group says."""
     facts: dict[str, object] = {"seconds": round(group.seconds, 3), "submitted_ms": int(time.time() * 1000)}
     facts["index"] = group.item.index
+    if group.failed:
+        facts["failed"] = failures(group.failed)
     if group.item.answer is not None and len(group.item.answer) <= _LONGEST_ANSWER:
         facts["answer"] = group.item.answer
     # A user's own extraction does not run here, on the event loop.

@@ -23,9 +23,9 @@ from gristmill.archive.dropped import dropped_files
 from gristmill.redaction import redact_text
 from gristmill_env.data import Item
 from gristmill_env.durable import LineFile
-from gristmill_env.errors import DropReason
+from gristmill_env.errors import DropReason, EnvError
 from gristmill_env.rewards import Score
-from gristmill_env.rollouts.groups import Rollout
+from gristmill_env.rollouts.groups import Rollout, failures
 from gristmill_env.saved.group import SavedCompletion, SavedGroup, json_columns, settings_of
 from gristmill_env.settings import EnvConfig
 from gristmill_env.values import is_storable, whole
@@ -45,6 +45,8 @@ class Attempt:
     rollouts: Sequence[Rollout] = ()
     scores: Sequence[Score] = ()
     """One per rollout, or none."""
+    failed: Sequence[EnvError] = ()
+    """The errors of the rollouts that failed and were left out."""
     seconds: float | None = None
 
 
@@ -127,6 +129,7 @@ class DroppedSaver:
                 SavedCompletion.of(rollout, score, tokens=False)
                 for rollout, score in zip(attempt.rollouts, scores, strict=True)
             ],
+            failed=failures(attempt.failed),
             versions=list(dict.fromkeys(span.version for rollout in attempt.rollouts for span in rollout.labels)),
             time=datetime.now(UTC),
         )  # fmt: skip

@@ -14,7 +14,7 @@ import msgspec
 
 from gristmill import SamplingParams
 from gristmill_env.rewards import Score
-from gristmill_env.rollouts.groups import Rollout, RolloutGroup
+from gristmill_env.rollouts.groups import Rollout, RolloutGroup, failures
 from gristmill_env.settings import EnvConfig
 from gristmill_env.values import is_storable
 
@@ -124,6 +124,8 @@ class SavedGroup(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Any] | None = None
     """The settings behind the group: model, group size, data set, prompts, sampling, rewards and weights."""
     completions: list[SavedCompletion]
+    failed: list[dict[str, str]] = []
+    """The rollouts that failed and were left out of the group: `error`, a code, and `text`."""
     versions: list[str] = []
     """Labels of the weights that sampled the group ("1.20"); "default" for a server whose weights are not trained."""
     time: datetime | None = None
@@ -155,6 +157,7 @@ class SavedGroup(msgspec.Struct, frozen=True, kw_only=True):
             completions=[
                 SavedCompletion.of(rollout, score) for rollout, score in zip(group.rollouts, group.scores, strict=True)
             ],
+            failed=failures(group.failed),
             versions=list(dict.fromkeys(span.version for rollout in group.rollouts for span in rollout.labels)),
             time=datetime.now(UTC),
         )

@@ -10,6 +10,7 @@ from gristmill_env.settings.run import (
     EnvironmentSpec,
     EvalHandling,
     ServerConfig,
+    TimeoutAction,
     Url,
     differences,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "EvalHandling",
     "RewardSpec",
     "ServerConfig",
+    "TimeoutAction",
     "Url",
     "differences",
     "without_secrets",

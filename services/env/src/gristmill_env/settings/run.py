@@ -31,6 +31,15 @@ class EvalHandling(StrEnum):
     """Rollouts continue at the same time as the evaluation."""
 
 
+class TimeoutAction(StrEnum):
+    """The use of a rollout that has exceeded rollout_timeout."""
+
+    LEAVE_OUT = "leave_out"
+    """It has failed: it is tried again, and then left out of its group."""
+    TRUNCATE = "truncate"
+    """It ends with its last finished reply, as a truncated rollout. Without a finished reply it has failed."""
+
+
 class EnvironmentSpec(Settings):
     """The environment that defines the task. A bare name means {type: name}."""
 
@@ -41,7 +50,7 @@ class EnvironmentSpec(Settings):
     """Options of the environment, e.g. {tries: 3}. Secrets (api_key) are not recorded."""
 
     step_timeout: float = Field(default=600.0, gt=0)
-    """Seconds that one call of a method (reset, step, close) may take. Then the group is dropped."""
+    """Seconds that one call of a method (reset, step, close) may take. Then its rollout has failed."""
 
     @model_validator(mode="before")
     @classmethod
@@ -88,7 +97,7 @@ class ServerConfig(Settings):
     any OpenAI-compatible chat API: text only, for process, evaluate and try. auto asks the server which it is."""
 
     timeout: float | None = Field(default=None, gt=0)
-    """Seconds that one request may take, with all its completions. Then its row is dropped as `timeout`, so that long
+    """Seconds that one request may take, with all its completions. Then its rollout has failed, so that long
     completions are trained on less often. Default: no limit while the server answers /v1/models. A server that answers
     no request at all gets no requests for a pause instead."""
 
@@ -96,7 +105,8 @@ class ServerConfig(Settings):
     """Share of the load among several servers: a server of weight 2 gets twice the tokens of a server of weight 1."""
 
     num_max_requests_at_once: int = Field(default=512, ge=1)
-    """Requests in flight at this server. One request asks for a whole group, unless n_kwarg_is_ignored."""
+    """Requests in flight at this server. Each rollout has one request at a time. A group of the environment `dataset`
+    has one request for all its completions, unless rollout_timeout or group_timeout is set or n_kwarg_is_ignored."""
 
     num_requests_for_eval: int = Field(default=64, ge=1)
     """Requests of an evaluation among these."""
@@ -140,6 +150,25 @@ class EnvConfig(Settings):
 
     group_size: int = Field(default=8, ge=1)
     """Completions per prompt. 1 means no group: the advantage is the reward itself."""
+
+    rollout_retries: int = Field(default=1, ge=0)
+    """How often a rollout that failed is tried again. Then it is left out of its group."""
+
+    min_rollouts: int = Field(default=2, ge=2)
+    """Least number of rollouts with a score in a group that is submitted; all, if group_size is smaller. A group with
+    fewer is dropped."""
+
+    rollout_timeout: float | None = Field(default=None, gt=0)
+    """Seconds that one rollout may take, from its reset to its last step, including the waiting for a model server.
+    Default: no limit."""
+
+    rollout_timeout_action: TimeoutAction = TimeoutAction.LEAVE_OUT
+    """Use of a rollout that takes longer: leave_out (it has failed), or truncate (it ends with its last finished
+    reply, as truncated)."""
+
+    group_timeout: float | None = Field(default=None, gt=0)
+    """Seconds after which a group goes on to its scores without the rollouts that have not finished, or is dropped if
+    fewer than min_rollouts have. Default: no limit."""
 
     max_num_workers: Annotated[int, AfterValidator(_count_or_computed)] = Field(default=16, ge=-1, le=1024)
     """Prompts that this process works on at a time. `serve` may have the same number again that wait for scores or the
@@ -308,6 +337,11 @@ class EnvConfig(Settings):
             if self.max_num_workers > 0
             else min(1024, self.max_num_workers_per_node * len(self.server_configs))
         )
+
+    @property
+    def least_rollouts(self) -> int:
+        """The least number of rollouts with a score in a group."""
+        return min(self.min_rollouts, self.group_size)
 
     @property
     def server(self) -> ServerConfig:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gristmill_env.settings.run import EnvConfig, EvalHandling
+from gristmill_env.settings.run import EnvConfig, EvalHandling, TimeoutAction
 
 _WANDB = ("wandb_name", "num_rollouts_to_keep", "num_rollouts_per_group_for_logging", "min_items_sent_before_logging")
 
@@ -23,12 +23,14 @@ def _contradictions(config: EnvConfig, trainer: Mapping[str, Any]) -> Iterator[s
             f"top_p is {dataset.top_p:g}: tokens outside the nucleus are never sampled, which biases the "
             "trainer's importance ratio; 1.0 does not"
         )
-    limits = {"worker_timeout": config.worker_timeout, "server_configs.timeout": config.server.timeout or 0}
+    limits = {"worker_timeout": config.worker_timeout, "group_timeout": config.group_timeout or 0}
+    if config.rollout_timeout_action is TimeoutAction.LEAVE_OUT:
+        limits["rollout_timeout"] = config.rollout_timeout or 0
     for key, seconds in limits.items():
         if seconds > 0:
             yield (
-                f"{key} is {seconds:g} s: a group with a completion that takes longer is dropped, so that the model "
-                "learns from short completions more often; without the limit it does not"
+                f"{key} is {seconds:g} s: a completion that takes longer is left out, so that the model learns from "
+                "short completions more often; without the limit it does not"
             )
     if config.group_size == 1:
         yield "group_size is 1: the advantage is the reward itself, and ensure_scores_are_not_same has no effect"
@@ -74,6 +76,8 @@ def _without_effect(config: EnvConfig) -> Iterator[tuple[str, str]]:
         for key in _WANDB:
             if key in given:
                 yield key, "use_wandb is not set"
+    if "rollout_timeout_action" in given and config.rollout_timeout is None:
+        yield "rollout_timeout_action", "rollout_timeout is not set"
     if "reward_processes" in given and not any(spec.process for spec in dataset.rewards()):
         yield "reward_processes", "no reward has process: true"
     if config.environment.type == "dataset" and "step_timeout" in config.environment.model_fields_set:
