@@ -222,36 +222,27 @@ async def test_request_without_a_time_limit_ends_if_its_server_answers_nothing(
             await servers.generate(ASK)
 
 
-async def test_slow_request_fails_alone_and_its_server_stays_in_use(
+async def test_slow_request_waits_beyond_its_timeout_while_its_server_answers(
     failing_server: FailingServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    slow_for(failing_server, 3.0, [9])
-    slow = dataclasses.replace(ASK, token_ids=[9])
-    async with client(failing_server, patience=0.1, timeout=1.0) as servers:
+    checked = threading.Semaphore(0)
+    models = failing_server.answers["/v1/models"]
+
+    def answer() -> tuple[int, Any]:
+        for _ in range(3):  # the client asks again each time that `timeout` has passed
+            assert checked.acquire(timeout=30)
+        return answers(choice())
+
+    def check() -> tuple[int, Any]:
+        checked.release()
+        return models()
+
+    async with client(failing_server, patience=0.1, timeout=0.1) as servers:
         await servers.connect(patience=5)
-        for _ in range(3):  # each is the second, third, ... time-out within far more than `patience`
-            with raises(RequestTimeoutError, "request_too_slow", url=failing_server.url, timeout=1.0):
-                await servers.generate(slow)
-            await servers.generate(ASK)
-    assert failing_server.asked.count(GENERATE) == 6, "a slow request is not repeated"
+        failing_server.answers |= {GENERATE: answer, "/v1/models": check}
+        assert len(await servers.generate(ASK)) == 1
+    assert failing_server.asked.count(GENERATE) == 1, "a slow request is not repeated"
     assert failing_server.url not in caplog.text, "the server is healthy"
-
-
-async def test_slow_request_raises_inference_error_if_all_requests_time_out_for_patience(
-    failing_server: FailingServer,
-) -> None:
-    slow_for(failing_server, 1.5, list(ASK.token_ids))
-    seen: list[tuple[type[Exception], str]] = []
-    alone, all_of_them = (RequestTimeoutError, "request_too_slow"), (InferenceError, "servers_too_slow")
-    async with client(failing_server, patience=0.1, timeout=0.5) as servers:
-        await servers.connect(patience=5)
-        while not seen or seen[-1] == alone:
-            try:
-                await servers.generate(ASK)
-            except (RequestTimeoutError, InferenceError) as error:
-                seen.append((type(error), error.code))
-    assert seen[0] == alone
-    assert seen[-1] == all_of_them
 
 
 async def test_slow_request_pauses_a_server_that_answers_nothing(

@@ -192,7 +192,7 @@ KEYS: tuple[Key, ...] = (
         unset=("",),
     ),
     _server("api_key", "${VAR} is read from the environment and must be set there", unset=("",)),
-    _server("timeout", default=1200),
+    _server("timeout", "a request keeps waiting while its server answers; rollout_timeout is a limit", default=1200),
     _server("num_max_requests_at_once"),
     _server("num_requests_for_eval"),
     _server("n_kwarg_is_ignored"),

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from gristmill.logs import line
 from gristmill_env.backoff import Backoff
-from gristmill_env.errors import EnvError, InferenceError, RequestTimeoutError
+from gristmill_env.errors import InferenceError, RequestTimeoutError
 from gristmill_env.inference.http import ServerTroubleError
 from gristmill_env.inference.server import ModelServer
 
@@ -132,9 +132,6 @@ class Failover:
         self._all_away_told = False
         self._answered_at = -math.inf
         """Time of the last answer of any server to a request. All times here are time.monotonic()."""
-        self._slow_since: float | None = None
-        """Time of the first time-out since the last answer."""
-        self._slow_last = 0.0
 
     async def free_endpoint(
         self, cost: int, *, evaluation: bool, failing_since: float | None, earlier: str | None = None
@@ -176,7 +173,6 @@ class Failover:
     def answered(self, endpoint: Endpoint, turn: int) -> None:
         """Records that the server answered a request of its `turn`, and resets its earlier failures."""
         self._answered_at = time.monotonic()
-        self._slow_since = None
         if endpoint.turn == turn:
             endpoint.backoff.reset()
             self._all_away_told = False
@@ -209,34 +205,6 @@ class Failover:
             )
         if all(endpoint.state is EndpointState.AWAY for endpoint in self._endpoints):
             raise self.gave_up(seconds)
-
-    def slow(self, endpoint: Endpoint) -> EnvError:
-        """Returns the error of a request that took longer than its server's `timeout`, although the server responds.
-
-        The error concerns only the row (RequestTimeoutError), unless all requests have timed out for `patience`
-        seconds (InferenceError).
-        """
-        now, allowed = time.monotonic(), endpoint.server.timeout
-        assert allowed is not None  # without it, no request times out
-        if self._slow_since is None or now - self._slow_last > allowed + self._patience:  # no requests in between
-            self._slow_since = now
-        self._slow_last = now
-        remedy = "raise timeout in server_configs, or lower max_tokens or group_size"
-        if (seconds := now - self._slow_since) >= max(self._patience, allowed):
-            return InferenceError(
-                "servers_too_slow",
-                f"for {seconds:.0f} s the model servers completed no request within their timeout, "
-                f"{allowed:g} s at {endpoint.server.url}, though they answer other questions; {remedy}",
-                url=endpoint.server.url,
-                timeout=allowed,
-                seconds=seconds,
-            )
-        return RequestTimeoutError(
-            "request_too_slow",
-            f"the model server at {endpoint.server.url} did not complete the request within {allowed:g} s; {remedy}",
-            url=endpoint.server.url,
-            timeout=allowed,
-        )
 
     def late(self, endpoint: Endpoint, error: ServerTroubleError) -> None:
         """Marks the server as away, because it did not answer at the start."""

@@ -32,10 +32,6 @@ class ServerTroubleError(Exception):
         self.wait = wait
 
 
-class SlowAnswerError(ServerTroubleError):
-    """The server accepted the request but did not complete its answer within `timeout`. The request may be long."""
-
-
 class RefusedError(InferenceError):
     """The server refused the request. A retry would give the same result."""
 
@@ -73,9 +69,9 @@ class ServerHttp:
     async def ask(self, method: str, path: str, kind: type[T], *, json: Any = None, timeout: float | None = None) -> T:
         """Returns the answer, decoded as `kind`. `path`: relative to the server's address, or a whole URL.
 
-        `timeout`: seconds for this request, in place of the server's `timeout`. Raises SlowAnswerError after that time.
-        Raises ServerTroubleError for a failed connection, status 429 and status 5xx, and RefusedError for any other
-        error status. Raises InferenceError if the answer is not a valid `kind`.
+        `timeout`: seconds for this request, in place of the server's `timeout`. Raises ServerTroubleError after that
+        time, for a failed connection, status 429 and status 5xx, and RefusedError for any other error status. Raises
+        InferenceError if the answer is not a valid `kind`.
         """
         allowed = self.timeout if timeout is None else timeout
         told = self.path(path)
@@ -83,7 +79,7 @@ class ServerHttp:
             async with asyncio.timeout(allowed):
                 answer = await self._client.request(method, path, json=json)
         except TimeoutError as error:
-            raise SlowAnswerError(told, f"no answer within {allowed:g} s") from error
+            raise ServerTroubleError(told, f"no answer within {allowed:g} s") from error
         except httpx.RequestError as error:
             raise ServerTroubleError(told, str(error) or type(error).__name__) from error
         if answer.status_code >= 500 or answer.status_code == 429:

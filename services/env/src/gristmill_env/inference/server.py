@@ -36,7 +36,7 @@ from gristmill_env.settings import EnvConfig, ServerConfig
 logger = logging.getLogger(__name__)
 
 _CHECK_EVERY = 60.0
-"""Seconds between two checks whether a server answers at all while it works on a request."""
+"""Seconds between two checks whether a server answers at all while it works on a request. Default of `timeout`."""
 _QUICK = 30.0
 """Seconds that a request for the server's models or weight label may take."""
 
@@ -45,10 +45,8 @@ class ModelServer:
     """Client of one server. Call `meet` before `generate`."""
 
     def __init__(self, config: ServerConfig, thinking: Thinking) -> None:
-        self._http = ServerHttp(config.root_url, api_key=config.api_key, timeout=config.timeout)
+        self._http = ServerHttp(config.root_url, api_key=config.api_key, timeout=None)
         self.url = self._http.url
-        self.timeout = config.timeout
-        """Seconds that one request may take."""
         self.ignores_n = config.n_kwarg_is_ignored
         self._config = config
         self._thinking = thinking
@@ -73,13 +71,13 @@ class ModelServer:
     async def generate(self, request: GenerationRequest) -> list[Completion]:
         """Returns `request.count` completions; fewer from a text server that ignores `n`. Then sets `ignores_n`.
 
-        Raises SlowAnswerError after `timeout`; ServerTroubleError, also if the server answers nothing any more;
-        InferenceError when the server refuses the request.
+        Asks the server for its models every `timeout` seconds, and keeps waiting while the server answers. Raises
+        ServerTroubleError, also if the server does not answer; InferenceError when the server refuses the request.
         """
         work = asyncio.create_task(self._generate(request))
         try:
-            while not (await asyncio.wait([work], timeout=_CHECK_EVERY))[0]:
-                if self.timeout is None and not await self.answers():
+            while not (await asyncio.wait([work], timeout=self._config.timeout or _CHECK_EVERY))[0]:
+                if not await self.answers():
                     raise ServerTroubleError(self.url, "neither the request nor /v1/models is answered")
             return work.result()
         finally:

@@ -15,7 +15,7 @@ from gristmill_env.backoff import Backoff
 from gristmill_env.errors import InferenceError, PromptRefusedError
 from gristmill_env.gather import gather
 from gristmill_env.inference.failover import Endpoint, EndpointState, Failover, RetryBudget, UnpublishedError
-from gristmill_env.inference.http import RefusedError, ServerTroubleError, SlowAnswerError
+from gristmill_env.inference.http import RefusedError, ServerTroubleError
 from gristmill_env.inference.server import ModelServer, Thinking, no_token_ids
 from gristmill_env.inference.types import Completion, GenerationRequest, ServedModel
 from gristmill_env.settings import ServerConfig
@@ -104,9 +104,8 @@ class ModelServers:
         """Returns `request.count` completions of one prompt. `evaluation`: counts towards num_requests_for_eval.
 
         Raises InferenceError when all servers stay away, or a server refuses the request or returns no token ids.
-        Raises RequestTimeoutError when the request took longer than its server's `timeout`, or failed for `patience`
-        seconds while servers answered other requests. Raises PromptRefusedError when a text server refuses this prompt
-        but accepts a short prompt.
+        Raises RequestTimeoutError when the request failed for `patience` seconds while servers answered other requests.
+        Raises PromptRefusedError when a text server refuses this prompt but accepts a short prompt.
         """
         try:
             return await self._complete(request, evaluation)
@@ -227,9 +226,6 @@ class ModelServers:
                 finally:
                     self._failover.changed()
             except ServerTroubleError as trouble:
-                # If the server still answers, the server has not failed, and a retry would take as long again.
-                if isinstance(trouble, SlowAnswerError) and await endpoint.server.answers():
-                    raise self._failover.slow(endpoint) from trouble
                 self._failover.trouble(endpoint, turn, trouble)
                 failing_since = time.monotonic() if failing_since is None else failing_since
                 self._failover.give_up(failing_since)

@@ -97,9 +97,9 @@ class ServerConfig(Settings):
     any OpenAI-compatible chat API: text only, for process, evaluate and try. auto asks the server which it is."""
 
     timeout: float | None = Field(default=None, gt=0)
-    """Seconds that one request may take, with all its completions. Then its rollout has failed, so that long
-    completions are trained on less often. Default: no limit while the server answers /v1/models. A server that answers
-    no request at all gets no requests for a pause instead."""
+    """Seconds between two checks of /v1/models while a request waits. The request keeps waiting while the server
+    answers the checks. If the server does not answer, the request goes to another server. Default: 60. rollout_timeout
+    limits the time of a rollout."""
 
     weight: float = Field(default=1.0, gt=0)
     """Share of the load among several servers: a server of weight 2 gets twice the tokens of a server of weight 1."""
@@ -155,20 +155,20 @@ class EnvConfig(Settings):
     """How often a rollout that failed is tried again. Then it is left out of its group."""
 
     min_rollouts: int = Field(default=2, ge=2)
-    """Least number of rollouts with a score in a group that is submitted; all, if group_size is smaller. A group with
-    fewer is dropped."""
+    """Least number of rollouts with a score in a submitted group. If group_size is smaller, all rollouts need a score.
+    A group with fewer is dropped."""
 
     rollout_timeout: float | None = Field(default=None, gt=0)
-    """Seconds that one rollout may take, from its reset to its last step, including the waiting for a model server.
-    Default: no limit."""
+    """Seconds that one rollout may take, from its reset to its last step, including waits for a model server. Default:
+    no limit."""
 
     rollout_timeout_action: TimeoutAction = TimeoutAction.LEAVE_OUT
     """Use of a rollout that takes longer: leave_out (it has failed), or truncate (it ends with its last finished
     reply, as truncated)."""
 
     group_timeout: float | None = Field(default=None, gt=0)
-    """Seconds after which a group goes on to its scores without the rollouts that have not finished, or is dropped if
-    fewer than min_rollouts have. Default: no limit."""
+    """Seconds after which a group is scored without its unfinished rollouts. The group is dropped if fewer than
+    min_rollouts have finished. Default: no limit."""
 
     max_num_workers: Annotated[int, AfterValidator(_count_or_computed)] = Field(default=16, ge=-1, le=1024)
     """Prompts that this process works on at a time. `serve` may have the same number again that wait for scores or the
