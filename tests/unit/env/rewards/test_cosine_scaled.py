@@ -18,7 +18,7 @@ from tests.support.errors import raises
 from tests.support.scoring import scored
 
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards import Sample, create_reward, embeddings
+from gristmill_env.rewards import Sample, Scorer, WeightedReward, create_reward, embeddings
 from gristmill_env.rewards.embeddings import cosine_distances
 from gristmill_env.settings import EnvConfig
 
@@ -100,7 +100,7 @@ async def test_cosine_scaled_does_not_mix_answers_of_concurrent_samples(server: 
         assert said == pytest.approx([float(sample.completion == sample.answer) for sample in samples])
 
 
-@pytest.mark.parametrize("status", [429, 500, 503])
+@pytest.mark.parametrize("status", [408, 429, 500, 503])
 def test_cosine_scaled_retries_a_server_that_fails_briefly(server: LettersServer, status: int) -> None:
     server.replies = [(status, {"error": "busy"})]
     assert similarity(server, "a", "a") == pytest.approx(1.0)
@@ -152,6 +152,30 @@ def test_cosine_scaled_error_names_an_unreachable_server(server: LettersServer) 
     server.close()
     with raises(RewardError, "embeddings_unreachable", url=f"{server.url}/v1/embeddings"):
         similarity(server, "a", "b")
+
+
+async def test_run_waits_for_an_embeddings_server_that_is_away(
+    server: LettersServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embeddings, "_PAUSES", (0.0,))
+    server.replies = [(503, {"error": "starting"})] * 4  # two calls with two requests each
+    made = create_reward("cosine_scaled", {"base_url": server.url})
+    async with Scorer([WeightedReward(made, 1.0)], has_answer=True, patience=60) as scorer:
+        [score] = await scorer.score([Sample("a", answer="a")])
+    assert (score.total, score.error) == (pytest.approx(1.0), None)
+    assert len(server.asked) == 5
+
+
+async def test_embeddings_server_that_stays_away_ends_the_run_after_the_patience(
+    server: LettersServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embeddings, "_PAUSES", (0.0,))
+    server.close()
+    made = create_reward("cosine_scaled", {"base_url": server.url})
+    async with Scorer([WeightedReward(made, 1.0)], has_answer=True, patience=0.5) as scorer:
+        with raises(RewardError, "service_unavailable", name="cosine_scaled") as raised:
+            await scorer.score([Sample("a", answer="a")])
+    assert raised.value.values["seconds"] >= 0.5
 
 
 @pytest.mark.parametrize("params", [{}, {"local": True, "base_url": "http://localhost:1"}])

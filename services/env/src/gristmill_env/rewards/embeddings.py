@@ -146,7 +146,9 @@ class EmbeddingServer:
     api_key: SecretStr | None = None
 
     async def embed(self, texts: Sequence[str]) -> Vectors:
-        """Returns f64[n, d], with one request. Raises RewardError when the server refuses it or fails four times."""
+        """Returns f64[n, d], with one request. Raises RewardError when the server refuses it or fails four times.
+
+        The error of a server that fails may pass, so the run waits for the server."""
         request: dict[str, object] = {"model": self.model, "input": list(texts), "encoding_format": "float"}
         headers = {"Authorization": f"Bearer {self.api_key.get_secret_value()}"} if self.api_key else {}
         async with connections.async_client(self._url, headers=headers, timeout=_TIMEOUT, verify=_tls()) as http:
@@ -188,7 +190,7 @@ class EmbeddingServer:
                 if answer.is_success:
                     return answer
                 problem = f"HTTP {answer.status_code}: {answer.text[:300]}"
-                if answer.status_code < 500 and answer.status_code != 429:
+                if answer.status_code < 500 and answer.status_code not in (408, 429):
                     raise RewardError(
                         "embeddings_refused",
                         f"{self._named} refuses: {problem}{_REMEDIES.get(answer.status_code, '')}",
@@ -199,11 +201,13 @@ class EmbeddingServer:
                 problem = str(error) or type(error).__name__
             if pause is not None:
                 await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-        raise RewardError(
+        away = RewardError(
             "embeddings_unreachable",
             f"{self._named} does not answer ({problem}); is it running, and is base_url its address?",
             url=self._shown,
         )
+        away.may_pass = True
+        raise away
 
 
 _TOO_LONG = "; where a text is too long for the model, set max_characters"
