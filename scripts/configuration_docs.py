@@ -297,7 +297,9 @@ def _fitting(config: Mapping[str, int], parameters: float, card: int, shares: tu
 
 def _need(config: Mapping[str, int], parameters: float, lora: int, recompute: bool) -> Memory:
     settings = TrainerSettings(lora_rank=lora, gradient_checkpointing=recompute)
-    return Memory.of(config, int(parameters), settings, cuda=True)
+    memory = Memory.of(config, int(parameters), settings, cuda=True)
+    assert memory is not None
+    return memory
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:

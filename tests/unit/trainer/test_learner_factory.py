@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.errors import raises
+from transformers import GPT2Config, GPT2LMHeadModel
 
+from gristmill_trainer import memory
 from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import ModelError, TrainerError
 from gristmill_trainer.learner_factory import LearnerPlan, build_learner
@@ -37,6 +40,20 @@ def test_dr_grpo_with_scaled_advantages_warns(
     plan = LearnerPlan(ModelSource.of(str(model_dir)), None, TrainerSettings(device="cpu", **settings), 16)
     build_learner(plan, DistContext())
     assert any("advantage_scale" in record.getMessage() for record in caplog.records) == warns
+
+
+def test_model_whose_config_names_its_shape_differently_can_be_trained(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GPT-2 writes n_embd, n_head and n_layer."""
+    caplog.set_level(logging.INFO)
+    GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=64, n_embd=32, n_layer=2, n_head=4)).save_pretrained(tmp_path)
+    plan = LearnerPlan(ModelSource.of(str(tmp_path), 32), None, TrainerSettings(device="cpu"), 16)
+    build_learner(plan, DistContext())
+    assert "per token of a micro-batch" in caplog.text
+    monkeypatch.setattr(memory, "_number", lambda config, name: None)
+    build_learner(plan, DistContext())
+    assert "does not tell its shape" in caplog.text
 
 
 def test_adapters_are_resumed_with_their_own_alpha(model_dir: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ the initial model. `receipts` has the bounds, and names the cause of a differenc
 
 from __future__ import annotations
 
-import json
+import logging
 import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,6 +21,7 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 from safetensors import safe_open
+from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from gristmill import (
@@ -46,7 +47,7 @@ from gristmill_trainer.checkpoint.store import read_progress
 from gristmill_trainer.data.micro_batches import collate
 from gristmill_trainer.data.types import Sample
 from gristmill_trainer.errors import PublishError, TrainerError
-from gristmill_trainer.memory import Memory, gigabytes
+from gristmill_trainer.memory import MOMENTS, Memory, gigabytes
 from gristmill_trainer.policy import ModelSource, Policy, check_publishable, find_model
 from gristmill_trainer.policy.lora import ADAPTER_CONFIG, adapter_rank, saved_lora
 from gristmill_trainer.publish import ModelServer, ServerList
@@ -68,6 +69,7 @@ from gristmill_trainer.receipts import (
 from gristmill_trainer.replay.recorded import ReplayError, find_source
 from gristmill_trainer.settings import TrainerSettings, read_settings
 
+_LOG = logging.getLogger(__name__)
 _FLOAT32 = 4
 _STRIDES = (5, 7, 11)
 """One probe each before a run: every 5th, 7th or 11th token of the vocabulary."""
@@ -147,24 +149,16 @@ def check_room(settings: TrainerSettings, source: ModelSource, deployment: Deplo
         yield Check("memory of trainer", "warning", f"not checked: the files of {folder} are not on this machine")
         return
     cuda = settings.device != "cpu" and torch.cuda.is_available()
-    memory = Memory.of(json.loads((folder / "config.json").read_text()), parameters, settings, cuda=cuda)
-    # A model server that runs on the same GPU has taken its share already.
-    room = torch.cuda.mem_get_info()[0] if cuda else read_memory()
-    tokens = settings.token_budget or settings.batch_size * (settings.seq_len or source.max_model_len)
-    needed = memory.fixed + memory.per_token * tokens
-    what = f"{parameters / 1e6:.1f}M parameters need {memory}: {gigabytes(needed)} for {tokens} tokens"
-    if room is None:
-        yield Check("memory of trainer", "warning", f"{what}; the memory of this machine is unknown")
-    elif memory.tokens(room) == 0:
-        remedy = "take a smaller model, lora_rank, or several GPUs with torchrun"
-        yield Check("memory of trainer", "failed", f"{what}, of {gigabytes(room)}; {remedy}")
-    elif needed > room:
-        remedy = f"set token_budget: {memory.tokens(room)} or less, or gradient_checkpointing: true"
-        yield Check("memory of trainer", "warning", f"{what}, of {gigabytes(room)}; {remedy}")
+    memory = Memory.of(_config(folder), parameters, settings, cuda=cuda)
+    if memory is None:
+        text = f"unknown: {folder / 'config.json'} does not tell the model's shape (docs/gpu.md has the parts)"
+        yield Check("memory of trainer", "warning", text)
     else:
-        yield Check("memory of trainer", "ok", f"{what}, of {gigabytes(room)}")
+        yield _check_memory(memory, parameters, settings, source, cuda=cuda)
     whole = _FLOAT32 * parameters
-    checkpoint = memory.checkpoint if settings.lora_rank else whole + memory.moments
+    moments = MOMENTS[settings.optimizer] * parameters
+    adapters = 0 if memory is None else memory.checkpoint
+    checkpoint = adapters if settings.lora_rank else whole + moments
     disk = (settings.checkpoints_kept + 1) * checkpoint + whole + 2 * whole
     folder = deployment.runs_dir.absolute()
     while not folder.exists():
@@ -173,6 +167,34 @@ def check_room(settings: TrainerSettings, source: ModelSource, deployment: Deplo
     text = f"{settings.checkpoints_kept} checkpoints, the final model and published weights need {gigabytes(disk)}"
     more = "" if disk <= free else "; free some space, or lower checkpoints_kept"
     yield Check("disk of trainer", "ok" if disk <= free else "failed", f"{text}, of {gigabytes(free)} free{more}")
+
+
+def _check_memory(
+    memory: Memory, parameters: int, settings: TrainerSettings, source: ModelSource, *, cuda: bool
+) -> Check:
+    # A model server that runs on the same GPU has taken its share already.
+    room = torch.cuda.mem_get_info()[0] if cuda else read_memory()
+    tokens = settings.token_budget or settings.batch_size * (settings.seq_len or source.max_model_len)
+    needed = memory.fixed + memory.per_token * tokens
+    what = f"{parameters / 1e6:.1f}M parameters need {memory}: {gigabytes(needed)} for {tokens} tokens"
+    if room is None:
+        return Check("memory of trainer", "warning", f"{what}; the memory of this machine is unknown")
+    if memory.tokens(room) == 0:
+        remedy = "take a smaller model, lora_rank, or several GPUs with torchrun"
+        return Check("memory of trainer", "failed", f"{what}, of {gigabytes(room)}; {remedy}")
+    if needed > room:
+        remedy = f"set token_budget: {memory.tokens(room)} or less, or gradient_checkpointing: true"
+        return Check("memory of trainer", "warning", f"{what}, of {gigabytes(room)}; {remedy}")
+    return Check("memory of trainer", "ok", f"{what}, of {gigabytes(room)}")
+
+
+def _config(folder: Path) -> Any:
+    """Returns the config of a model with the defaults of its architecture; None if transformers cannot read it."""
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # noqa: BLE001  transformers raises errors of many kinds for the values in the file
+        _LOG.warning("%s cannot be read: %s", folder / "config.json", error)
+        return None
 
 
 def count_parameters(folder: Path) -> int | None:

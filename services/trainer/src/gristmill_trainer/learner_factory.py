@@ -65,9 +65,11 @@ def build_learner(plan: LearnerPlan, dist: DistContext) -> tuple[Learner, Learne
         lora=Lora(settings.lora_rank, settings.lora_alpha) if settings.lora_rank else None,
     )
     if dist.is_main:
-        config, parameters = policy.model.config.to_dict(), sum(one.numel() for one in policy.model.parameters())
-        memory = Memory.of(config, parameters, settings, cuda=policy.device.type == "cuda", gpus=dist.size)
-        _LOG.info("memory: the training needs %s (docs/gpu.md has the parts)", memory)
+        parameters = sum(one.numel() for one in policy.model.parameters())
+        cuda = policy.device.type == "cuda"
+        memory = Memory.of(policy.model.config, parameters, settings, cuda=cuda, gpus=dist.size)
+        needed = "an unknown amount, because the model's config does not tell its shape" if memory is None else memory
+        _LOG.info("memory: the training needs %s (docs/gpu.md has the parts)", needed)
     if plan.weights is not None and settings.lora_rank:
         _compare_alpha(Path(plan.weights), settings.lora_alpha)
     reference = _reference(plan)

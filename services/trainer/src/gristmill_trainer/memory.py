@@ -3,9 +3,10 @@
     memory = Memory.of(config, parameters, settings, cuda=True)
     memory.fixed + memory.per_token * token_budget
 
-The doctor, the trainer's first log line and the table of docs/gpu.md use it. The activations of a layer are the tensors
-that autograd saves in a decoder of transformers with a gated MLP: with `h` hidden size, `q` and `k` widths of all query
-and all key heads, `i` intermediate size,
+The result is None if the config does not tell the model's shape. The doctor, the trainer's first log line and the table
+of docs/gpu.md use the result. The activations of a layer are the tensors that autograd saves in a decoder of
+transformers with a gated MLP: with `h` hidden size, `q` and `k` widths of all query and all key heads, `i` intermediate
+size,
 
     float32                    24 h + 8 q + 8 k + 16 i    per token
     bfloat16 by autocast       26 h + 4 q + 4 k +  8 i    the residual stream stays float32; each linear casts its input
@@ -31,7 +32,7 @@ A few such buffers exist at once. On CPU, a chunk of about the caches' size is f
 """
 _FLOAT32: Final = 4
 _BFLOAT16: Final = 2
-_MOMENTS: Final = {"adamw": 8, "adamw_8bit": 2}
+MOMENTS: Final = {"adamw": 8, "adamw_8bit": 2}
 """Bytes of an optimizer's moments, per trained parameter."""
 _NORMED_QUERIES: Final = frozenset({"qwen3", "qwen3_moe", "gemma3", "gemma3_text", "olmo2"})
 """Model types with norms of queries and keys."""
@@ -74,14 +75,17 @@ class Memory:
 
     @classmethod
     def of(
-        cls, config: Mapping[str, Any], parameters: int, settings: TrainerSettings, *, cuda: bool, gpus: int = 1
-    ) -> Memory:
-        """Returns the memory of training a model.
+        cls, config: object, parameters: int, settings: TrainerSettings, *, cuda: bool, gpus: int = 1
+    ) -> Memory | None:
+        """Returns the memory of training a model; None if the config does not tell the model's shape.
 
-        `config`: the model's config.json. `parameters`: their number. `gpus`: processes that share the state.
+        `config`: the model's config of transformers, or the shape as a mapping with the same names. `parameters`: their
+        number. `gpus`: processes that share the state.
         """
         lora = settings.lora_rank > 0
-        shape = _Shape.of(config)
+        shape = Shape.of(config)
+        if shape is None:
+            return None
         trained = shape.adapters(settings.lora_rank) if lora else parameters
         frozen = (_BFLOAT16 if cuda else _FLOAT32) * parameters if lora else 0
         weights = frozen + _FLOAT32 * trained
@@ -90,7 +94,7 @@ class Memory:
         return cls(
             weights=weights // gpus,
             gradients=_FLOAT32 * trained // gpus,
-            moments=_MOMENTS[settings.optimizer] * trained // gpus,
+            moments=MOMENTS[settings.optimizer] * trained // gpus,
             casts=_BFLOAT16 * linear if cuda and not lora else 0,
             reference=_FLOAT32 * parameters if wanted else 0,
             head=_HEAD_BUFFERS * CHUNK_BYTES["cuda" if cuda else "cpu"],
@@ -99,7 +103,9 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class _Shape:
+class Shape:
+    """The widths of a decoder of transformers."""
+
     hidden: int
     intermediate: int
     """Of all experts that a token uses."""
@@ -112,21 +118,28 @@ class _Shape:
     """Whether queries and keys have norms."""
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> _Shape:
-        text: Mapping[str, Any] = config.get("text_config") or config
-        hidden, heads = int(text["hidden_size"]), int(text["num_attention_heads"])
-        head = int(text.get("head_dim") or hidden // heads)
-        experts = int(text.get("num_experts_per_tok") or 1)
-        wide = text.get("moe_intermediate_size") if experts > 1 else None
+    def of(cls, config: object) -> Shape | None:
+        """Reads a config of transformers, whose attributes have one name for all architectures, or a mapping.
+
+        A number that differs between layers counts with its largest value. Returns None if a number is missing.
+        """
+        text = _value(config, "text_config") or config
+        hidden, heads = _number(text, "hidden_size"), _number(text, "num_attention_heads")
+        layers, vocabulary = _number(text, "num_hidden_layers"), _number(text, "vocab_size")
+        if hidden is None or heads is None or layers is None or vocabulary is None:
+            return None
+        head = _number(text, "head_dim") or hidden // heads
+        experts = _number(text, "num_experts_per_tok") or 1
+        wide = _number(text, "moe_intermediate_size") if experts > 1 else None
         return cls(
             hidden=hidden,
-            intermediate=experts * int(wide or text.get("intermediate_size") or 4 * hidden),
+            intermediate=experts * (wide or _number(text, "intermediate_size") or 4 * hidden),
             queries=heads * head,
-            keys=int(text.get("num_key_value_heads") or heads) * head,
-            layers=int(text["num_hidden_layers"]),
-            vocabulary=int(text["vocab_size"]),
+            keys=(_number(text, "num_key_value_heads") or heads) * head,
+            layers=layers,
+            vocabulary=vocabulary,
             head=head,
-            normed=text.get("model_type") in _NORMED_QUERIES,
+            normed=_value(text, "model_type") in _NORMED_QUERIES,
         )
 
     def adapters(self, rank: int) -> int:
@@ -147,6 +160,19 @@ class _Shape:
         if recompute:  # each layer keeps its input, and one layer at a time is computed again
             return once + layer + self.layers * _FLOAT32 * self.hidden
         return once + self.layers * layer
+
+
+def _value(config: object, name: str) -> Any:
+    return config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
+
+
+def _number(config: object, name: str) -> int | None:
+    """Returns a positive number of a config, or the largest number of a list with one per layer; None otherwise."""
+    value = _value(config, name)
+    found = value if isinstance(value, list | tuple) else [value]
+    if not found or not all(isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in found):
+        return None
+    return int(max(found))
 
 
 def gigabytes(size: float) -> str:

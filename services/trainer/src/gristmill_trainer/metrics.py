@@ -22,6 +22,7 @@ import torch
 from gristmill import PolicyVersion
 from gristmill.metrics import StepMetrics
 from gristmill_trainer.data.samples import Statistics
+from gristmill_trainer.memory import Shape
 from gristmill_trainer.objectives import Ratios, TrainedTokens
 
 F32 = npt.NDArray[np.float32]
@@ -302,19 +303,23 @@ class ModelFlops:
 
     @classmethod
     def of(cls, model: Any) -> ModelFlops | None:
-        """Reads a transformers causal LM. Returns None for mixtures of experts, which do not use every weight."""
+        """Reads a transformers causal LM.
+
+        Returns None for mixtures of experts, which do not use every weight, and for a config without a known shape.
+        """
         config = model.config.get_text_config()  # The trained part of a model that also reads images.
-        if any(getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
+        shape = Shape.of(config)
+        experts = any(getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+        if shape is None or experts:
             return None
         table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
         between = [parameter for parameter in model.parameters() if parameter is not table and parameter is not head]
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return cls(
             trained=sum(parameter.numel() for parameter in between if parameter.requires_grad),
             frozen=sum(parameter.numel() for parameter in between if not parameter.requires_grad),
             head=head.numel(),
             head_is_trained=bool(head.requires_grad),
-            attention=config.num_hidden_layers * config.num_attention_heads * head_dim,
+            attention=shape.layers * shape.queries,
         )
 
     def step(self, lengths: Sequence[int], trained_tokens: int) -> int:

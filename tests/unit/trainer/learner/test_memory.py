@@ -54,8 +54,26 @@ def test_computed_activations_are_the_bytes_that_autograd_saves(kind: str, autoc
     config = AutoConfig.for_model(kind, **SHAPE, **({"head_dim": 64} if kind == "qwen3" else {}))
     model = from_config(config, attn_implementation="sdpa")
     few, many = (saved_bytes(model, tokens, autocast=autocast) for tokens in (32, 96))
-    memory = Memory.of(config.to_dict(), model.num_parameters(), TrainerSettings(), cuda=autocast)
+    memory = Memory.of(config, model.num_parameters(), TrainerSettings(), cuda=autocast)
+    assert memory is not None
     assert memory.per_token == pytest.approx((many - few) / 64, rel=0.1)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "gpt_neox", "opt", "bloom", "falcon", "phi", "gemma3", "mixtral"])
+def test_memory_of_architectures_with_other_names_in_their_config(kind: str) -> None:
+    memory = Memory.of(AutoConfig.for_model(kind), 10**9, TrainerSettings(lora_rank=4), cuda=False)
+    assert memory is not None
+    assert memory.per_token > 0
+
+
+def test_memory_counts_the_widest_layer_and_is_unknown_without_a_shape() -> None:
+    lists: dict[str, Any] = {**SHAPE, "intermediate_size": [64, 384, 128], "num_key_value_heads": [2, 1, 2]}
+    settings = TrainerSettings()
+    assert Memory.of(lists, 10**6, settings, cuda=False) == Memory.of(SHAPE, 10**6, settings, cuda=False)
+    for name in ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size"):
+        for value in (None, 0, "8", [], [8, None], True):
+            assert Memory.of({**SHAPE, name: value}, 10**6, settings, cuda=False) is None
+    assert Memory.of(None, 10**6, settings, cuda=False) is None
 
 
 def small_memory(learner: Learner, monkeypatch: pytest.MonkeyPatch, most: int, error: type[Exception]) -> list[int]:

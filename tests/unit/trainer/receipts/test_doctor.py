@@ -89,11 +89,38 @@ def test_too_little_disk_and_memory_fail(model: Path, tmp_path: Path, monkeypatc
     parameters = doctor.count_parameters(model)
     assert parameters is not None
     memory = Memory.of(json.loads((model / "config.json").read_text()), parameters, settings, cuda=False)
+    assert memory is not None
     assert memory.weights + memory.gradients + memory.moments == 16 * parameters
     batch = memory.per_token * settings.batch_size * source.max_model_len
     for there, state in ((memory.fixed, "failed"), (memory.fixed + batch - 1, "warning"), (memory.fixed + batch, "ok")):
         monkeypatch.setattr(doctor, "read_memory", lambda there=there: there)
         assert states(check_room(settings, source, place))["memory of trainer"] == state
+
+
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [
+        ({"num_attention_heads": None, "num_key_value_heads": None}, "ok"),  # the defaults of Qwen2
+        ({"intermediate_size": [64, 128]}, "warning"),
+        ({"hidden_size": "many"}, "warning"),
+        ({"model_type": "of_a_later_version"}, "warning"),
+        (None, "warning"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_config_of_another_form_is_no_error(
+    model: Path, tmp_path: Path, changes: dict[str, object] | None, state: str, lora_rank: int
+) -> None:
+    odd = tmp_path / "odd"
+    shutil.copytree(model, odd)
+    config = json.loads((model / "config.json").read_text()) | (changes or {})
+    kept = {name: value for name, value in config.items() if value is not None}
+    (odd / "config.json").write_text("{" if changes is None else json.dumps(kept))
+    place = replace(Deployment.read({}), runs_dir=tmp_path)
+    settings = TrainerSettings(device="cpu", token_budget=64, lora_rank=lora_rank)
+    found = states(check_room(settings, ModelSource.of(str(odd)), place))
+    assert found == {"memory of trainer": state, "disk of trainer": "ok"}
 
 
 # --- After a run -----------------------------------------------------------------------------------------------
