@@ -199,6 +199,19 @@ class JsonlWriter:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Returns the file's objects. Leaves out a last line without a newline, which a kill tore."""
-    with path.open(newline="\n") as file:
-        return [json.loads(text) for text in file if text.endswith("\n")]
+    """Returns the file's objects. Leaves out a last line without a newline, which a kill tore, and damaged lines."""
+    with path.open("rb") as file:
+        rows = (decode_line(line) for line in file if line.endswith(b"\n"))
+        return [row for row in rows if row is not None]
+
+
+def decode_line(line: bytes) -> dict[str, Any] | None:
+    """Returns the object of a line of JSON; None for another value and for a damaged or too deeply nested line."""
+    try:
+        try:
+            row = msgspec.json.decode(line)
+        except msgspec.DecodeError:  # NaN, which Python's json writes and JSON does not have
+            row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None

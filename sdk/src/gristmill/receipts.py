@@ -6,6 +6,7 @@ The trainer writes the file into the run's folder. The page, the doctor and the 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -85,5 +86,9 @@ def read_receipts(path: Path) -> list[Receipt]:
 
 
 def parse_receipts(rows: Iterable[Any]) -> list[Receipt]:
-    """Returns the receipts in rows of JSON. Raises msgspec.ValidationError for a row that is not a receipt."""
-    return [msgspec.convert(row, Receipt) for row in rows]
+    """Returns the receipts in rows of JSON. Leaves out rows that are not receipts, which another program wrote."""
+    found = []
+    for row in rows:
+        with suppress(msgspec.ValidationError):
+            found.append(msgspec.convert(row, Receipt))
+    return found

@@ -1,5 +1,5 @@
-"""Files of a run that somebody else wrote: a link, a FIFO, a device or a folder in place of a file is never followed,
-blocks nothing, and hides no other run."""
+"""Files of a run that somebody else wrote. A link, a FIFO, a device or a folder in place of a file is never followed,
+blocks nothing, and hides no other run. Neither do odd contents of a file, and the run itself stays visible too."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.run_folder import RunFolderWriter
 
 from gristmill import GristmillError, foreign
 from gristmill.archive.run_file import RUN_FILE
-from gristmill.view import queries, run_checks
+from gristmill.view import cli, queries, run_checks
 from gristmill.view.folders import RunFolder, list_runs
 from gristmill.view.rollouts import build
 from gristmill.view.run_source import RunSource
@@ -109,6 +109,63 @@ def test_odd_file_in_a_run_is_not_read(
     assert lines.pop("victim")["reward"] == 0.5
     assert all(line["reward"] is None for line in lines.values())
     assert queries.rollouts_of(roots, "victim", RolloutQuery())["total"] > 0
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+CONTENTS = (
+    b"", b"\n", b"null\n", b"[]\n", b"7\n", b"{}\n", b"\xff\xfe\n", b"{\n", b"NaN\n", b'{"step": "x"}\n',
+    b'{"step": -1}\n', b'{"step": NaN}\n', b'{"step": ' + b"9" * 5000 + b"}\n", b'{"step": true}\n',
+    f"{DEEP}\n".encode(),
+    f'{{"step": 2, "rejected": {DEEP}}}\n'.encode(),
+    b'{"step": 2, "rejected": null, "seconds": [], "policy_version": 3, "reward_mean": "x"}\n',
+    b'{"step": 2, "version": "1.2", "server": "http://h", "state": "odd", "difference": 0.1, "bound": 0.1}\n',
+    b'{"what": "dropped"}\n', b'{"what": "dropped", "group_id": [1], "reason": {}}\n', b'{"step": [2]}\n',
+    b'{"run": {}, "settings": [], "created_at": "x", "state": 5}\n', b'{"weights": 5, "creation": []}\n',
+    b'{"weights": "1.2", "creation": null, "finished": 1}\n',
+)  # fmt: skip
+"""Lines that no service of Gristmill writes."""
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_odd_contents_of_a_file_hide_neither_the_run_nor_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    runs = tmp_path / "runs"
+    there = ("--runs", str(runs), "--api", "http://127.0.0.1:9")
+    victim(runs)
+    for number, content in enumerate((*CONTENTS, b"".join(CONTENTS))):
+        run = RunFolderWriter(runs, f"odd-{number}")
+        run.metrics([{"step": 1, "reward_mean": 0.5}])
+        run.evaluation("1.1-a", "1.1", 1)
+        path = run.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab" if name.endswith("jsonl") else "wb") as file:
+            file.write(content)
+        found = queries.overview_of((runs,), run.path.name)
+        assert found["step"] >= 1
+        assert queries.fork_steps((runs,), [run.path.name])[run.path.name] in (0, 2)
+    list(run_checks.check_files(RunFolder(f"odd-{number}", (runs,))))
+    assert cli.main([*there, "status", f"odd-{number}"]) == 0
+    assert cli.main([*there, "runs", "--json"]) == 0
+    listed = {line["run"]: line for line in json.loads(capsys.readouterr().out.splitlines()[-1])}
+    assert len(listed) == len(CONTENTS) + 2
+    assert {line["state"] for line in listed.values()} <= {"stopped", "open", "finished"}
+
+
+def test_odd_contents_of_files_do_not_hide_the_table_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    victim(tmp_path)
+    run = RunFolderWriter(tmp_path, "victim")
+    for name in ("trained/tokenizer/tokenizer.json", "drops.jsonl"):
+        (run.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (run.path / name).write_bytes(b"".join(CONTENTS))
+    for number, content in enumerate(CONTENTS):
+        for name in ("samples.jsonl", "evaluation.json"):
+            run.evaluation(f"1.1-{number}-{name}", "1.1", 1)
+            (run.path / "evaluations" / f"1.1-{number}-{name}" / name).write_bytes(content)
+    found = queries.rollouts_of((tmp_path,), "victim", RolloutQuery())
+    assert found["total"] == 2 + len(CONTENTS)  # two sequences, and one evaluated prompt next to each evaluation.json
 
 
 def test_file_of_the_next_root_counts_instead_of_a_planted_one(tmp_path: Path) -> None:

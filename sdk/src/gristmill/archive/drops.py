@@ -95,7 +95,7 @@ def read_drops(path: Path, start: int = 0, end: int | None = None) -> Iterator[t
             start += len(line)
             try:
                 yield _DECODER.decode(line), start
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, RecursionError):
                 continue
 
 

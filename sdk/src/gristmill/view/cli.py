@@ -116,11 +116,7 @@ def runs(options: argparse.Namespace, place: Place, console: Console) -> int:
         console.print(Text(f"no API answers at {place.api}; runs in folders:", style="dim"), soft_wrap=True)
     for folder in list_runs(place.roots):
         if folder.run_id not in found:
-            of_files = overview(read_files(folder.run_id, place.roots))
-            found[folder.run_id] = {
-                "run": folder.run_id, "state": of_files.state, "step": of_files.step, "steps": of_files.steps,
-                "reward": of_files.reward, "live": False,
-            }  # fmt: skip
+            found[folder.run_id] = _run_of_files(folder.run_id, place)
     if options.json:
         print(json.dumps(list(found.values())))  # noqa: T201
         return 0
@@ -130,6 +126,18 @@ def runs(options: argparse.Namespace, place: Place, console: Console) -> int:
     ]
     _say_table(console, ["run", "state", "step", "reward", "live"], rows)
     return 0
+
+
+def _run_of_files(run_id: str, place: Place) -> dict[str, Any]:
+    """Returns the line of a run. A damaged run does not hide the others."""
+    line: dict[str, Any] = {"run": run_id, "state": "unreadable", "step": None, "steps": None, "reward": None}
+    try:
+        found = overview(read_files(run_id, place.roots))
+        line |= {"state": found.state, "step": found.step, "steps": found.steps, "reward": found.reward}
+    except Exception as error:  # noqa: BLE001  whatever is in a run's files, the other runs are listed
+        text = f"warning: the files of run {run_id} cannot be read: {type(error).__name__}: {error}"
+        print(text, file=sys.stderr)  # noqa: T201
+    return {**line, "live": False}
 
 
 # --- rollouts and sql ------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ import httpx
 import msgspec
 
 from gristmill import connections, foreign
+from gristmill.archive.drops import read_drops
 from gristmill.errors import GristmillError
 from gristmill.group import PolicyVersion
 from gristmill.metrics import METRICS_FILE, readable
@@ -30,7 +31,6 @@ from gristmill.receipts import Receipt
 from gristmill.run import Environment, RunRecord, RunState, RunStatus
 from gristmill.sync_client import SyncClient
 from gristmill.view.folders import EVALUATIONS_FOLDER, RunFolder, last_change
-from gristmill.view.growing import read_growing_jsonl
 from gristmill.view.phases import Log, read_log
 
 STALE_S: Final = 120.0
@@ -398,8 +398,10 @@ def _evaluations(run: RunFolder, record: RunRecord | None) -> Iterator[dict[str,
                 results = json.loads(foreign.read_file(path))
                 (figures,) = results["results"].values()
                 prompts = next(iter(results["n-samples"].values()))["effective"]
-            except (OSError, ValueError, KeyError, TypeError, StopIteration, foreign.ForeignFileError):
+            except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, StopIteration):
                 continue  # not finished, or written by something else
+            except foreign.ForeignFileError:
+                continue
             if version is None or not run.made(path.parent, record):
                 continue
             row = {name.removesuffix(",none"): value for name, value in figures.items()}
@@ -419,9 +421,9 @@ def _dropped(run: RunFolder, rows: Sequence[Mapping[str, Any]], record: RunRecor
     creation = None if record is None else record.created_ms
     reasons: dict[str, str] = {}
     for path in run.drops():
-        for drop in read_growing_jsonl(path):
-            if drop.get("what") == "dropped" and creation in (None, drop.get("creation")):
-                reasons[drop["group_id"]] = drop.get("reason") or "unknown"
+        for drop, _ in read_drops(path):
+            if drop.what == "dropped" and creation in (None, drop.creation):
+                reasons[drop.group_id] = drop.reason or "unknown"
     if reasons:
         return dict(Counter(reasons.values()))
     counts: Counter[str] = Counter()

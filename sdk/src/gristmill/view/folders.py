@@ -20,7 +20,9 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from gristmill import foreign
 from gristmill.archive import segment
@@ -49,6 +51,12 @@ _TRACES = (
 _TOKENIZER_FILE = "tokenizer.json"
 _RUN_ID = re.compile(RUN_ID)
 """As the API accepts them. No other name may lead out of the roots."""
+
+
+class _Fork(msgspec.Struct):
+    """The part of fork.json that readers need."""
+
+    step: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class RunMissingError(GristmillError):
@@ -127,7 +135,7 @@ class RunFolder:
         """Returns the trainer's rows of metrics, one per step. Leaves out rows without a step and wrong values."""
         path = self.own_file(METRICS_FILE, record)
         rows = [] if path is None else read_growing_jsonl(path)
-        return [readable(row) for row in rows if number(row.get("step")) is not None and isinstance(row["step"], int)]
+        return [readable(row) for row in rows if _is_step(row.get("step"))]
 
     def receipts(self, record: RunRecord | None = None) -> list[Receipt]:
         """Returns the receipts of model servers, oldest first."""
@@ -154,7 +162,13 @@ class RunFolder:
     def fork_step(self) -> int:
         """Returns the step of another run after which this run began; 0 if the run is not a fork."""
         path = self.file(FORK_FILE)
-        return 0 if path is None else int(json.loads(foreign.read_file(path))["step"])
+        if path is None:
+            return 0
+        try:
+            return msgspec.json.decode(foreign.read_file(path), type=_Fork).step
+        except (msgspec.DecodeError, RecursionError, OSError, GristmillError) as error:
+            _LOG.warning("%s does not say after which step run %s began: %s", path, self.run_id, error)
+            return 0
 
     def archive_segments(self) -> list[Path]:
         """Returns the files of the archive, oldest first."""
@@ -185,7 +199,7 @@ class RunFolder:
         try:
             creation = json.loads(foreign.read_file(path)).get("creation")
             return last_change(path) >= record.created_at if creation is None else creation == record.creation
-        except (OSError, ValueError, AttributeError, GristmillError):
+        except (OSError, ValueError, RecursionError, AttributeError, GristmillError):
             return False
 
     def logs(self, record: RunRecord | None = None) -> dict[str, Path]:
@@ -264,6 +278,10 @@ def last_change(*paths: Path) -> float:
 
 def _is_own_file(path: Path, since: float) -> bool:
     return foreign.is_file(path) and last_change(path) >= since
+
+
+def _is_step(value: object) -> bool:
+    return isinstance(value, int) and number(value) is not None and value >= 0
 
 
 def _modified(path: Path) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections import OrderedDict
@@ -10,20 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from gristmill import foreign
+from gristmill.metrics import decode_line
 
 _FILES: Final = 64
 _MOST_BYTES: Final = 512 << 20
 """Most bytes of a file that are read at once."""
-
-
-def _decode(line: bytes) -> Any:
-    try:
-        return msgspec.json.decode(line)
-    except msgspec.DecodeError:  # NaN, which Python's json writes and JSON does not have
-        return json.loads(line)
 
 
 @dataclass
@@ -59,7 +50,7 @@ def read_growing_jsonl(path: Path) -> list[dict[str, Any]]:
         whole, newline, _ = file.read(_MOST_BYTES).rpartition(b"\n")
         if newline:
             lines = whole.split(b"\n")
-            known.rows += [row for row in map(_decode, lines) if isinstance(row, dict)]
+            known.rows += [row for row in map(decode_line, lines) if row is not None]
             known.end += len(whole) + 1
             known.last = lines[-1]
         _known[path] = known

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
@@ -104,7 +104,10 @@ class Texts:
         except ImportError:
             _LOG.warning("the table has no texts, because tokenizers is not installed: pip install './sdk[view]'")
             return
-        self._tokenizer = Tokenizer.from_buffer(foreign.read_file(file, foreign.TOKENIZER))
+        try:
+            self._tokenizer = Tokenizer.from_buffer(foreign.read_file(file, foreign.TOKENIZER))
+        except ValueError as error:
+            _LOG.warning("the table has no texts, because %s is not a tokenizer: %s", file, error)
 
     def prompt(self, tokens: npt.NDArray[np.int32]) -> str | None:
         """Returns the prompt as the model reads it, with special tokens."""
@@ -451,16 +454,63 @@ class Rows:
 def evaluation_rows(rows: Rows, folder: Path, creation: int) -> int:
     """Adds the rows of the evaluation in `folder`. Returns its prompts."""
     try:
-        weights = msgspec.json.decode(foreign.read_file(folder / "evaluation.json")).get("weights")
-    except (FileNotFoundError, msgspec.DecodeError):
+        weights = msgspec.json.decode(foreign.read_file(folder / "evaluation.json"), type=_Evaluation).weights
+    except (FileNotFoundError, msgspec.DecodeError, RecursionError):
         weights = None
     prompts = 0
     with foreign.open_file(folder / "samples.jsonl") as file:
         for line in file:
             if line.endswith(b"\n"):
-                rows.add_evaluation(creation, folder.name, weights, msgspec.json.decode(line))
-                prompts += 1
+                record = _sampled(line)
+                if record is not None:
+                    rows.add_evaluation(creation, folder.name, weights, msgspec.to_builtins(record))
+                    prompts += 1
     return prompts
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+
+
+class _Evaluation(msgspec.Struct):
+    """The part of evaluation.json that the tables need."""
+
+    weights: str | None = None
+
+
+class _EvaluationSample(msgspec.Struct):
+    """One completion of a line of samples.jsonl."""
+
+    text: str | None = None
+    tokens: _Count | None = None
+    finish_reason: str | None = None
+    answer: str | None = None
+    total: float | None = None
+    parts: dict[str, float | None] = {}
+    versions: list[str] | None = None
+    error: str | None = None
+
+
+class _EvaluationPrompt(msgspec.Struct):
+    """A line of samples.jsonl."""
+
+    number: int
+    index: int
+    prompt: str | None
+    answer: str | None
+    prompt_tokens: _Count
+    samples: list[_EvaluationSample]
+    skipped: str | None = None
+
+
+_SAMPLED: Final = msgspec.json.Decoder(_EvaluationPrompt)
+
+
+def _sampled(line: bytes) -> _EvaluationPrompt | None:
+    """Returns a prompt of an evaluation; None for a line that no evaluation wrote."""
+    try:
+        return _SAMPLED.decode(line)
+    except (msgspec.DecodeError, RecursionError):
+        return None
 
 
 def _outcome(record: TrainedGroup | None, sequence: TrainedSequence | None) -> tuple[str, str | None]:

@@ -60,7 +60,11 @@ def load_tokenizer(run: RunFolder | None, models: Path | None) -> Tokenizer | No
     except ImportError:
         _LOG.warning("completions are shown as token ids: the package `tokenizers` is not installed")
         return None
-    tokenizer: Tokenizer = FastTokenizer.from_buffer(foreign.read_file(file, foreign.TOKENIZER))
+    try:
+        tokenizer: Tokenizer = FastTokenizer.from_buffer(foreign.read_file(file, foreign.TOKENIZER))
+    except ValueError as error:
+        _LOG.warning("completions are shown as token ids: %s is not a tokenizer: %s", file, error)
+        return None
     return tokenizer
 
 

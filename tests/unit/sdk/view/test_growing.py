@@ -59,7 +59,7 @@ def test_only_new_lines_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         decoded.append(line)
         return json.loads(line)
 
-    monkeypatch.setattr(growing, "_decode", decode)
+    monkeypatch.setattr(growing, "decode_line", decode)
     with path.open("a") as file:
         file.write(lines(1001))
     assert [row["step"] for row in read_growing_jsonl(path)] == list(range(1, 1002))
