@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,16 @@ def test_best_and_worst_completion_of_each_step_have_their_texts(run: RunFolderW
     assert best["completion"] == " ".join(f"t{token}" for token in tokens[3:])
     assert best["reward_parts"] == {"length": pytest.approx(0.75)}
     assert {path.name for path in run.path.iterdir()} == {"rollouts", "trained"}, "no table is made"
+
+
+def test_highlight_has_an_extracted_answer_only_if_the_environment_searched_for_it(run: RunFolderWriter) -> None:
+    metas = ({}, {"extracted": ["4", None]})
+    groups = [dataclasses.replace(group(n, [1.0, 0.0]), meta=meta) for n, meta in enumerate(metas)]
+    run.trained(*(record_of(one, step) for step, one in enumerate(groups, 1)))
+    run.archive(*groups)
+    without, with_one = highlights(RunFolder.open(run.path), [1, 2])
+    assert ["extracted" in row for row in without["rows"]] == [False, False]
+    assert [row["extracted"] for row in with_one["rows"]] == ["4", None]
 
 
 def test_last_record_of_a_group_gives_its_step(run: RunFolderWriter) -> None:

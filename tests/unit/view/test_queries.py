@@ -55,6 +55,20 @@ def test_dropped_group_shows_its_prompt_its_completions_and_its_errors(run: RunF
     ]
 
 
+# --- Extracted answers ------------------------------------------------------------------------------------------
+def test_answer_is_none_only_if_the_environment_searched_for_it(run: RunFolderWriter, tmp_path: Path) -> None:
+    run.archive(group(0, meta={"extracted": ["4", None]}), group(1, meta={}), group(2, meta={"extracted": "4"}))
+    run.evaluation("step-000001", "1.1", 1)
+    for group_id, expected in (
+        ("g00000000", ["4", None]),
+        ("g00000001", ["absent", "absent"]),
+        ("g00000002", ["absent", "absent"]),
+        ("step-000001~0", ["4"]),
+    ):
+        found = group_of((tmp_path,), "test", group_id)["completions"]
+        assert [one.get("extracted", "absent") for one in found] == expected
+
+
 # --- Steps without records -------------------------------------------------------------------------------------
 def test_step_of_a_run_without_records_is_marked_as_not_recorded(run: RunFolderWriter, tmp_path: Path) -> None:
     run.archive(group())

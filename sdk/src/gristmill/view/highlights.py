@@ -123,5 +123,5 @@ def _row(one: _Found, texts: Texts) -> dict[str, Any]:
         "reward_parts": {name: values[sequence] for name, values in group.parts.items()},
         "finish_reason": None if group.finish_reasons is None else group.finish_reasons[sequence],
         "answer": group.answer,
-        "extracted": group.extracted[sequence],
+        **({"extracted": group.extracted[sequence]} if group.answer_searched else {}),
     }

@@ -186,7 +186,7 @@ def _completion(row: Mapping[str, Any], tokenizer: Any, conversation: list[turns
         "reward": row["reward"],
         "parts": dict(row["reward_parts"] or ()),
         "advantage": row["advantage"],
-        "extracted": row["extracted"],
+        **({"extracted": row["extracted"]} if row["answer_searched"] else {}),
         "finish_reason": row["finish_reason"],
         "version": first if first == last else f"{first} to {last}",
         "outcome": row["outcome"],

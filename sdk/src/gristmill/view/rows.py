@@ -72,6 +72,7 @@ SCHEMA: Final = pa.schema(
         pa.field("acked", pa.bool_()),
         pa.field("answer", pa.string()),
         pa.field("extracted", pa.string()),
+        pa.field("answer_searched", pa.bool_()),
         pa.field("submitted_ms", pa.int64()),
         pa.field("seconds", pa.float32()),
         pa.field("ratio", pa.float32()),
@@ -155,12 +156,17 @@ class Submitted:
         return _text(self.meta.get("answer"))
 
     @property
-    def extracted(self) -> Sequence[str | None]:
-        """The answer in each completion, if the environment sent it."""
+    def answer_searched(self) -> bool:
+        """Whether the environment sent what it found as the answers of the completions."""
         found = self.meta.get("extracted")
-        if not isinstance(found, list) or len(found) != len(self.tokens):
+        return isinstance(found, list) and len(found) == len(self.tokens)
+
+    @property
+    def extracted(self) -> Sequence[str | None]:
+        """The answer in each completion. None: no answer, or `answer_searched` is False."""
+        if not self.answer_searched:
             return [None] * len(self.tokens)
-        return [_text(one) for one in found]
+        return [_text(one) for one in self.meta["extracted"]]
 
     @property
     def prompt_lengths(self) -> list[int]:
@@ -343,6 +349,7 @@ class Rows:
                 acked=True,
                 answer=group.answer,
                 extracted=extracted[index],
+                answer_searched=group.answer_searched,
                 submitted_ms=_whole(group.meta.get("submitted_ms")),
                 seconds=_number(group.meta.get("seconds")),
                 repeated=_repeated(tokens[start:]),
@@ -442,6 +449,7 @@ class Rows:
                 acked=False,
                 answer=record["answer"],
                 extracted=sample.get("answer"),
+                answer_searched=sample.get("answer") is not None or sample.get("right") is not None,
                 garbled=None if text is None else _garbled(text),
             )
 
@@ -484,6 +492,7 @@ class _EvaluationSample(msgspec.Struct):
     tokens: _Count | None = None
     finish_reason: str | None = None
     answer: str | None = None
+    right: bool | None = None
     total: float | None = None
     parts: dict[str, float | None] = {}
     versions: list[str] | None = None

@@ -146,7 +146,8 @@ class Card {
         parts.map(([name, value]) => h("span", { class: "part" }, `${visible(name)} `, h("b", {}, value === null ? "no score" : reward(value)))),
         h("span", { class: "part" }, "advantage ", h("b", { class: card.advantage > 0 ? "up" : card.advantage < 0 ? "down" : null }, card.advantage === null || card.advantage === undefined ? NONE : signed(card.advantage)))),
       h("p", { class: "facts-line" },
-        h("span", {}, "answer ", card.extracted === null || card.extracted === undefined ? h("i", {}, "none found") : h("code", { class: right ? "right" : null }, shown(card.extracted))),
+        // Without `extracted` nothing searched for an answer: another environment, or a reward without one.
+        card.extracted === undefined ? null : h("span", {}, "answer ", card.extracted === null ? h("i", {}, "none found") : h("code", { class: right ? "right" : null }, shown(card.extracted))),
         h("span", { class: card.finish_reason === "length" ? "cut" : null }, card.finish_reason === "length" ? "cut off at its limit" : visible(card.finish_reason ?? "")),
         h("span", {}, card.version ? `weights ${visible(card.version)}` : ""),
         outcome(card.outcome, card.reason)),
