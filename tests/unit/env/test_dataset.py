@@ -556,7 +556,14 @@ def test_dataset_invalid_template_is_reported_at_the_start(
         nested(tmp_path, prompt_template=template, answer_field=None)
 
 
-@pytest.mark.parametrize("template", ["{{ gold.nothing }}", "{{ gold / 0 }}", "{{ ''.__class__.__mro__ }}"])
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ gold.nothing }}", "{{ gold / 0 }}", "{{ ''.__class__.__mro__ }}", "{{ '{x}'.format(y=1) }}",
+        "{{ none|dictsort }}", "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "{{ range(999999999) }}",
+        "{{ 'a'.encode('no') }}", "{{ [].pop() }}",
+    ],
+)  # fmt: skip
 def test_a_template_that_does_not_fit_a_row_is_an_error_of_that_row(tmp_path: Path, template: str) -> None:
     dataset = nested(tmp_path, prompt_template=template, answer_field=None)
     with raises(DatasetError, "template_failed"):

@@ -134,6 +134,18 @@ def test_a_template_that_refuses_the_messages_is_named(tokenizer: PreTrainedToke
 
 
 @pytest.mark.parametrize(
+    "template",
+    ["{{ '{x}'.format(y=1) }}", "{{ none|dictsort }}", "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"],
+    ids=["KeyError", "AttributeError", "RecursionError"],
+)
+def test_any_error_of_a_template_is_of_its_prompt(tokenizer: PreTrainedTokenizerFast, template: str) -> None:
+    broken = copy.deepcopy(tokenizer)
+    broken.chat_template = template
+    with raises(PromptError, "chat_template_failed"):
+        PromptBuilder(broken).build("Hi")
+
+
+@pytest.mark.parametrize(
     ("message", "code"),
     [
         ({"role": "user", "content": "half \ud83d"}, "half_character"),

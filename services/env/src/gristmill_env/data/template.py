@@ -77,8 +77,8 @@ class PromptTemplate:
                 row=index,
                 field=self._without_text(row),
             ) from error
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:
-            text = f"prompt_template fails for {where}: {error}"
+        except Exception as error:  # a template calls methods of any value, with any error
+            text = f"prompt_template fails for {where}: {type(error).__name__}: {error}"
             raise DatasetError("template_failed", text, row=index, field="prompt_template") from error
         if any(True for _ in half_characters(prompt)):
             text = f"prompt_template writes half a character for {where}"

@@ -10,8 +10,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jinja2
-
 from gristmill_env.data import Message, assistant, system, user
 from gristmill_env.errors import PromptError
 from gristmill_env.values import half_characters, is_storable
@@ -243,7 +241,7 @@ class PromptBuilder:
                     **{**self._options, **(options or {})},
                 )
             )
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
+        except Exception as error:  # a template calls methods of any value, with any error
             remedy = ""
             if self.system_prompt and messages and messages[0]["role"] == "system":
                 remedy = ". If it takes no system message, leave system_prompt out, or put it into prompt_template"
