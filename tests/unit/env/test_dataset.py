@@ -95,6 +95,18 @@ def test_dataset_reads_a_folder_of_save_to_disk(tmp_path: Path) -> None:
         load(dataset_path=str(tmp_path / "saved"))
 
 
+@pytest.mark.parametrize("kind", ["numpy", "torch", "pandas", "arrow"])
+@pytest.mark.parametrize("columns", [None, ["n"]])
+def test_format_that_was_saved_with_a_data_set_does_not_count(
+    tmp_path: Path, kind: str, columns: list[str] | None
+) -> None:
+    row = {"question": "1 + 1?", "answer": "2", "n": 3, "many": [1, 2]}
+    made = datasets.Dataset.from_list([row]).with_format(kind, columns=columns)
+    datasets.DatasetDict({"test": made}).save_to_disk(str(tmp_path / "saved"))
+    item = load(dataset_path=str(tmp_path / "saved"), split="test").item(0)
+    assert (item.prompt, item.answer, item.columns) == ("1 + 1?", "2", row)
+
+
 @pytest.mark.parametrize("kind", [datasets.Image(), datasets.Audio()])
 def test_damaged_images_and_sound_do_not_make_a_row_unusable(tmp_path: Path, kind: Any) -> None:
     damaged = {"bytes": b"no image", "path": None}

@@ -156,10 +156,12 @@ def _from_folder(folder: Path, config: DatasetConfig, label: str) -> Rows:
 
 
 def _undecoded(rows: Any) -> Any:
-    """Returns the rows of a `datasets.Dataset` with images, sound and video as their bytes and path.
+    """Returns the rows of a `datasets.Dataset` as plain values, with images, sound and video as their bytes and path.
 
-    Text needs none of them. A damaged image, or a decoder that is not installed, would otherwise end the run.
+    Text needs no decoding. A damaged image, or a decoder that is not installed, would otherwise end the run. A format
+    that was saved with the rows (numpy, torch, pandas) would hide columns, or give values that are not text.
     """
+    rows = rows.with_format(None)
     for name, feature in list(rows.features.items()):
         plain = copy.deepcopy(feature)
         if _switch_decoding_off(plain):
