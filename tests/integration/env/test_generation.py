@@ -10,7 +10,7 @@ from tests.support.errors import raises
 from tests.support.stack import Vllm
 
 from gristmill import Manifest, SamplingParams
-from gristmill_env.errors import InferenceError
+from gristmill_env.errors import PromptRefusedError
 from gristmill_env.inference import GenerationRequest, ModelServers, ServedModel
 from gristmill_env.rollouts.prompts import PromptBuilder
 from gristmill_env.settings import ServerConfig
@@ -147,10 +147,10 @@ async def test_text_route_supports_prefill_and_stop_texts_of_vllm(
     assert sum(c.finish_reason == "length" for c in await text_server.generate(request)) >= 12
 
 
-async def test_too_long_prompt_is_refused_with_the_servers_message(
+async def test_too_long_prompt_is_an_error_of_its_row_with_the_servers_message(
     server: ModelServers, question: GenerationRequest
 ) -> None:
     request = GenerationRequest(token_ids=list(question.token_ids) * 400, sampling=SAMPLING)
-    with raises(InferenceError, "request_refused", status=400, path="/inference/v1/generate") as raised:
+    with raises(PromptRefusedError, "request_refused", status=400, path="/inference/v1/generate") as raised:
         await server.generate(request)
     assert "2048" in str(raised.value)

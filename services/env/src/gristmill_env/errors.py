@@ -66,7 +66,7 @@ class RolloutTimeoutError(EnvError):
 
 
 class PromptRefusedError(EnvError):
-    """A text server refuses this prompt, although it accepts others: too long, or caught by a content filter."""
+    """A server refuses this prompt, although it accepts others: too long, an unknown token, or a content filter."""
 
 
 class EpisodeError(EnvError):
@@ -97,7 +97,7 @@ class DropReason(StrEnum):
     TOO_LONG = "too_long"
     """The prompt leaves no room for a completion within max_token_length."""
     PROMPT_REFUSED = "prompt_refused"
-    """A text server refuses this prompt, although it accepts others."""
+    """A model server refuses this prompt, although it accepts others."""
     REWARD_ERROR = "reward_error"
     """Rewards failed on completions, and fewer than min_rollouts scored completions are left. A score of 0 for a
     failure would teach the model something wrong."""

@@ -15,7 +15,7 @@ from tests.support.errors import raises
 from tests.unit.env.conftest import FailingServer
 
 from gristmill.logs import line
-from gristmill_env.errors import InferenceError, RequestTimeoutError
+from gristmill_env.errors import InferenceError, PromptRefusedError, RequestTimeoutError
 from gristmill_env.inference import ModelServers
 from gristmill_env.inference import server as server_module
 from gristmill_env.settings import ServerConfig
@@ -435,10 +435,30 @@ async def test_setting_n_kwarg_is_ignored_makes_single_requests_from_the_start(f
     assert [body["sampling_params"]["n"] for body in failing_server.bodies] == [1] * 4
 
 
-async def test_refusal_of_one_request_among_many_is_raised_unchanged(failing_server: FailingServer) -> None:
-    failing_server.answers[GENERATE] = lambda: (400, {"error": "too long"})
+async def test_refusal_of_every_prompt_ends_the_run_with_the_message_of_the_server(
+    failing_server: FailingServer,
+) -> None:
+    failing_server.answers[GENERATE] = lambda: (400, {"error": "no such sampling"})
     async with client(failing_server, n_kwarg_is_ignored=True) as servers:
         await servers.connect(patience=2)
-        with raises(InferenceError, "request_refused", status=400) as raised:
+        with raises(InferenceError, "every_prompt_refused", status=400) as raised:
             await servers.generate(ASK.with_count(4))
-    assert "too long" in str(raised.value)
+    assert "no such sampling" in str(raised.value)
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+async def test_refusal_of_one_prompt_of_token_ids_is_of_its_row(failing_server: FailingServer, status: int) -> None:
+    good(failing_server)
+    answer = failing_server.answers[GENERATE]
+    failing_server.answers[GENERATE] = lambda: (
+        (status, {"error": "token 99 is out of the vocabulary"})
+        if 99 in failing_server.now.body["token_ids"]
+        else answer()
+    )
+    async with client(failing_server) as servers:
+        await servers.connect(patience=2)
+        refused = dataclasses.replace(ASK, token_ids=[*range(8), 99])
+        with raises(PromptRefusedError, "request_refused", status=status):
+            await servers.generate(refused)
+        assert failing_server.bodies[-1]["token_ids"] == [0, 1, 2, 3]
+        assert len(await servers.generate(ASK)) == ASK.count

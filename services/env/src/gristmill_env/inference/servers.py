@@ -105,12 +105,12 @@ class ModelServers:
 
         Raises InferenceError when all servers stay away, or a server refuses the request or returns no token ids.
         Raises RequestTimeoutError when the request failed for `patience` seconds while servers answered other requests.
-        Raises PromptRefusedError when a text server refuses this prompt but accepts a short prompt.
+        Raises PromptRefusedError when a server refuses this prompt but accepts a short prompt.
         """
         try:
             return await self._complete(request, evaluation)
         except RefusedError as refusal:
-            if self._served is not None and self._served.text_only and refusal.may_mean_the_prompt:
+            if refusal.may_mean_the_prompt:
                 await self._ask_briefly(request, evaluation)
                 raise PromptRefusedError(refusal.code, str(refusal), **refusal.values) from refusal
             raise
@@ -191,7 +191,7 @@ class ModelServers:
         except RefusedError as refusal:
             raise InferenceError(
                 "every_prompt_refused",
-                f"{refusal}; that was said of a short prompt ('Hi') too, so no row is to blame: look at the "
+                f"{refusal}; the server refuses a short prompt too, so no row is to blame: look at the "
                 "settings that go with every prompt (model_name, max_tokens, temperature, top_p, stop, thinking, "
                 "system_prompt)",
                 **refusal.values,

@@ -11,6 +11,8 @@ import msgspec
 
 from gristmill import SamplingParams
 
+_SHORT = 4
+"""Tokens of a short prompt."""
 _CHARACTERS_A_TOKEN = 4
 """Approximate characters per token of English text. Used only to estimate the load of a prompt without token ids."""
 
@@ -48,10 +50,13 @@ class GenerationRequest:
         return prompt + self.sampling.max_tokens * self.count
 
     def with_short_prompt(self) -> GenerationRequest:
-        """Returns the request for one completion of a short, harmless prompt. A system message remains but is short."""
+        """Returns the request for one completion of a short, harmless prompt. A system message remains but is short.
+
+        Token ids are the first ids of the prompt, which are the chat template's.
+        """
         system = [message for message in self.messages[:1] if message.get("role") == "system"]
         short = [{"role": message["role"], "content": "Hi"} for message in (*system, {"role": "user"})]
-        return dataclasses.replace(self, token_ids=(), messages=short, count=1)
+        return dataclasses.replace(self, token_ids=self.token_ids[:_SHORT], messages=short, count=1)
 
     def with_count(self, count: int) -> GenerationRequest:
         """Returns the same request for another number of completions."""
