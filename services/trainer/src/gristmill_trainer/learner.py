@@ -131,7 +131,7 @@ class Learner:
                 update = dataclasses.replace(update, order=tuple(part[place] for place in update.order))
                 found = _not_finite(update)
                 if found is None:
-                    self.optimizer.step()
+                    self._take_step()
                 else:
                     problem = found
                     _LOG.error("step %d: %s; this update is left out", step, problem)
@@ -157,6 +157,23 @@ class Learner:
             halved=self._halved,
             order=tuple(place for update in reported for place in update.order),
         )
+
+    def _take_step(self) -> None:
+        """Changes the policy. Raises OutOfMemoryError, which ends the training: a part of the weights may have changed.
+
+        The first step allocates the optimizer's moments.
+        """
+        try:
+            self.optimizer.step()
+        except (RuntimeError, MemoryError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            reason = str(error).partition("\n")[0]
+            raise OutOfMemoryError(
+                "optimizer_out_of_memory",
+                f"the optimizer's step does not fit in the memory of {self.policy.device} ({reason}); set optimizer: "
+                "adamw_8bit or lora_rank, lower token_budget, or use more GPUs",
+            ) from error
 
     def logprobs(
         self,
@@ -362,9 +379,19 @@ def sample_weights(samples: Sequence[Sample], settings: Hyperparameters, max_com
     return token_weights(settings.objective, trained, settings.batch_size, max_completion_length)[rollouts]
 
 
+_OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
+"""Texts of errors that are no torch.OutOfMemoryError: of the process, the driver, and cuBLAS for its workspace."""
+
+
 def _is_out_of_memory(error: BaseException) -> bool:
     """Returns whether an allocation failed, on a GPU or in the process."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return known or any(text in str(error) for text in _OUT_OF_MEMORY)
 
 
 def _not_finite(update: _Update) -> str | None:

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.errors import raises
 from tests.unit.trainer.learner.learning import Build, assert_same_bits, farthest, make_samples, weights
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from gristmill_trainer.data.types import MicroBatch, Sample
+from gristmill_trainer.errors import OutOfMemoryError
 from gristmill_trainer.learner import Learner
 from gristmill_trainer.memory import Memory, available_memory
 from gristmill_trainer.policy.lora import Lora, attach, merged_tensors
@@ -76,7 +78,16 @@ def test_memory_counts_the_widest_layer_and_is_unknown_without_a_shape() -> None
     assert Memory.of(None, 10**6, settings, cuda=False) is None
 
 
-def small_memory(learner: Learner, monkeypatch: pytest.MonkeyPatch, most: int, error: type[Exception]) -> list[int]:
+OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
+def small_memory(
+    learner: Learner,
+    monkeypatch: pytest.MonkeyPatch,
+    most: int,
+    error: type[Exception],
+    text: str = OUT_OF_MEMORY,
+) -> list[int]:
     """Makes micro-batches of more than `most` tokens fail, or of four times as many without a backward pass.
 
     Returns the tokens of each micro-batch with a backward pass from now on.
@@ -89,7 +100,7 @@ def small_memory(learner: Learner, monkeypatch: pytest.MonkeyPatch, most: int, e
         if torch.is_grad_enabled():
             seen.append(tokens)
         if tokens > (most if torch.is_grad_enabled() else 4 * most):
-            raise error("CUDA out of memory. Tried to allocate 2.00 GiB")
+            raise error(text)
         return real(micro, **options)
 
     monkeypatch.setattr(learner.policy, "scorer", scored)
@@ -155,6 +166,39 @@ def test_sequence_that_does_not_fit_alone_is_left_out_and_changes_no_bit(
     assert (result.skipped, result.left_out) == (None, 1), "the other updates are taken"
     assert result.problem is not None
     assert farthest(weights(learner), before) > 0
+
+
+ERRORS = [
+    "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+    "CUDA driver error: out of memory",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes",
+]
+
+
+@pytest.mark.parametrize("text", ERRORS)
+def test_errors_of_the_driver_and_of_cublas_count_as_out_of_memory(
+    build: Build, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    learner, samples = build(plain=True, packing=True), make_samples()
+    small_memory(learner, monkeypatch, max(map(len, samples)) + 8, RuntimeError, text)
+    result = learner.step(samples, 1)
+    assert result.skipped is None
+    assert result.halved > 0
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError(OUT_OF_MEMORY), MemoryError(), *map(RuntimeError, ERRORS)])
+def test_optimizer_without_memory_for_its_moments_ends_the_training_with_a_named_error(
+    build: Build, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    learner = build(packing=True)
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(learner.optimizer, "step", fail)
+    with raises(OutOfMemoryError, "optimizer_out_of_memory"):
+        learner.step(make_samples(), 1)
 
 
 def test_other_errors_of_a_step_are_raised(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
