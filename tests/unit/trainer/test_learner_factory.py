@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.support.errors import raises
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -14,7 +15,7 @@ from gristmill_trainer import memory
 from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import ModelError, TrainerError
 from gristmill_trainer.learner_factory import LearnerPlan, build_learner
-from gristmill_trainer.policy import ModelSource
+from gristmill_trainer.policy import ModelSource, Policy
 from gristmill_trainer.settings import TrainerSettings
 
 
@@ -54,6 +55,33 @@ def test_model_whose_config_names_its_shape_differently_can_be_trained(
     monkeypatch.setattr(memory, "_number", lambda config, name: None)
     build_learner(plan, DistContext())
     assert "does not tell its shape" in caplog.text
+
+
+@pytest.mark.parametrize(("device", "size"), [("cpu", 4), ("cuda", 2)])
+def test_reference_is_frozen_and_takes_the_memory_that_is_reported(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, device: str, size: int
+) -> None:
+    settings = TrainerSettings(device="cpu", kl_beta=0.1)
+    monkeypatch.setattr(Policy, "freeze", lambda policy: freeze(policy, device))
+    learner, _ = build_learner(LearnerPlan(ModelSource.of(str(model_dir)), None, settings, 16), DistContext())
+    reference = learner._reference
+    assert reference is not None
+    weights = list(reference.model.parameters())
+    assert not any(weight.requires_grad for weight in weights)
+    assert reference.model.model.layers[0].self_attn.q_proj.weight.element_size() == size
+    count = sum(weight.numel() for weight in weights)
+    needed = memory.Memory.of(reference.model.config, count, settings, cuda=device == "cuda")
+    assert needed is not None
+    assert needed.reference == pytest.approx(sum(weight.nbytes for weight in weights), rel=0.02)
+
+
+def freeze(policy: Policy, device: str) -> None:
+    policy.device = torch.device(device)
+    _FREEZE(policy)
+    policy.device = torch.device("cpu")
+
+
+_FREEZE = Policy.freeze
 
 
 def test_adapters_are_resumed_with_their_own_alpha(model_dir: Path, tmp_path: Path) -> None:

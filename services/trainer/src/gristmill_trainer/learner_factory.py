@@ -124,5 +124,5 @@ def _reference(plan: LearnerPlan) -> Policy | None:
         return None
     source = plan.source if named is None else replace(plan.source, weights=named)
     reference = Policy(source, plan.settings.device, packing=plan.settings.packing, seq_len=_longest(plan))
-    reference.model.requires_grad_(False)
+    reference.freeze()
     return reference

@@ -50,7 +50,7 @@ class Memory:
     casts: int
     """Copies of the trained weights in bfloat16, which autocast keeps until the backward pass."""
     reference: int
-    """The reference model of a KL penalty."""
+    """The reference model of a KL penalty. On CUDA, the weights of its linear layers are bfloat16."""
     head: int
     """Logits: a few chunks, however many tokens there are."""
     per_token: int
@@ -90,13 +90,15 @@ class Memory:
         frozen = (_BFLOAT16 if cuda else _FLOAT32) * parameters if lora else 0
         weights = frozen + _FLOAT32 * trained
         wanted = settings.kl_beta > 0 and (not lora or settings.ref_model is not None)
-        linear = parameters - shape.vocabulary * shape.hidden
+        table = shape.vocabulary * shape.hidden
+        linear = parameters - table
+        reference = (_BFLOAT16 if cuda else _FLOAT32) * linear + _FLOAT32 * table
         return cls(
             weights=weights // gpus,
             gradients=_FLOAT32 * trained // gpus,
             moments=MOMENTS[settings.optimizer] * trained // gpus,
             casts=_BFLOAT16 * linear if cuda and not lora else 0,
-            reference=_FLOAT32 * parameters if wanted else 0,
+            reference=reference if wanted else 0,
             head=_HEAD_BUFFERS * CHUNK_BYTES["cuda" if cuda else "cpu"],
             per_token=shape.activations(cuda=cuda, lora=lora, recompute=settings.gradient_checkpointing),
         )

@@ -25,6 +25,7 @@ from transformers import (
 from gristmill_trainer.data.types import MicroBatch
 from gristmill_trainer.errors import ModelError
 from gristmill_trainer.policy.head import Entropy, Scores
+from gristmill_trainer.policy.model import cast_linear_weights
 from gristmill_trainer.policy.scoring import Scorer, prepare
 
 RAGGED = (7, 2, 19, 1, 11)
@@ -216,3 +217,20 @@ def test_scorer_detects_an_unconfigured_logit_scale_before_training() -> None:
     with raises(ModelError, "logprobs_differ") as raised:
         prepare(model, packing=True)
     assert raised.value.values["difference"] > 1e-3
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_reference_with_bfloat16_linear_layers_has_the_same_bits_under_autocast(name: str, tied: bool) -> None:
+    """On CUDA the policy has float32 weights, so other numbers of the reference would be a penalty on nothing."""
+    model = tiny(name, tied=tied)
+    scorer, micro = Scorer(model, packing=True), micro_batch(sequences(RAGGED), packing=True)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        before = scorer(micro).logprobs
+        cast_linear_weights(model, torch.bfloat16)
+        after = scorer(micro).logprobs
+    assert torch.equal(before, after)
+    dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
+    assert dtypes["model.layers.0.mlp.down_proj.weight"] == torch.bfloat16
+    assert dtypes["model.embed_tokens.weight"] == dtypes["model.norm.weight"] == torch.float32
+    assert tied or dtypes["lm_head.weight"] == torch.bfloat16

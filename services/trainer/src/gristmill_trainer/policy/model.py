@@ -127,6 +127,12 @@ class Policy:
             return torch.autocast("cuda", dtype=torch.bfloat16)
         return nullcontext()
 
+    def freeze(self) -> None:
+        """Makes the policy a reference, which is never trained. On CUDA, its linear weights take half of the memory."""
+        self.model.requires_grad_(False)
+        if self.device.type == "cuda":
+            cast_linear_weights(self.model, torch.bfloat16)
+
     def without_adapters(self) -> AbstractContextManager[None]:
         """Disables the adapters: the base model is the KL penalty's reference without extra memory."""
         if self.lora is None:
@@ -176,6 +182,17 @@ class Policy:
         model.tie_weights()
         model.generation_config = self.model.generation_config
         return model
+
+
+def cast_linear_weights(model: Any, dtype: torch.dtype) -> None:
+    """Casts the weights of the linear layers in place. Under autocast to `dtype`, every result keeps its bits.
+
+    Autocast casts these weights at each use. It does not cast norms and the embedding table, with a tied head.
+    """
+    table = model.get_input_embeddings().weight
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear) and module.weight is not table:
+            module.to(dtype)
 
 
 def weights_dtype(device: torch.device, lora: Lora | None) -> torch.dtype:
