@@ -286,8 +286,13 @@ class Launcher:
     def _start_trainer(self, stack: LocalStack) -> Service:
         return stack.start(
             "trainer",
-            [sys.executable, "-m", "gristmill_trainer", *self._trainer_flags()],
-            {**self.environ, **_hub_token("HF_WRITE_TOKEN_FILE"), **token_file("trainer", self.secrets)},
+            [sys.executable, "-m", trainer_module(os.environ), *self._trainer_flags()],
+            {
+                **self.environ,
+                **_hub_token("HF_WRITE_TOKEN_FILE"),
+                **token_file("trainer", self.secrets),
+                **visible_gpus(os.environ, "TRAINER_GPU"),
+            },
             grace=self.trainer_grace + TRAINER_LAST_SECONDS / 2,
         )
 
@@ -347,6 +352,7 @@ class Launcher:
                 **_hub_token("HF_TOKEN_FILE"),
                 "MODEL": self.options.model,
                 "MODEL_PORT": str(self.options.model_port),
+                **visible_gpus(os.environ, "MODEL_GPU"),
             },
         )
         stack.wait_until(service, lambda: answers(url), MODEL_TIMEOUT)
@@ -480,6 +486,26 @@ def _as_in_compose(environ: Mapping[str, str]) -> dict[str, str]:
     if key := environ.get("WANDB_API_KEY_FILE"):
         found["WANDB_API_KEY_FILE"] = str(Path.cwd() / key)
     return found
+
+
+def visible_gpus(environ: Mapping[str, str], name: str) -> dict[str, str]:
+    """Returns the variable that shows a service the GPUs of MODEL_GPU or TRAINER_GPU only, as in compose/cuda.yaml.
+
+    Without DEVICE=cuda or GPUs in the variable `name`, the service sees the GPUs that this process sees.
+    """
+    gpus = _gpus(environ, name)
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+
+
+def trainer_module(environ: Mapping[str, str]) -> str:
+    """Returns the trainer's module: with several GPUs the module that starts one process per GPU."""
+    return "gristmill_trainer.per_gpu" if len(_gpus(environ, "TRAINER_GPU")) > 1 else "gristmill_trainer"
+
+
+def _gpus(environ: Mapping[str, str], name: str) -> list[str]:
+    if environ.get("DEVICE") != "cuda":
+        return []
+    return [part.strip() for part in environ.get(name, "").split(",") if part.strip()]
 
 
 def _hub_token(variable: str) -> dict[str, str]:

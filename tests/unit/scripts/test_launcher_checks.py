@@ -21,7 +21,7 @@ from tests.support.small_disk import mounted
 
 import launch_local_dataset_run
 from gristmill.errors import FileError
-from launch_local_dataset_run import check_folder, served_name, watch
+from launch_local_dataset_run import Launcher, check_folder, served_name, watch
 from local_processes import LocalStack, LocalStackError
 
 pytestmark = pytest.mark.slow
@@ -326,3 +326,41 @@ def test_launcher_checks_without_the_libraries_that_take_seconds_to_import() -> 
     code = "import launch_local_dataset_run, sys; sys.exit(' '.join({'torch', 'transformers'} & {*sys.modules}))"
     done = subprocess.run([sys.executable, "-c", code], cwd=SCRIPT.parent, capture_output=True, text=True, check=False)
     assert done.stderr == "\n"
+
+
+# --- GPUs ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("environ", "model", "trainer", "module"),
+    [
+        ({"DEVICE": "cuda", "MODEL_GPU": "0", "TRAINER_GPU": "1"}, "0", "1", "gristmill_trainer"),
+        ({"DEVICE": "cuda", "MODEL_GPU": "0, 1", "TRAINER_GPU": "2,3"}, "0,1", "2,3", "gristmill_trainer.per_gpu"),
+        ({"DEVICE": "cuda", "MODEL_GPU": "GPU-a", "TRAINER_GPU": ""}, "GPU-a", None, "gristmill_trainer"),
+        ({"DEVICE": "cuda"}, None, None, "gristmill_trainer"),
+        ({"DEVICE": "cpu", "MODEL_GPU": "0", "TRAINER_GPU": "1,2"}, None, None, "gristmill_trainer"),
+        ({"MODEL_GPU": "0", "TRAINER_GPU": "1"}, None, None, "gristmill_trainer"),
+    ],
+    ids=str,
+)
+def test_each_service_sees_its_own_gpus(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    environ: dict[str, str],
+    model: str | None,
+    trainer: str | None,
+    module: str,
+) -> None:
+    for name in ("DEVICE", "MODEL_GPU", "TRAINER_GPU", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    arguments = [str(SCRIPT), f"--state_dir={tmp_path}", f"--runs_dir={tmp_path}", "--model_port=9"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    launcher = Launcher(launch_local_dataset_run._options())
+    stack = mock.create_autospec(LocalStack, instance=True)
+    launcher._start_model(stack)
+    launcher._start_trainer(stack)
+    launcher._start_env(stack)
+    started = {call.args[0]: call.args[1:] for call in stack.start.call_args_list}
+    seen = {name: call[1].get("CUDA_VISIBLE_DEVICES") for name, call in started.items()}
+    assert seen == {"model": model, "trainer": trainer, "env": None}
+    assert started["trainer"][0][2] == module
