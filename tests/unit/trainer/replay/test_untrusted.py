@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,15 @@ import yaml
 from tests.support.errors import raises
 
 from gristmill.settings import load_yaml, merge
+from gristmill_env.rewards.registry import ENTRY_POINTS, find, reward_names
 from gristmill_env.settings import EnvConfig
 from gristmill_trainer.replay.untrusted import UntrustedError, dollars_kept, recorded_environment
 
 ROOT = Path(__file__).parents[4]
 CONFIGS = ROOT / "configs"
+
+
+EMBEDDINGS = {"type": "cosine_scaled", "params": {"model_name": "gpt2"}}
 
 
 def recorded(**changes: Any) -> dict[str, Any]:
@@ -38,6 +43,12 @@ def test_settings_of_the_quickstart_need_no_trust() -> None:
         {"dataset": {"reward_functions": [{"type": "accuracy", "params": {"base_url": "http://10.0.0.1"}}]}},
         {"dataset": {"reward_functions": [{"type": "similarity", "params": {"model": "gpt2"}}]}},
         {"dataset": {"reward_functions": [{"type": "combined", "params": {"rewards": [{"type": "a.py:f"}]}}]}},
+        {"dataset": {"reward_functions": [{"type": "cosine_scaled", "params": {"model_name": "gpt2", "local": True}}]}},
+        {"dataset": {"reward_functions": [{"type": "cosine_scaled", "params": {"local": True}}]}},
+        {"dataset": {"reward_functions": [{"type": "combined", "params": {"rewards": [EMBEDDINGS]}}]}},
+        {"dataset": {"reward_functions": [{"type": "of_a_package", "params": {"an_option": "gpt2"}}]}},
+        {"environment": {"type": "guess", "params": {"judge_model": "gpt2"}}},
+        {"environment": {"type": "guess", "params": {"deep": [{"datasetPath": "x"}]}}},
         {"dataset": {"reward_functions": [{"type": "verifiers", "params": {"id": "gsm8k"}}]}},
         {"environment": {"type": "mine.py:Game"}},
         {"environment": {"type": "package.module:Game"}},
@@ -58,6 +69,32 @@ def test_code_files_downloads_and_addresses_of_a_record_need_trust(changes: dict
     with raises(UntrustedError, "untrusted_record"):
         recorded_environment(env, {}, CONFIGS, trust=False)
     assert recorded_environment(env, {}, CONFIGS, trust=True) == env
+
+
+def options_of_shipped_rewards() -> dict[str, set[str]]:
+    """Returns the options of each reward that the environment's package registers."""
+    offered = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+    names = [name for name in reward_names() if name not in offered or offered[name].value.startswith("gristmill_env")]
+    found = {name: find(name) for name in names}
+    return {
+        name: set(definition.options)
+        for name, definition in found.items()
+        if definition.target.__module__.startswith("gristmill_env.")
+    }
+
+
+def test_options_of_shipped_rewards_need_no_trust_unless_they_load_something() -> None:
+    needs = set()
+    options = options_of_shipped_rewards()
+    assert {"accuracy", "cosine_scaled", "combined", "mcq", "r1"} <= set(options)
+    for name, known in options.items():
+        for option in known:
+            env = {"dataset": {"reward_functions": [{"type": name, "params": {option: 1}}]}}
+            try:
+                recorded_environment(env, {}, CONFIGS, trust=False)
+            except UntrustedError:
+                needs.add((name, option))
+    assert needs == {("cosine_scaled", option) for option in ("base_url", "model_name", "api_key", "local")}
 
 
 def test_own_value_replaces_a_value_that_needs_trust() -> None:

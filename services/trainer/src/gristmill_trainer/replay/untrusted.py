@@ -6,6 +6,7 @@ download something or connect to an address needs `--trust`, or the user's own v
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -43,8 +44,23 @@ _PLAIN: Final = _TEXTS | frozenset(
         "stop_token_ids",
     ]
 )
-_LOADS: Final = frozenset({"model", "path", "file", "url", "base_url", "id", "module"})
-"""Options of rewards and environments that may load or fetch something."""
+_REWARD_OPTIONS: Final = frozenset({
+    "rewards", "type", "name", "weight", "params",
+    "extract", "last_number", "split_on_think_tag", "tolerance", "max_boxed_threshold",
+    "target_tokens", "min_reward", "max_reward", "max_tokens", "cache_tokens",
+    "preferred_tags", "require_all_tags", "case_sensitive", "strict",
+    "min_steps", "ngram_size", "max_penalty", "threshold",
+    "ignore_case", "ignore_punctuation", "whole_if_unmarked",
+    "normalization", "format_weight", "accuracy_weight", "steps_bonus",
+    "max_characters", "scale_factor", "letters", "first_index",
+})  # fmt: skip
+"""The options of the rewards that the environment ships, and that load nothing. A test compares them."""
+_LOADS: Final = frozenset({
+    "model", "models", "path", "paths", "file", "files", "url", "urls", "id", "ids", "module", "folder", "dir", "repo",
+    "repository", "checkpoint", "adapter", "tokenizer", "host", "address", "server", "endpoint", "command", "code",
+    "dataset", "package", "class", "function", "import", "script", "uri",
+})  # fmt: skip
+"""Words in the names of options with which an environment may load or fetch something."""
 _EMPTY: Final[tuple[Any, ...]] = (None, "", {}, [])
 
 
@@ -96,7 +112,7 @@ def _suspicious(value: Any, place: str, config_dir: Path) -> Iterator[str]:
     if isinstance(value, Mapping):
         for key, item in value.items():
             inner = f"{place}.{key}".lstrip(".")
-            inside_params = ".params" in place or place.endswith("params")
+            inside_params = "params" in place.split(".")
             if item in _EMPTY:
                 continue
             if key == "dataset_path" and place == "dataset":
@@ -104,7 +120,7 @@ def _suspicious(value: Any, place: str, config_dir: Path) -> Iterator[str]:
                     yield f"{inner}: {item} (a file outside of {config_dir})"
             elif key == "dataset_name" and place == "dataset":
                 yield f"{inner}: {item} (a download)"
-            elif key in _LOADS or (key == "type" and item == "verifiers"):
+            elif (inside_params and _may_load(key, place)) or (key == "type" and item == "verifiers"):
                 yield f"{inner}: {item} (code, a file or a download)"
             elif key not in _PLAIN and not inside_params:
                 yield f"{inner}: {item} (not a setting that a record may have)"
@@ -115,6 +131,13 @@ def _suspicious(value: Any, place: str, config_dir: Path) -> Iterator[str]:
             yield from _suspicious(item, place, config_dir)
     elif isinstance(value, str) and name not in _TEXTS and any(sign in value for sign in "/\\:$"):
         yield f"{place}: {value} (code, a file or an address)"
+
+
+def _may_load(option: str, place: str) -> bool:
+    """Returns whether an option of a reward or of an environment may load something. `place`: of its params."""
+    if place.startswith("environment."):
+        return not _LOADS.isdisjoint(re.findall(r"[a-z0-9]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", option).lower()))
+    return option not in _REWARD_OPTIONS
 
 
 def _inside(path: str, folder: Path) -> bool:
