@@ -150,7 +150,6 @@ def test_group_with_a_teacher_an_unsampled_sequence_and_messages_is_accepted() -
         dataclasses.replace(make_group(), messages=[["\ud83d"]])
 
 
-<<<<<<< HEAD
 def test_group_with_branches_knows_the_rollout_of_each_sequence() -> None:
     group = make_group(lengths=[(2, 1)] * 5, rewards=[1, 1, 0, 1, 1], rollouts=[0, 0, 1, 2, 2])
     decoded = TrajectoryGroup.decode(group.encode())
@@ -165,7 +164,8 @@ def test_group_without_rollouts_has_one_per_sequence_and_the_bytes_of_before() -
     assert group.rollout_of.tolist() == group.rollout_starts.tolist() == [0, 1, 2]
     assert group.rollout_count == 3
     assert "rollouts" not in msgspec.msgpack.decode(group.encode())
-=======
+
+
 def nested(depth: int, kind: type = list) -> Any:
     """Returns this many lists or objects inside each other."""
     value: Any = 1
@@ -215,7 +215,6 @@ def test_submitted_messages_are_one_conversation_per_sequence(messages: list[Any
         return
     with raises(GroupError, code):
         check_submitted(group)
->>>>>>> d01b830f (Bound the depth of submitted groups and check their conversations)
 
 
 def test_encode_refuses_a_group_that_no_reader_accepts() -> None:
