@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -28,6 +29,7 @@ from gristmill_env.inference.types import (
     GenerationRequest,
     ModelCard,
     Models,
+    Parsed,
     ServedModel,
     WeightInfo,
 )
@@ -38,7 +40,11 @@ logger = logging.getLogger(__name__)
 _CHECK_EVERY = 60.0
 """Seconds between two checks whether a server answers at all while it works on a request. Default of `timeout`."""
 _QUICK = 30.0
-"""Seconds that a request for the server's models or weight label may take."""
+"""Seconds that a request for the server's models or weight label, or for a parsed reply, may take."""
+PARSE = "/v1/chat/completions/derender"
+"""vLLM's route that parses sampled tokens into text, reasoning and tool calls."""
+
+JsonObject = dict[str, Any]
 
 
 class ModelServer:
@@ -92,6 +98,27 @@ class ModelServer:
             logger.warning("the model server at %s ignores n; from now on it is asked for one at a time", self.url)
             self.ignores_n = True
         return completions
+
+    async def parse(
+        self, token_ids: Sequence[int], finish: str, before: Sequence[int], asked: JsonObject
+    ) -> JsonObject:
+        """Returns sampled tokens as a message of OpenAI's form, by the server's parsers of tool calls and reasoning.
+
+        `finish`: the finish reason. `before`: the last tokens of the prompt. `asked`: the chat request, without the
+        model. Raises ServerTroubleError; InferenceError.
+        """
+        choice = {"index": 0, "token_ids": list(token_ids), "finish_reason": finish}
+        body = {
+            "model": self._model,
+            "generate_response": {"request_id": "parse", "choices": [choice]},
+            "prompt_token_ids": list(before),
+            "chat_request": {"model": self._model, **asked},
+        }
+        parsed = await self._http.ask("POST", PARSE, Parsed, json=body, timeout=_QUICK)
+        message = parsed.choices[0].message
+        kept = {"content": message.content or None, "tool_calls": message.tool_calls}
+        kept["reasoning"] = message.reasoning or message.reasoning_content
+        return {"content": None} | {key: value for key, value in kept.items() if value}
 
     async def answers(self) -> bool:
         """Whether the server answers a cheap request. If so, a late completion does not mean that the server failed."""

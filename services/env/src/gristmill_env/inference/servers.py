@@ -7,6 +7,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
+from typing import Any
 
 from gristmill import Manifest
 from gristmill.model_servers import LOOK_UP_EVERY, ServerAddresses
@@ -114,6 +115,21 @@ class ModelServers:
                 await self._ask_briefly(request, evaluation)
                 raise PromptRefusedError(refusal.code, str(refusal), **refusal.values) from refusal
             raise
+
+    async def parse(
+        self, token_ids: Sequence[int], finish: str, before: Sequence[int], asked: dict[str, Any], server: str | None
+    ) -> dict[str, Any]:
+        """Returns sampled tokens as a message (`ModelServer.parse`). `server`: URL of the server that is asked first.
+
+        Raises InferenceError when no server answers.
+        """
+        began = time.monotonic()
+        for endpoint in sorted(self._endpoints, key=lambda one: (one.server.url != server, one.state)):
+            try:
+                return await endpoint.server.parse(token_ids, finish, before, asked)
+            except ServerTroubleError as trouble:
+                endpoint.problem = trouble.told
+        raise self._failover.gave_up(time.monotonic() - began)
 
     async def weight_label(self) -> str:
         """Returns the weight label of the first server that is up; "default" if no weights were published to it.

@@ -152,6 +152,24 @@ class ChatChoice(msgspec.Struct):
     finish_reason: str | None = None
 
 
+class ParsedMessage(ChatMessage):
+    """The model's message with its tool calls, in OpenAI's form."""
+
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class ParsedChoice(msgspec.Struct):
+    """One completion of POST /v1/chat/completions/derender."""
+
+    message: ParsedMessage
+
+
+class Parsed(msgspec.Struct):
+    """Answer of POST /v1/chat/completions/derender."""
+
+    choices: list[ParsedChoice]
+
+
 class Usage(msgspec.Struct):
     """Number of tokens of all choices together."""
 

@@ -107,15 +107,16 @@ class PromptBuilder:
         """Creates a builder with the tokenizer of a path or hub id. Raises PromptError if it cannot be loaded."""
         return cls(load_tokenizer(name), system_prompt, prefill)
 
-    def build(self, opening: str | Sequence[Message]) -> Prompt:
+    def build(self, opening: str | Sequence[Message], options: Mapping[str, Any] | None = None) -> Prompt:
         """Returns the prompt of a conversation, or of one user message.
 
-        Raises PromptError when the template refuses the messages.
+        `options`: more values for the template, such as `tools`. Raises PromptError when the template refuses the
+        messages.
         """
         messages = (user(opening),) if isinstance(opening, str) else tuple(opening)
         if self.system_prompt and messages[0]["role"] != "system":
             messages = (system(self.system_prompt), *messages)
-        rendered = self._render(messages)
+        rendered = self._render(messages, options)
         text = rendered + self.prefill
         if self._tokenizer is None:
             return Prompt(text, (), messages, self.prefill, self.prefill)
@@ -124,18 +125,22 @@ class PromptBuilder:
         return Prompt(text, ids, messages, self.prefill, opened_thought(rendered) + self.prefill)
 
     def continuation_tokens(
-        self, said: Sequence[Message], more: Sequence[Message], last_token: int | None
+        self,
+        said: Sequence[Message],
+        more: Sequence[Message],
+        last_token: int | None,
+        options: Mapping[str, Any] | None = None,
     ) -> Continuation:
         """Returns the tokens between two replies: the end of the model's turn, `more`, the generation prompt.
 
         `said`: the conversation before the reply. `last_token`: the reply's last token. If it ends the turn, the
         template's own end is left out, which may be another token (<|endoftext|> and <|im_end|>). The reply keeps the
-        sampled tokens and is never tokenized again.
+        sampled tokens and is never tokenized again. `options`: more values for the template, such as `tools`.
         Raises PromptError when the template refuses the messages, or leaves the reply out.
         """
         if self._tokenizer is None:
             return Continuation()
-        _, reply, text = self._render((*said, assistant(_REPLY), *more)).rpartition(_REPLY)
+        _, reply, text = self._render((*said, assistant(_REPLY), *more), options).rpartition(_REPLY)
         if not reply:
             raise PromptError(
                 "chat_template_drops_replies",
@@ -158,6 +163,13 @@ class PromptBuilder:
             if self.decode([token], special=True).strip():
                 break
         return 0
+
+    def without_end(self, token_ids: Sequence[int]) -> list[int]:
+        """Returns the tokens without those at their end that end a turn or a text."""
+        end = len(token_ids)
+        while end and token_ids[end - 1] in self._closers:
+            end -= 1
+        return list(token_ids[:end])
 
     def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
         """Returns the text of a completion's tokens, without the tokens that end a turn or a text unless `special`.

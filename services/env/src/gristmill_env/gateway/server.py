@@ -1,0 +1,194 @@
+"""The gateway: an OpenAI- and Anthropic-compatible server through which an agent's program calls the model in training.
+
+    http://HOST:9100/v1            with the session's key as the API key
+    http://HOST:9100/s/KEY/v1      with any API key
+
+Each path answers for Chat Completions, Responses and Messages, streaming or not, and lists the model. The session that
+the key belongs to is one rollout (`sessions`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final
+
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from gristmill import hosts
+from gristmill.hosts import AllowedHosts
+from gristmill_env.errors import EnvError
+from gristmill_env.gateway.dialects import DIALECTS, Dialect, RequestError
+from gristmill_env.gateway.sessions import Prepared, Session, Sessions
+
+logger = logging.getLogger(__name__)
+
+PORT: Final = 9100
+_LARGEST: Final = 32 * 2**20
+"""Bytes of a request's body."""
+_KEEP_ALIVE: Final = 5.0
+"""Seconds between two signs of life of a streamed answer that is not complete."""
+_RETRIES: Final = "x-stainless-retry-count"
+"""OpenAI's and Anthropic's clients count the repetitions of a request in this header."""
+
+
+class Gateway:
+    """The server's address, and the sessions that it serves."""
+
+    def __init__(self, sessions: Sessions, model: str, url: str) -> None:
+        """`url`: the address at which agents reach the server, without a path."""
+        self.sessions = sessions
+        self.url = url
+        self._model = model
+
+    def base_url(self, session: Session) -> str:
+        """Returns the session's URL, which an agent's client can use with any API key."""
+        return f"{self.url}/s/{session.key}/v1"
+
+    def app(self, allowed: AllowedHosts) -> Starlette:
+        """Returns the ASGI application."""
+        routes = [Route("/healthz", _health)]
+        for prefix in ("", "/s/{key}"):
+            routes.append(Route(f"{prefix}/v1/models", self._models))
+            for path, dialect in DIALECTS.items():
+                routes.append(Route(prefix + path, self._endpoint(dialect), methods=["POST"]))
+        app = Starlette(routes=routes)
+        app.add_middleware(_KnownHosts, allowed=allowed)
+        return app
+
+    async def _models(self, request: Request) -> Response:
+        try:
+            self.sessions.find(lambda: _keys(request))
+        except RequestError as error:
+            return JSONResponse(DIALECTS["/v1/chat/completions"].error(error), error.status)
+        card = {"id": self._model, "object": "model", "created": 0, "owned_by": "gristmill"}
+        return JSONResponse({"object": "list", "data": [card]})
+
+    def _endpoint(self, dialect: Dialect) -> Any:
+        async def answer(request: Request) -> Response:
+            try:
+                session = self.sessions.find(lambda: _keys(request))
+                prepared = session.prepare(dialect.read(await _body(request)))
+                told = {
+                    "idempotency": request.headers.get("idempotency-key"),
+                    "again": request.headers.get(_RETRIES, "0") != "0",
+                }
+                if not prepared.request.stream:
+                    return JSONResponse(dialect.answer(await session.reply(prepared, **told)))
+            except RequestError as error:
+                logger.debug("the gateway refuses a request: %s", error)
+                return JSONResponse(dialect.error(error), error.status)
+            except ClientDisconnect:
+                return Response(status_code=499)
+            events = _events(session, prepared, dialect, told)
+            return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+        return answer
+
+
+async def _events(
+    session: Session, prepared: Prepared, dialect: Dialect, told: Mapping[str, Any]
+) -> AsyncIterator[bytes]:
+    """Yields the reply's events, and signs of life until the reply is complete."""
+    work = asyncio.create_task(session.reply(prepared, **told))
+    try:
+        while not (await asyncio.wait([work], timeout=_KEEP_ALIVE))[0]:
+            yield dialect.keep_alive
+        for event in dialect.events(work.result(), prepared.request):
+            yield event
+    except RequestError as error:
+        yield dialect.error_event(error)
+    finally:
+        work.cancel()
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    sessions: Sessions, model: str, address: tuple[str, int], environ: Mapping[str, str], url: str | None = None
+) -> AsyncIterator[Gateway]:
+    """Serves the gateway inside the block. `address`: host and port, 0 for a free one. `url`: at which agents reach it.
+
+    Raises EnvError if the address cannot be opened.
+    """
+    host, port = address
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    with contextlib.closing(listener):
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            raise EnvError(
+                "gateway_address",
+                f"the gateway for agents cannot listen at {host}:{port} ({error}); stop what listens there, or set "
+                "gateway_address",
+                host=host,
+                port=port,
+            ) from error
+        port = listener.getsockname()[1]
+        gateway = Gateway(sessions, model, url or f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}")
+        config = uvicorn.Config(
+            gateway.app(AllowedHosts.read(environ)), log_config=None, access_log=False, lifespan="off",
+            timeout_graceful_shutdown=1, ws="none",
+        )  # fmt: skip
+        server = _Server(config)
+        task = asyncio.create_task(server.serve([listener]))
+        logger.info("the gateway for agents listens at %s", gateway.url)
+        try:
+            yield gateway
+        finally:
+            server.should_exit = True
+            await task
+
+
+class _Server(uvicorn.Server):
+    """A server in an event loop that handles the signals itself."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Any:
+        yield
+
+
+class _KnownHosts:
+    """Refuses requests for other hosts (gristmill.hosts)."""
+
+    def __init__(self, app: Any, allowed: AllowedHosts) -> None:
+        self._app, self._allowed = app, allowed
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        host = self._allowed.refused(scope["headers"]) if scope["type"] == "http" else None
+        if host is None:
+            await self._app(scope, receive, send)
+            return
+        error = {"code": hosts.CODE, "message": f"{hosts.message(host)}; {hosts.REMEDY}"}
+        await JSONResponse({"error": error}, hosts.STATUS)(scope, receive, send)
+
+
+async def _health(request: Request) -> Response:
+    return JSONResponse({"status": "ok"})
+
+
+def _keys(request: Request) -> list[str]:
+    """Returns what may be the session's key: a part of the path, or an API key in either API's header."""
+    bearer = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
+    return [request.path_params.get("key", ""), bearer, request.headers.get("x-api-key", "")]
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    received = bytearray()
+    async for chunk in request.stream():
+        received += chunk
+        if len(received) > _LARGEST:
+            raise RequestError(413, "too_large", f"a request may have {_LARGEST} bytes")
+    try:
+        return msgspec.json.decode(bytes(received), type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestError(400, "bad_request", f"the body must be a JSON object: {error}") from error

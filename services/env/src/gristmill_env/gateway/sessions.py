@@ -1,0 +1,273 @@
+"""One agent's rollout at the gateway: its requests in, the model's replies out, and every turn on disk in between.
+
+A reply is sampled from token ids, written to the session's file, and only then answered. A kill of this process
+therefore loses no answered turn: `Session` reads the file again, and the agent's client repeats the request that was
+not answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gristmill import SamplingParams
+from gristmill_env.durable import LineFile, read_lines
+from gristmill_env.errors import EnvError, InferenceError, PromptError, PromptTooLongError
+from gristmill_env.gateway.dialects import ChatRequest, Reply, RequestError
+from gristmill_env.gateway.turns import Branch, Place, Turn, Turns, encode
+from gristmill_env.inference import Completion, GenerationRequest, ModelServers
+from gristmill_env.rollouts.prompts import PromptBuilder
+
+_KEY = "gm-"
+_TAIL = 16
+"""Tokens of a prompt that the model server sees when it parses a reply: the first token's text depends on them."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of one session."""
+
+    turns: int = 500
+    """Replies."""
+    tokens: int = 4_000_000
+    """Stored tokens."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The model in training."""
+
+    name: str
+    prompts: PromptBuilder
+    servers: ModelServers
+    max_length: int
+    """Most tokens of a conversation."""
+    tools: bool | None = None
+    """Whether the model servers parse tool calls; None if that is unknown."""
+    reasoning: bool = False
+    """Whether the model servers separate the reasoning from the answer."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that may be sampled."""
+
+    request: ChatRequest
+    place: Place
+    given: tuple[int, ...]
+    """The prompt's tokens that no earlier turn has."""
+    token_ids: list[int]
+    """The whole prompt."""
+
+
+class Session:
+    """The conversations of one rollout."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        sampling: SamplingParams,
+        *,
+        limits: Limits | None = None,
+        file: Path | None = None,
+        evaluation: bool = False,
+    ) -> None:
+        """`file`: receives the turns; the turns of an existing file are read. None: the session does not survive.
+
+        Raises OSError; BlockingIOError if another process has the file open.
+        """
+        self.key = _KEY + secrets.token_urlsafe(24)
+        """What the agent sends as its API key, or in the path."""
+        self.turns = Turns()
+        self.failure: EnvError | None = None
+        """The last error of the model servers; None if they have answered since."""
+        self.asked = time.monotonic()
+        """Time of the last request or reply."""
+        self._policy = policy
+        self._sampling = sampling
+        self._limits = limits or Limits()
+        self._evaluation = evaluation
+        self._closed = False
+        self._unread: set[int] = set()
+        self._answers: dict[bytes, asyncio.Task[Turn]] = {}
+        """The newest answer to each request, by its idempotency key or its messages."""
+        self._server: str | None = None
+        self._file = None if file is None else self._open(file)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the model works on a reply."""
+        return any(not task.done() for task in self._answers.values())
+
+    def branches(self) -> list[Branch]:
+        """Returns the sequences to train on. A reply that the agent did not receive is left out."""
+        return self.turns.branches(self._unread)
+
+    def prepare(self, request: ChatRequest) -> Prepared:
+        """Returns the request's prompt as tokens. Raises RequestError."""
+        if self._closed:
+            raise RequestError(410, "session_closed", "the rollout of this session has ended")
+        if len(self.turns) >= self._limits.turns:
+            raise RequestError(429, "too_many_turns", f"a rollout may have {self._limits.turns} replies")
+        if self.turns.tokens >= self._limits.tokens:
+            raise RequestError(429, "too_many_tokens", f"a rollout may have {self._limits.tokens} tokens")
+        if request.tools and self._policy.tools is False:
+            raise RequestError(
+                400, "no_tool_parser", "the model server parses no tool calls: set MODEL_TOOL_PARSER, or send no tools",
+                "tools",
+            )  # fmt: skip
+        if request.messages[-1]["role"] == "assistant":
+            raise RequestError(400, "ends_with_reply", "the last message must not be the model's", "messages")
+        place = self.turns.place(request.messages, request.tools)
+        try:
+            given = self._given(place, request)
+        except PromptError as error:
+            raise RequestError(400, error.code, str(error), "messages") from error
+        ids = [*place.parent.token_ids, *given] if place.parent is not None else list(given)
+        if len(ids) >= self._policy.max_length:
+            raise RequestError(
+                400, "context_length_exceeded",
+                f"the conversation has {len(ids)} tokens; with the reply it may have {self._policy.max_length}",
+                "messages",
+            )  # fmt: skip
+        return Prepared(request, place, given, ids)
+
+    async def reply(self, prepared: Prepared, *, idempotency: str | None = None, again: bool = False) -> Reply:
+        """Returns the model's reply, which is then on disk.
+
+        `idempotency`: two requests with the same key get the same reply. `again`: whether the client repeats a request
+        whose answer it did not receive; the repetition gets the reply to the first. Raises RequestError.
+        """
+        self.asked = time.monotonic()
+        name = prepared.place.key if idempotency is None else hashlib.sha256(idempotency.encode()).digest()
+        task = self._answers.get(name) if again or idempotency is not None else None
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = self._answers[name] = asyncio.create_task(self._sample(prepared))
+        # A client that is gone often repeats its request, which then finds this reply.
+        turn = await asyncio.shield(task)
+        self.asked = time.monotonic()
+        self._unread.discard(turn.number)
+        prompt = len(turn.token_ids) - len(turn.sampled)
+        reason = "tool_calls" if turn.answer.get("tool_calls") else turn.finish_reason
+        return Reply(turn.key.hex()[:24], self._policy.name, dict(turn.answer), reason, prompt, len(turn.sampled))
+
+    async def close(self) -> None:
+        """Ends the session. Replies in work are given up."""
+        self._closed = True
+        working = [task for task in self._answers.values() if not task.done()]
+        for task in working:
+            task.cancel()
+        await asyncio.gather(*working, return_exceptions=True)
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _given(self, place: Place, request: ChatRequest) -> tuple[int, ...]:
+        options: dict[str, Any] = {"tools": list(request.tools)} if request.tools else {}
+        if place.parent is None:
+            return self._policy.prompts.build(request.messages, options).token_ids
+        last = int(place.parent.sampled[-1])
+        return self._policy.prompts.continuation_tokens(place.said, place.more, last, options).token_ids
+
+    async def _sample(self, prepared: Prepared) -> Turn:
+        request = prepared.request
+        most = min(self._sampling.max_tokens, self._policy.max_length - len(prepared.token_ids))
+        if request.max_tokens is not None:
+            most = min(most, request.max_tokens)
+        sampling = SamplingParams(
+            temperature=self._sampling.temperature, top_p=self._sampling.top_p, max_tokens=most
+        )  # fmt: skip
+        asked = GenerationRequest(
+            token_ids=prepared.token_ids, sampling=sampling, stop=request.stop, earlier=self._server
+        )
+        try:
+            (completion,) = await self._policy.servers.generate(asked, evaluation=self._evaluation)
+            answer = await self._parsed(completion, prepared)
+        except PromptTooLongError as error:
+            raise RequestError(400, "context_length_exceeded", str(error), "messages") from error
+        except EnvError as error:
+            self.failure = error
+            raise RequestError(503, error.code, str(error)) from error
+        self.failure = None
+        self._server = completion.server
+        turn = self.turns.add(prepared.place, prepared.given, completion, answer)
+        self._unread.add(turn.number)
+        if self._file is not None:
+            await asyncio.to_thread(self._file.append, encode(turn))
+        return turn
+
+    async def _parsed(self, completion: Completion, prepared: Prepared) -> dict[str, Any]:
+        """Returns the reply as a message of OpenAI's form. The model server parses tool calls and reasoning."""
+        request, prompts = prepared.request, self._policy.prompts
+        ids = prompts.without_end(completion.token_ids)
+        if not ids or not (request.tools or self._policy.reasoning):
+            return {"role": "assistant", "content": prompts.decode(ids) if ids else ""}
+        asked: dict[str, Any] = {"messages": [{"role": "user", "content": ""}]}
+        if request.tools:
+            asked |= {"tools": list(request.tools), "parallel_tool_calls": request.parallel_tool_calls}
+        message = await self._policy.servers.parse(
+            ids, completion.finish_reason, prepared.token_ids[-_TAIL:], asked, completion.server
+        )
+        return {"role": "assistant", **message}
+
+    def _open(self, path: Path) -> LineFile:
+        file = LineFile(path, exclusive=True)
+        with path.open("rb") as stream:
+            for number, line in read_lines(stream):
+                try:
+                    turn = self.turns.restore(line)
+                except (msgspec.DecodeError, IndexError) as error:
+                    file.close()
+                    raise InferenceError(
+                        "session_damaged", f"line {number} of {path} is no turn ({error}); remove the file", path=path
+                    ) from error
+                self._answers[turn.request] = _done(turn)
+        return file
+
+
+class Sessions:
+    """The open sessions, by their keys."""
+
+    def __init__(self, most: int = 4096) -> None:
+        self._open: dict[str, Session] = {}
+        self._most = most
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, session: Session) -> None:
+        """Opens the session for requests. Raises EnvError if too many are open."""
+        if len(self._open) >= self._most:
+            raise EnvError(
+                "too_many_sessions", f"{self._most} rollouts are open; lower max_num_workers", most=self._most
+            )
+        self._open[session.key] = session
+
+    def find(self, keys: Callable[[], list[str]]) -> Session:
+        """Returns the session of the first key that has one. Raises RequestError."""
+        for key in keys():
+            if (session := self._open.get(key)) is not None:
+                return session
+        raise RequestError(
+            401, "unknown_session",
+            "no open rollout has this key: send the session's key as the API key, or its base URL as it was given",
+        )  # fmt: skip
+
+    def remove(self, session: Session) -> None:
+        """Requests with the session's key are refused from now on."""
+        self._open.pop(session.key, None)
+
+
+def _done(turn: Turn) -> asyncio.Task[Turn]:
+    async def answered() -> Turn:
+        return turn
+
+    return asyncio.get_running_loop().create_task(answered())

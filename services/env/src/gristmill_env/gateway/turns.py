@@ -1,0 +1,270 @@
+"""The turns of one agent's rollout as the tokens that were sent and sampled, in a forest.
+
+A program that calls a chat endpoint sends the whole conversation with each request, as messages. `Turns` finds the
+turn that a request continues: the deepest stored turn whose conversation the request's messages begin with. The next
+prompt is then the stored tokens of that turn and the tokens of the new messages, so that nothing that was sampled is
+tokenized again. A request that continues no stored turn begins another root.
+
+Retries, sub-agents, parallel calls and shortened histories need no rules of their own: they are branches or roots.
+`branches` returns each path from a root to a leaf as one sequence. A sampled turn is trained in the first path that
+contains it, and is context in the others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gristmill_env.data import Message
+from gristmill_env.gateway.dialects import template_message
+from gristmill_env.inference import Completion, LabelSpan
+
+_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id")
+"""The keys of a message that decide whether two messages are the same. Clients add others, such as `refusal: null`,
+and few send a reply's reasoning back."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Turn:
+    """One reply of the model. P: tokens of the prompt that no earlier turn has. R: tokens of the reply."""
+
+    number: int
+    """Its place in the order of the replies."""
+    parent: Turn | None
+    given: NDArray[np.int32]
+    """[P]: the whole prompt of a root; else the tokens between the parent's reply and this reply."""
+    sampled: NDArray[np.int32]
+    """[R]"""
+    logprobs: NDArray[np.float32]
+    """[R]: under the distribution from which a token was drawn."""
+    labels: tuple[LabelSpan, ...]
+    """The server's weight labels by position in `sampled`."""
+    finish_reason: str
+    more: tuple[Message, ...]
+    """The messages of the request that no earlier turn has."""
+    answer: Mapping[str, Any]
+    """The model's message in OpenAI's form, as the agent received it."""
+    request: bytes
+    """Identifies the request's messages and tools (`Place.key`)."""
+    key: bytes
+    """Identifies the conversation up to and including the reply, with the tools."""
+
+    @property
+    def reply(self) -> Message:
+        """The model's message in the form of chat templates."""
+        return template_message(self.answer)
+
+    def path(self) -> list[Turn]:
+        """Returns the turns from the root to this turn."""
+        path: list[Turn] = [self]
+        while (parent := path[-1].parent) is not None:
+            path.append(parent)
+        return path[::-1]
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All tokens up to the end of this reply."""
+        parts = [part for turn in self.path() for part in (turn.given, turn.sampled)]
+        ids: list[int] = np.concatenate(parts).tolist()
+        return ids
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation up to and including this reply."""
+        return tuple(message for turn in self.path() for message in (*turn.more, turn.reply))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a request's messages belong."""
+
+    parent: Turn | None
+    """The turn that the request continues; None if it begins a conversation."""
+    said: tuple[Message, ...]
+    """The messages before the parent's reply."""
+    more: tuple[Message, ...]
+    """The messages after the parent's reply, or all messages."""
+    key: bytes
+    """Identifies the request's messages and tools."""
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A path from a root to a leaf, as one sequence. P: prompt of the root. C: tokens after it."""
+
+    prompt: NDArray[np.int32]
+    """[P]"""
+    token_ids: NDArray[np.int32]
+    """[C]"""
+    logprobs: NDArray[np.float32]
+    """[C]: 0 where the mask is False."""
+    mask: NDArray[np.bool_]
+    """[C]: True for tokens that are trained on in this branch."""
+    labels: list[LabelSpan]
+    """The weight labels of the tokens that are trained on here, by position in `token_ids`."""
+    turns: list[Turn]
+
+
+class Turns:
+    """The turns of one rollout."""
+
+    def __init__(self) -> None:
+        self._turns: list[Turn] = []
+        self._by_key: dict[bytes, Turn] = {}
+        """The newest turn of each conversation: after a retry that drew the same text, the agent has the newer one."""
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def __iter__(self) -> Iterator[Turn]:
+        return iter(self._turns)
+
+    @property
+    def roots(self) -> int:
+        """Number of conversations that continue no other."""
+        return sum(turn.parent is None for turn in self._turns)
+
+    @property
+    def tokens(self) -> int:
+        """Number of stored tokens."""
+        return sum(len(turn.given) + len(turn.sampled) for turn in self._turns)
+
+    def place(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> Place:
+        """Returns the place of a request. `tools`: the request's tools, which are part of the prompt."""
+        key = _digest(b"", list(tools or ()))
+        parent, after = None, 0
+        for number, message in enumerate(messages, 1):
+            key = _digest(key, _identity(message))
+            if message["role"] == "assistant" and (found := self._by_key.get(key)) is not None:
+                parent, after = found, number
+        said = tuple(messages[: after - 1]) if parent is not None else ()
+        return Place(parent, said, tuple(messages[after:]), key)
+
+    def add(self, place: Place, given: Sequence[int], completion: Completion, answer: Mapping[str, Any]) -> Turn:
+        """Stores a reply. `given`: the prompt's tokens that the parent does not have."""
+        turn = Turn(
+            number=len(self._turns),
+            parent=place.parent,
+            given=np.array(given, np.int32),
+            sampled=np.array(completion.token_ids, np.int32),
+            logprobs=np.array(completion.logprobs, np.float32),
+            labels=tuple(completion.labels),
+            finish_reason=completion.finish_reason,
+            more=place.more,
+            answer=answer,
+            request=place.key,
+            key=_digest(place.key, _identity(template_message(answer))),
+        )
+        self._append(turn)
+        return turn
+
+    def branches(self, unread: Set[int] = frozenset()) -> list[Branch]:
+        """Returns the path to each leaf, in the order of the leaves' replies. Each turn is trained in one of them.
+
+        `unread`: numbers of turns that the agent did not receive. Such a leaf is left out.
+        """
+        kept = [turn for turn in self._turns if turn.number not in unread]
+        continued = {turn.parent.number for turn in kept if turn.parent is not None}
+        used: set[int] = set()
+        branches = []
+        for leaf in kept:
+            if leaf.number not in continued:
+                path = leaf.path()
+                branches.append(_branch(path, used))
+                used |= {turn.number for turn in path}
+        return branches
+
+    def restore(self, line: bytes) -> Turn:
+        """Adds a turn that `encode` wrote. Raises msgspec.DecodeError, and IndexError for a turn without its parent."""
+        stored = msgspec.json.decode(line, type=_Stored)
+        turn = Turn(
+            number=len(self._turns),
+            parent=None if stored.parent is None else self._turns[stored.parent],
+            given=np.frombuffer(stored.given, "<i4"),
+            sampled=np.frombuffer(stored.sampled, "<i4"),
+            logprobs=np.frombuffer(stored.logprobs, "<f4"),
+            labels=tuple(stored.labels),
+            finish_reason=stored.finish_reason,
+            more=tuple(stored.more),
+            answer=stored.answer,
+            request=stored.request,
+            key=stored.key,
+        )
+        self._append(turn)
+        return turn
+
+    def _append(self, turn: Turn) -> None:
+        self._turns.append(turn)
+        self._by_key[turn.key] = turn
+
+
+class _Stored(msgspec.Struct):
+    """A turn in a file."""
+
+    parent: int | None
+    given: bytes
+    sampled: bytes
+    logprobs: bytes
+    labels: list[LabelSpan]
+    finish_reason: str
+    more: list[dict[str, Any]]
+    answer: dict[str, Any]
+    request: bytes
+    key: bytes
+
+
+def encode(turn: Turn) -> bytes:
+    """Returns a turn for a file. `Turns.restore` reads it, after the turns before it."""
+    stored = _Stored(
+        parent=None if turn.parent is None else turn.parent.number,
+        given=turn.given.astype("<i4").tobytes(),
+        sampled=turn.sampled.astype("<i4").tobytes(),
+        logprobs=turn.logprobs.astype("<f4").tobytes(),
+        labels=list(turn.labels),
+        finish_reason=turn.finish_reason,
+        more=[dict(message) for message in turn.more],
+        answer=dict(turn.answer),
+        request=turn.request,
+        key=turn.key,
+    )
+    return msgspec.json.encode(stored)
+
+
+def _branch(path: Sequence[Turn], used: set[int]) -> Branch:
+    ids, logprobs, mask, labels = [], [], [], []
+    place = 0
+    for turn in path:
+        trained = turn.number not in used
+        given = turn.given if turn.parent is not None else turn.given[:0]
+        place += len(given)
+        if trained:
+            labels += [LabelSpan(span.version, place + span.start, place + span.end) for span in turn.labels]
+        place += len(turn.sampled)
+        ids += [given, turn.sampled]
+        logprobs += [np.zeros(len(given), np.float32), turn.logprobs if trained else np.zeros_like(turn.logprobs)]
+        mask += [np.zeros(len(given), np.bool_), np.full(len(turn.sampled), trained)]
+    parts = np.concatenate(ids), np.concatenate(logprobs), np.concatenate(mask)
+    return Branch(path[0].given, *parts, labels, list(path))
+
+
+def _identity(message: Message) -> Mapping[str, Any]:
+    """Returns what two messages share if one is the other, sent back by a client that wrote it in its own way."""
+    same = {key: message[key] for key in _KEYS if message.get(key)}
+    calls = message.get("tool_calls") or ()
+    if calls:
+        same["tool_calls"] = [
+            (call.get("id"), call["function"]["name"], call["function"]["arguments"]) for call in calls
+        ]
+    return same
+
+
+def _digest(key: bytes, value: object) -> bytes:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+    return hashlib.sha256(key + text).digest()

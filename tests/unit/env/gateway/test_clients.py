@@ -1,0 +1,255 @@
+"""Clients as their makers publish them: the openai and anthropic packages, streaming or not."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+from tests.unit.env.gateway.conftest import Running, ScriptedModel, until
+
+from gristmill_env.gateway import Limits
+
+QUESTION = [{"role": "user", "content": "2 + 2?"}]
+PARAMETERS = {"type": "object", "properties": {"query": {"type": "string"}}}
+TOOL = {"type": "function", "function": {"name": "search", "description": "Searches.", "parameters": PARAMETERS}}
+TWO_CALLS = (
+    'Wait.<tool_call>{"name": "search", "arguments": {"query": "a"}}</tool_call>'
+    '<tool_call>{"name": "search", "arguments": {"query": "b"}}</tool_call>'
+)
+
+
+def client(running: Running, **options: Any) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=running.url, api_key=running.session.key, **options)
+
+
+async def test_key_or_path_names_the_session(running: Running) -> None:
+    for url, key in ((running.url, running.session.key), (running.gateway.base_url(running.session), "any")):
+        asked = openai.AsyncOpenAI(base_url=url, api_key=key)
+        answer = await asked.chat.completions.create(model="tiny", messages=QUESTION)
+        assert answer.choices[0].message.content == "4"
+        assert [model.id async for model in asked.models.list()] == ["tiny"]
+    with pytest.raises(openai.AuthenticationError) as refused:
+        await openai.AsyncOpenAI(base_url=running.url, api_key="other").chat.completions.create(
+            model="tiny", messages=QUESTION
+        )
+    assert refused.value.code == "unknown_session"
+
+
+async def test_conversation_is_sent_as_the_sampled_tokens(running: Running, model: ScriptedModel) -> None:
+    asked = client(running)
+    answer = await asked.chat.completions.create(model="tiny", messages=QUESTION)
+    more = [*QUESTION, answer.choices[0].message, {"role": "user", "content": "Sure?"}]
+    again = await asked.chat.completions.create(model="tiny", messages=more)
+    first, second = running.session.turns
+    assert second.parent is first
+    assert model.server.bodies[-1]["token_ids"][: len(first.token_ids)] == first.token_ids
+    assert model.prompts[-1] == (
+        "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n4<|im_end|>\n"
+        "<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert again.usage is not None
+    assert again.usage.prompt_tokens == len(second.token_ids) - len(second.sampled)
+    (branch,) = running.session.branches()
+    assert branch.mask.sum() == len(first.sampled) + len(second.sampled)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_parallel_tool_calls_and_both_results_reach_the_model(
+    running: Running, model: ScriptedModel, stream: bool
+) -> None:
+    model.says = [TWO_CALLS, "Done"]
+    asked = client(running)
+    if stream:
+        calls: dict[int, dict[str, Any]] = {}
+        text, reasons, usage = "", [], None
+        async for chunk in await asked.chat.completions.create(
+            model="tiny", messages=QUESTION, tools=[TOOL], stream=True, stream_options={"include_usage": True}
+        ):
+            usage = chunk.usage or usage
+            for choice in chunk.choices:
+                text += choice.delta.content or ""
+                reasons += [choice.finish_reason] if choice.finish_reason else []
+                for call in choice.delta.tool_calls or []:
+                    calls[call.index] = {"id": call.id, "type": "function", "function": call.function.model_dump()}
+        assert reasons == ["tool_calls"]
+        assert usage is not None
+        message = {"role": "assistant", "content": text, "tool_calls": list(calls.values())}
+    else:
+        answer = await asked.chat.completions.create(model="tiny", messages=QUESTION, tools=[TOOL])
+        assert answer.choices[0].finish_reason == "tool_calls"
+        message = answer.choices[0].message.model_dump()
+    assert [json.loads(call["function"]["arguments"]) for call in message["tool_calls"]] == [
+        {"query": "a"},
+        {"query": "b"},
+    ]
+    results = [
+        {"role": "tool", "tool_call_id": call["id"], "content": f"result {number}"}
+        for number, call in enumerate(message["tool_calls"])
+    ]
+    await asked.chat.completions.create(model="tiny", messages=[*QUESTION, message, *results], tools=[TOOL])
+    first, second = running.session.turns
+    assert second.parent is first
+    assert model.prompts[-1].endswith(
+        "<|im_start|>tool\nresult 0<|im_end|>\n<|im_start|>tool\nresult 1<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert model.prompts[-1].count("<tool_call>") == 2, "the calls are there as they were sampled, and once"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_anthropic_client_calls_tools(running: Running, model: ScriptedModel, stream: bool) -> None:
+    model.says = [TWO_CALLS, "Done"]
+    asked = anthropic.AsyncAnthropic(base_url=running.gateway.url, api_key=running.session.key)
+    tools: list[Any] = [{"name": "search", "description": "Searches.", "input_schema": PARAMETERS}]
+    settings: dict[str, Any] = {"model": "tiny", "max_tokens": 50, "system": "Be brief.", "tools": tools}
+
+    async def say(messages: list[Any]) -> Any:
+        if not stream:
+            return await asked.messages.create(messages=messages, **settings)
+        async with asked.messages.stream(messages=messages, **settings) as answer:
+            return await answer.get_final_message()
+
+    message = await say(QUESTION)
+    assert message.stop_reason == "tool_use"
+    text, *calls = message.content
+    assert (text.text, [call.input for call in calls]) == ("Wait.", [{"query": "a"}, {"query": "b"}])
+    results = [{"type": "tool_result", "tool_use_id": call.id, "content": "nothing"} for call in calls]
+    echo = {"role": "assistant", "content": [block.model_dump() for block in message.content]}
+    last = await say([*QUESTION, echo, {"role": "user", "content": results}])
+    assert last.content[0].text == "Done"
+    assert last.stop_reason == "end_turn"
+    first, second = running.session.turns
+    assert second.parent is first
+    assert len(second.more) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_responses_api_calls_tools(running: Running, model: ScriptedModel, stream: bool) -> None:
+    model.says = [TWO_CALLS, "Done"]
+    asked = client(running)
+    tools: list[Any] = [{"type": "function", "strict": False, **TOOL["function"]}]
+
+    async def say(items: list[Any]) -> Any:
+        settings: dict[str, Any] = {"model": "tiny", "instructions": "Search.", "tools": tools}
+        if not stream:
+            return await asked.responses.create(input=items, **settings)
+        async with asked.responses.stream(input=items, **settings) as events:
+            return await events.get_final_response()
+
+    answer = await say(list(QUESTION))
+    message, *calls = answer.output
+    assert message.content[0].text == "Wait."
+    assert [json.loads(call.arguments) for call in calls] == [{"query": "a"}, {"query": "b"}]
+    results = [{"type": "function_call_output", "call_id": call.call_id, "output": "nothing"} for call in calls]
+    echo = [item.model_dump(exclude={"parsed_arguments"}, exclude_none=True) for item in answer.output]
+    last = await say([*QUESTION, *echo, *results])
+    assert last.output_text == "Done"
+    first, second = running.session.turns
+    assert second.parent is first, "the second request continues the first"
+    assert len(second.more) == 2
+
+
+@pytest.mark.parametrize(
+    ("field", "more"),
+    [
+        ("tool_choice", {"tools": [TOOL], "tool_choice": "required"}),
+        ("response_format", {"response_format": {"type": "json_object"}}),
+        ("logit_bias", {"logit_bias": {"5": 10}}),
+        ("n", {"n": 2}),
+        ("logprobs", {"logprobs": True}),
+    ],
+)
+async def test_request_for_another_distribution_names_the_field(
+    running: Running, field: str, more: dict[str, Any]
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client(running).chat.completions.create(model="tiny", messages=QUESTION, **more)
+    assert refused.value.param == field
+    assert refused.value.code in {"other_distribution", "not_supported"}
+    assert not list(running.session.turns)
+
+
+async def test_sampling_parameters_are_the_runs(running: Running, model: ScriptedModel) -> None:
+    await client(running).chat.completions.create(
+        model="gpt-9", messages=QUESTION, temperature=0, top_p=0.1, max_tokens=7, tools=[], seed=1, presence_penalty=1
+    )
+    sampling = model.server.bodies[-1]["sampling_params"]
+    assert (sampling["temperature"], sampling["top_p"], sampling["max_tokens"]) == (1.0, 1.0, 7)
+    assert "seed" not in sampling
+
+
+async def test_too_long_conversation_has_openais_code(running: Running) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client(running).chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x" * 2000}])
+    assert refused.value.code == "context_length_exceeded"
+
+
+async def test_error_of_a_stream_is_an_event(running: Running, model: ScriptedModel) -> None:
+    model.server.answers["/inference/v1/generate"] = lambda: (400, {"error": "no"})
+    with pytest.raises(openai.APIError) as failed:
+        async for _ in await client(running, max_retries=0).chat.completions.create(
+            model="tiny", messages=QUESTION, stream=True
+        ):
+            pass
+    assert failed.value.code == "request_refused"
+    assert running.session.failure is not None
+
+
+async def test_repetition_of_a_request_gets_the_first_reply(running: Running, model: ScriptedModel) -> None:
+    model.says = ["one", "two", "three"]
+    body = {"model": "tiny", "messages": QUESTION}
+    headers = {"Authorization": f"Bearer {running.session.key}"}
+    async with httpx.AsyncClient(base_url=running.url, headers=headers) as plain:
+
+        async def say(**more: str) -> str:
+            answer = await plain.post("/chat/completions", json=body, headers=more)
+            return str(answer.json()["choices"][0]["message"]["content"])
+
+        assert await say() == "one"
+        assert await say(**{"x-stainless-retry-count": "1"}) == "one"
+        assert await say() == "two", "an equal request without either header is a new one"
+        assert await say(**{"Idempotency-Key": "k"}) == "three"
+        assert await say(**{"Idempotency-Key": "k"}) == "three"
+    assert len(running.session.turns) == 3
+
+
+async def test_client_that_gives_up_and_repeats_gets_the_reply_in_work(running: Running, model: ScriptedModel) -> None:
+    go_on = threading.Event()
+    model.hold = lambda: (go_on.wait(30), None)[1]
+    model.says = ["one", "two"]
+    body, headers = {"model": "tiny", "messages": QUESTION}, {"Authorization": f"Bearer {running.session.key}"}
+    async with httpx.AsyncClient(base_url=running.url, headers=headers) as plain:
+        with pytest.raises(httpx.ReadTimeout):
+            await plain.post("/chat/completions", json=body, timeout=0.3)
+        go_on.set()
+        answer = await plain.post("/chat/completions", json=body, headers={"x-stainless-retry-count": "1"}, timeout=30)
+    assert answer.json()["choices"][0]["message"]["content"] == "one"
+    assert len(running.session.turns) == len(running.session.branches()) == 1
+
+
+async def test_reply_that_nobody_received_is_not_trained(running: Running, model: ScriptedModel) -> None:
+    go_on = threading.Event()
+    model.hold = lambda: (go_on.wait(30), None)[1]
+    async with httpx.AsyncClient(base_url=running.gateway.base_url(running.session)) as plain:
+        with pytest.raises(httpx.ReadTimeout):
+            await plain.post("/chat/completions", json={"model": "tiny", "messages": QUESTION}, timeout=0.3)
+    go_on.set()
+    await until(lambda: len(running.session.turns) == 1)
+    assert running.session.branches() == []
+
+
+async def test_bounds_of_a_session(running: Running) -> None:
+    session = running.open(Limits(turns=1))
+    asked = openai.AsyncOpenAI(base_url=running.gateway.base_url(session), api_key="any", max_retries=0)
+    await asked.chat.completions.create(model="tiny", messages=QUESTION)
+    with pytest.raises(openai.RateLimitError) as refused:
+        await asked.chat.completions.create(model="tiny", messages=QUESTION)
+    assert refused.value.code == "too_many_turns"
+    await session.close()
+    with pytest.raises(openai.APIStatusError) as gone:
+        await asked.chat.completions.create(model="tiny", messages=QUESTION)
+    assert (gone.value.status_code, gone.value.code) == (410, "session_closed")
