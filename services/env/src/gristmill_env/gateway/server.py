@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -53,9 +53,9 @@ class Gateway:
         """Returns the session's URL, which an agent's client can use with any API key."""
         return f"{self.url}/s/{session.key}/v1"
 
-    def app(self, allowed: AllowedHosts) -> Starlette:
-        """Returns the ASGI application."""
-        routes = [Route("/healthz", _health)]
+    def app(self, allowed: AllowedHosts, more: Sequence[Route] = ()) -> Starlette:
+        """Returns the ASGI application. `more`: further routes."""
+        routes = [Route("/healthz", _health), *more]
         for prefix in ("", "/s/{key}"):
             routes.append(Route(f"{prefix}/v1/models", self._models))
             for path, dialect in DIALECTS.items():
@@ -76,7 +76,7 @@ class Gateway:
         async def answer(request: Request) -> Response:
             try:
                 session = self.sessions.find(lambda: _keys(request))
-                prepared = session.prepare(dialect.read(await _body(request)))
+                prepared = session.prepare(dialect.read(await read_body(request)))
                 told = {
                     "idempotency": request.headers.get("idempotency-key"),
                     "again": request.headers.get(_RETRIES, "0") != "0",
@@ -112,9 +112,9 @@ async def _events(
 
 @contextlib.asynccontextmanager
 async def serving(
-    sessions: Sessions, model: str, address: tuple[str, int], environ: Mapping[str, str], url: str | None = None
+    sessions: Sessions, model: str, address: tuple[str, int], environ: Mapping[str, str], more: Sequence[Route] = ()
 ) -> AsyncIterator[Gateway]:
-    """Serves the gateway inside the block. `address`: host and port, 0 for a free one. `url`: at which agents reach it.
+    """Serves the gateway inside the block. `address`: host and port, 0 for a free one. `more`: further routes.
 
     Raises EnvError if the address cannot be opened.
     """
@@ -129,14 +129,14 @@ async def serving(
             raise EnvError(
                 "gateway_address",
                 f"the gateway for agents cannot listen at {host}:{port} ({error}); stop what listens there, or set "
-                "gateway_address",
+                "the agent's address",
                 host=host,
                 port=port,
             ) from error
         port = listener.getsockname()[1]
-        gateway = Gateway(sessions, model, url or f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}")
+        gateway = Gateway(sessions, model, f"http://{_reached(host)}:{port}")
         config = uvicorn.Config(
-            gateway.app(AllowedHosts.read(environ)), log_config=None, access_log=False, lifespan="off",
+            gateway.app(AllowedHosts.read(environ), more), log_config=None, access_log=False, lifespan="off",
             timeout_graceful_shutdown=1, ws="none",
         )  # fmt: skip
         server = _Server(config)
@@ -172,6 +172,12 @@ class _KnownHosts:
         await JSONResponse({"error": error}, hosts.STATUS)(scope, receive, send)
 
 
+def _reached(host: str) -> str:
+    """Returns the host at which agents on this machine reach a server that listens at `host`."""
+    known = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
+    return known.get(host, f"[{host}]" if ":" in host else host)
+
+
 async def _health(request: Request) -> Response:
     return JSONResponse({"status": "ok"})
 
@@ -182,7 +188,8 @@ def _keys(request: Request) -> list[str]:
     return [request.path_params.get("key", ""), bearer, request.headers.get("x-api-key", "")]
 
 
-async def _body(request: Request) -> dict[str, Any]:
+async def read_body(request: Request) -> dict[str, Any]:
+    """Returns the request's JSON object. Raises RequestError."""
     received = bytearray()
     async for chunk in request.stream():
         received += chunk

@@ -6,6 +6,7 @@ The key names are those that users of Atropos know. Each field's text is also it
 from gristmill_env.settings.dataset import VERIFIERS, DatasetConfig, RewardSpec, without_secrets
 from gristmill_env.settings.run import (
     TOP_LEVEL,
+    AgentSpec,
     EnvConfig,
     EnvironmentSpec,
     EvalHandling,
@@ -18,6 +19,7 @@ from gristmill_env.settings.run import (
 __all__ = [
     "TOP_LEVEL",
     "VERIFIERS",
+    "AgentSpec",
     "DatasetConfig",
     "EnvConfig",
     "EnvironmentSpec",

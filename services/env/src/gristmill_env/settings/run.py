@@ -62,6 +62,48 @@ class EnvironmentSpec(Settings):
         return {"type": self.type, "params": without_secrets(self.model_dump(mode="json")["params"])}
 
 
+class AgentSpec(Settings):
+    """The program that plays rollouts. A bare text means {run: text}, and `external` means {external: true}."""
+
+    run: str | None = None
+    """A function, as path/to/file.py:name or package.module:name: async def run(task, endpoint) -> float | None. It
+    runs in a process of its own, which all rollouts share."""
+
+    command: list[str] | None = None
+    """A command that is started for each rollout, in the configuration's folder. OPENAI_BASE_URL and OPENAI_API_KEY,
+    ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY lead its clients to the model, GRISTMILL_TASK names a file with the task,
+    and GRISTMILL_REWARD the file for its reward."""
+
+    external: bool = False
+    """Programs elsewhere ask the gateway for tasks and report rewards (docs/agents.md)."""
+
+    timeout: float = Field(default=900.0, gt=0)
+    """Seconds that one rollout may take. Then it has failed."""
+
+    address: str | None = Field(default=None, coerce_numbers_to_str=True)
+    """Where the gateway listens: PORT, which only this machine reaches, or HOST:PORT. The variable
+    GRISTMILL_GATEWAY_ADDRESS overrides the YAML. Default: a free port; 9100 for external agents."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_text(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"external": True} if value == "external" else {"run": value}
+        return value
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if sum((self.run is not None, self.command is not None, self.external)) != 1:
+            raise PydanticCustomError("agent_kind", "an agent has one of run, command and external")
+        if self.command == []:
+            raise PydanticCustomError("agent_kind", "the agent's command is empty")
+        return self
+
+    def recorded(self) -> dict[str, Any]:
+        """Returns the settings that distinguish this agent from others."""
+        return {"run": self.run, "command": self.command, "external": self.external}
+
+
 def _server_url(url: str) -> str:
     try:
         return check_url(url)
@@ -291,6 +333,9 @@ class EnvConfig(Settings):
     environment: EnvironmentSpec = Field(default_factory=EnvironmentSpec)
     """The task: `dataset` with one turn per row, or an environment of several turns."""
 
+    agent: AgentSpec | None = None
+    """The program that plays the rollouts through the gateway, in place of an environment (docs/agents.md)."""
+
     dataset: DatasetConfig = Field(default_factory=DatasetConfig)
     """Rows, prompts, sampling, rewards."""
 
@@ -314,6 +359,12 @@ class EnvConfig(Settings):
 
     trainer: dict[str, Any] = Field(default_factory=dict)
     """Hyperparameters of this run; they override trainer.yaml. Keys that are not hyperparameters are refused."""
+
+    @model_validator(mode="after")
+    def _agent_or_environment(self) -> Self:
+        if self.agent is not None and self.environment != EnvironmentSpec():
+            raise PydanticCustomError("agent_and_environment", "a run has an agent or an environment, not both")
+        return self
 
     @model_validator(mode="after")
     def _one_trainer(self) -> Self:
@@ -359,6 +410,7 @@ class EnvConfig(Settings):
             "max_token_length": self.max_token_length,
             "ensure_scores_are_not_same": self.ensure_scores_are_not_same,
             "environment": self.environment.recorded(),
+            **({} if self.agent is None else {"agent": self.agent.recorded()}),
             "dataset": self.dataset.recorded(),
             "trainer": self.trainer_block(),
             **self._thinking(),

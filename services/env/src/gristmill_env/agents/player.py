@@ -1,0 +1,131 @@
+"""Plays one rollout by an agent: a session at the gateway, the agent's run, and the sequences that it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gristmill_env.rollouts.turns import Ask
+
+from gristmill.prometheus import parse_address
+from gristmill_env.agents.runners import AgentRunner, CommandAgent, ExternalAgent, FunctionAgent, checked_reward
+from gristmill_env.agents.task import AgentTask, Endpoint
+from gristmill_env.data import Item, system
+from gristmill_env.errors import EpisodeError, RolloutTimeoutError
+from gristmill_env.gateway import PORT, Branch, Gateway, Policy, Session, Sessions, serving
+from gristmill_env.rollouts.groups import Rollout
+from gristmill_env.rollouts.prompts import Prompt, PromptBuilder
+from gristmill_env.settings import AgentSpec
+
+
+@dataclass(frozen=True)
+class AgentPlayer:
+    """Plays rollouts. Any number may be played at the same time."""
+
+    spec: AgentSpec
+    runner: AgentRunner
+    gateway: Gateway
+    policy: Policy
+    system_prompt: str | None = None
+
+    async def play(self, item: Item, ask: Ask) -> Rollout:
+        """Runs the agent on the item. Raises InferenceError if the model servers were away, RolloutTimeoutError, and
+        EpisodeError if the agent fails or asks for no reply."""
+        session = Session(self.policy, ask.sampling, evaluation=ask.evaluation)
+        self.gateway.sessions.add(session)
+        try:
+            reward = await self._reward(item, session)
+        except EpisodeError as error:
+            if session.failure is not None:
+                raise session.failure from error
+            error.unfinished = rollout_of(session, None, self.policy.prompts)
+            raise
+        finally:
+            self.gateway.sessions.remove(session)
+            await session.close()
+        rollout = rollout_of(session, reward, self.policy.prompts)
+        if rollout is None:
+            raise EpisodeError("agent_said_nothing", "the agent has ended without a reply of the model")
+        return rollout
+
+    async def _reward(self, item: Item, session: Session) -> float | None:
+        limit = self.spec.timeout
+        base_url = self.gateway.base_url(session)
+        endpoint = Endpoint(base_url, base_url.removesuffix("/v1"), session.key, self.policy.name)
+        try:
+            async with asyncio.timeout(limit):
+                return checked_reward(await self.runner.run(self._task(item), endpoint))
+        except TimeoutError as error:
+            late = RolloutTimeoutError("agent_timeout", f"the agent took more than {limit:g} s", seconds=limit)
+            late.unfinished = rollout_of(session, None, self.policy.prompts)
+            raise late from error
+
+    def _task(self, item: Item) -> AgentTask:
+        messages = item.messages
+        if self.system_prompt and messages[0]["role"] != "system":
+            messages = (system(self.system_prompt), *messages)
+        return AgentTask(
+            item.prompt, [dict(message) for message in messages], item.answer, dict(item.columns), item.index
+        )  # fmt: skip
+
+
+@contextlib.asynccontextmanager
+async def agents(
+    spec: AgentSpec,
+    policy: Policy,
+    folder: Path | None,
+    log: Path,
+    environ: Mapping[str, str],
+    system_prompt: str | None = None,
+) -> AsyncIterator[AgentPlayer]:
+    """Serves the gateway and runs agents inside the block.
+
+    `policy`: its prompts add no system prompt, because the agent writes the messages. `system_prompt`: of the tasks.
+    `folder`: the configuration's folder. `log`: receives the output of commands. Raises EnvError if the gateway's
+    address is taken or the agent cannot be loaded.
+    """
+    runner: AgentRunner
+    if spec.run is not None:
+        runner = FunctionAgent(spec.run, folder)
+    elif spec.command is not None:
+        runner = CommandAgent(spec.command, folder, log)
+    else:
+        runner = ExternalAgent()
+    address = ("127.0.0.1", PORT if spec.external else 0) if spec.address is None else parse_address(spec.address)
+    routes = runner.routes if isinstance(runner, ExternalAgent) else ()
+    async with serving(Sessions(), policy.name, address, environ, routes) as gateway, runner:
+        yield AgentPlayer(spec, runner, gateway, policy, system_prompt)
+
+
+def rollout_of(session: Session, reward: float | None, prompts: PromptBuilder) -> Rollout | None:
+    """Returns the session's branches as a rollout; None if it has none. The last branch has the newest reply."""
+    branches = session.branches()
+    if not branches:
+        return None
+    *others, last = sorted(branches, key=lambda branch: branch.turns[-1].number)
+    rollout = _part(last, reward, prompts)
+    return dataclasses.replace(
+        rollout, others=tuple(_part(branch, reward, prompts) for branch in others), replies=len(session.turns)
+    )
+
+
+def _part(branch: Branch, reward: float | None, prompts: PromptBuilder) -> Rollout:
+    last = branch.turns[-1]
+    prompt = tuple(branch.prompt.tolist())
+    return Rollout(
+        prompt=Prompt(prompts.decode(prompt, special=True), prompt, branch.turns[0].more),
+        token_ids=branch.token_ids.tolist(),
+        logprobs=branch.logprobs.tolist(),
+        mask=branch.mask.tolist(),
+        labels=branch.labels,
+        text=str(last.reply["content"]),
+        messages=last.messages,
+        finish_reason=last.finish_reason,
+        replies=len(branch.turns),
+        sampled=int(branch.mask.sum()),
+        reward=reward,
+    )

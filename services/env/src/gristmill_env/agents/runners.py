@@ -1,0 +1,306 @@
+"""Runs agents: a function in a child process, a command per rollout, or a program elsewhere that asks for tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import signal
+import sys
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from gristmill.redaction import redact_text
+from gristmill_env.agents.child import Order, Report
+from gristmill_env.agents.task import AgentTask, Endpoint
+from gristmill_env.errors import EpisodeError
+from gristmill_env.gateway import RequestError
+from gristmill_env.gateway.server import read_body
+
+logger = logging.getLogger(__name__)
+
+_START = 120.0
+"""Seconds in which the child process must have loaded the agent."""
+_GRACE = 5.0
+"""Seconds that an agent has to end after it was cancelled."""
+_LINE = 2**26
+_POLL = 20.0
+"""Seconds after which a program that asks for a task is told that there is none."""
+
+
+class AgentRunner(ABC):
+    """Runs agents until the end of the context (`async with`)."""
+
+    @abstractmethod
+    async def run(self, task: AgentTask, endpoint: Endpoint) -> Any:
+        """Runs the agent of one rollout. Returns its reward: a number, or None. Raises EpisodeError.
+
+        Cancelled when the rollout's time is over.
+        """
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        return None
+
+
+class FunctionAgent(AgentRunner):
+    """`my_agent.py:run` in a child process, which serves all rollouts."""
+
+    def __init__(self, name: str, folder: Path | None) -> None:
+        """`folder`: the configuration's folder, in which a relative path is searched first."""
+        self._command = [sys.executable, "-m", "gristmill_env.agents.child", name, str(folder or Path.cwd())]
+        self._name = name
+        self._numbers = itertools.count()
+        self._child: _Child | None = None
+        self._starting = asyncio.Lock()
+
+    async def run(self, task: AgentTask, endpoint: Endpoint) -> Any:
+        async with self._starting:
+            if self._child is None or not self._child.alive:
+                self._child = await _Child.start(self._command, self._name)
+        child = self._child
+        report = await child.do(next(self._numbers), task, endpoint)
+        if report.code is not None:
+            raise EpisodeError(report.code, redact_text(f"agent {self._name}: {report.error}"), agent=self._name)
+        return report.reward
+
+    async def __aenter__(self) -> Self:
+        """Starts the process, so that an agent that cannot be loaded shows at once. Raises EpisodeError."""
+        self._child = await _Child.start(self._command, self._name)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._child is not None:
+            await self._child.end()
+
+
+class _Child:
+    """The child process (`agents.child`)."""
+
+    def __init__(self, process: asyncio.subprocess.Process, name: str) -> None:
+        self._process, self._name = process, name
+        self._waiting: dict[int, asyncio.Future[Report]] = {}
+        self._reader: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(cls, command: list[str], name: str) -> Self:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_LINE,
+            start_new_session=True,
+        )  # fmt: skip
+        child = cls(process, name)
+        try:
+            assert process.stdout is not None
+            line = await asyncio.wait_for(process.stdout.readline(), _START)
+            first = msgspec.json.decode(line, type=Report)
+        except (TimeoutError, msgspec.DecodeError) as error:
+            await child.end()
+            raise EpisodeError(
+                "agent_not_started", f"the process of agent {name} did not start; its output is above", agent=name
+            ) from error
+        if first.code is not None:
+            await child.end()
+            raise EpisodeError(first.code, f"agent {name} cannot be loaded: {first.error}", agent=name)
+        child._reader = asyncio.create_task(child._read())
+        return child
+
+    @property
+    def alive(self) -> bool:
+        return self._process.returncode is None and self._reader is not None and not self._reader.done()
+
+    async def do(self, number: int, task: AgentTask, endpoint: Endpoint) -> Report:
+        """Returns the agent's report. If this is cancelled, so is the agent, whose process is killed if it hangs."""
+        future = self._waiting[number] = asyncio.get_running_loop().create_future()
+        self._send(Order(number, task, endpoint))
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            self._send(Order(number))
+            await asyncio.wait([future], timeout=_GRACE)
+            if not future.done():
+                logger.warning("agent %s does not end when it is cancelled; its process is killed", self._name)
+                await self.end()
+            raise
+        finally:
+            self._waiting.pop(number, None)
+
+    async def end(self) -> None:
+        """Kills the process and the processes that it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
+        if self._reader is not None:
+            await asyncio.wait([self._reader])
+
+    def _send(self, order: Order) -> None:
+        assert self._process.stdin is not None
+        if not self._process.stdin.is_closing():
+            self._process.stdin.write(msgspec.json.encode(order) + b"\n")
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        with contextlib.suppress(ConnectionError):
+            while line := await self._process.stdout.readline():
+                report = msgspec.json.decode(line, type=Report)
+                future = self._waiting.get(report.number) if report.number is not None else None
+                if future is not None and not future.done():
+                    future.set_result(report)
+        for number, future in self._waiting.items():
+            if not future.done():
+                future.set_result(Report(number, code="agent_process_died", error="its process has ended"))
+
+
+class CommandAgent(AgentRunner):
+    """A command per rollout, with its addresses in environment variables."""
+
+    def __init__(self, command: list[str], folder: Path | None, log: Path) -> None:
+        """`folder`: in which the command runs. `log`: the file that receives what the commands print."""
+        self._command, self._folder, self._log = command, folder, log
+
+    async def run(self, task: AgentTask, endpoint: Endpoint) -> Any:
+        with tempfile.TemporaryDirectory(prefix="gristmill-agent-") as place:
+            told, reward = Path(place) / "task.json", Path(place) / "reward"
+            told.write_bytes(msgspec.json.encode(task))
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            with self._log.open("ab") as log:
+                try:
+                    process = await asyncio.create_subprocess_exec(
+                        *self._command, cwd=self._folder, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
+                        env=self._environ(endpoint, told, reward), start_new_session=True,
+                    )  # fmt: skip
+                except OSError as error:
+                    raise EpisodeError(
+                        "agent_not_started", f"the agent's command {self._command[0]} cannot be started: {error}",
+                        command=self._command[0],
+                    ) from error  # fmt: skip
+                try:
+                    code = await process.wait()
+                finally:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
+                    await process.wait()
+            if code != 0:
+                raise EpisodeError(
+                    "agent_failed", f"the agent's command ended with exit code {code}; its output is in {self._log}",
+                    exit_code=code, log=self._log,
+                )  # fmt: skip
+            return _written(reward)
+
+    def _environ(self, endpoint: Endpoint, task: Path, reward: Path) -> Mapping[str, str]:
+        """Returns the agent's variables: this process' own without its secrets, and the endpoint."""
+        own = {name: value for name, value in os.environ.items() if not name.startswith(("GRISTMILL_", "API_"))}
+        return own | {
+            "OPENAI_BASE_URL": endpoint.base_url,
+            "OPENAI_API_KEY": endpoint.key,
+            "ANTHROPIC_BASE_URL": endpoint.anthropic_url,
+            "ANTHROPIC_API_KEY": endpoint.key,
+            "GRISTMILL_MODEL": endpoint.model,
+            "GRISTMILL_TASK": str(task),
+            "GRISTMILL_REWARD": str(reward),
+        }
+
+
+def _written(path: Path) -> float | None:
+    """Returns the number in the agent's reward file; None if the agent wrote none. Raises EpisodeError."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace").strip()
+    except FileNotFoundError:
+        return None
+    try:
+        return float(text)
+    except ValueError as error:
+        raise EpisodeError(
+            "agent_reward", f"the agent's reward file holds {text!r:.60}; it must hold one number", text=text[:60]
+        ) from error
+
+
+class ExternalAgent(AgentRunner):
+    """Programs elsewhere that ask the gateway for a task, work, and report a reward."""
+
+    def __init__(self) -> None:
+        self._offered: asyncio.Queue[tuple[AgentTask, Endpoint]] = asyncio.Queue()
+        self._rewards: dict[str, asyncio.Future[float | None]] = {}
+        """By the endpoints' keys."""
+
+    async def run(self, task: AgentTask, endpoint: Endpoint) -> Any:
+        future = self._rewards[endpoint.key] = asyncio.get_running_loop().create_future()
+        self._offered.put_nowait((task, endpoint))
+        try:
+            return await future
+        finally:
+            del self._rewards[endpoint.key]
+
+    async def next_task(self, seconds: float) -> tuple[AgentTask, Endpoint] | None:
+        """Returns a task that no program has; None if there is none within `seconds`."""
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    task, endpoint = await self._offered.get()
+                    if endpoint.key in self._rewards:  # its time may be over
+                        return task, endpoint
+        except TimeoutError:
+            return None
+
+    @property
+    def routes(self) -> list[Route]:
+        """The routes for programs: `POST /agent/task` and `POST /s/{key}/reward`."""
+        return [
+            Route("/agent/task", self._next, methods=["POST"]),
+            Route("/s/{key}/reward", self._report, methods=["POST"]),
+        ]
+
+    async def _next(self, request: Request) -> Response:
+        found = await self.next_task(_POLL)
+        if found is None:
+            return Response(status_code=204)
+        task, endpoint = found
+        here = f"{request.base_url}s/{endpoint.key}"  # at the address that the program knows
+        endpoint = Endpoint(f"{here}/v1", here, endpoint.key, endpoint.model)
+        return JSONResponse(msgspec.to_builtins({"task": task, "endpoint": endpoint}))
+
+    async def _report(self, request: Request) -> Response:
+        try:
+            body = await read_body(request)
+            reward = checked_reward(body.get("reward"))
+        except (RequestError, EpisodeError) as error:
+            return JSONResponse({"error": {"code": error.code, "message": str(error)}}, 400)
+        if not self.report(request.path_params["key"], reward, body.get("error")):
+            text = "no rollout of this key waits for a reward: it has ended, or its time is over"
+            return JSONResponse({"error": {"code": "unknown_session", "message": text}}, 404)
+        return JSONResponse({"status": "ok"})
+
+    def report(self, key: str, reward: float | None, error: str | None = None) -> bool:
+        """Ends the rollout of `key` with its reward, or with the program's error. Returns whether the key is known."""
+        future = self._rewards.get(key)
+        if future is None or future.done():
+            return False
+        if error is None:
+            future.set_result(reward)
+        else:
+            future.set_exception(EpisodeError("agent_failed", redact_text(f"the agent reports: {error}"[:1000])))
+        return True
+
+
+def checked_reward(value: Any) -> float | None:
+    """Returns an agent's reward. Raises EpisodeError for what is neither a finite number nor None."""
+    if value is None:
+        return None
+    number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else float("nan")
+    if number != number or number in (float("inf"), float("-inf")):
+        raise EpisodeError(
+            "agent_reward", f"the agent returned {value!r:.60}; it must return a finite number or None",
+            found=str(value)[:60],
+        )  # fmt: skip
+    return number
