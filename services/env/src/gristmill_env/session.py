@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from gristmill import Client, Manifest, ManifestError
+from gristmill_env.agents.player import AgentPlayer, agents
 from gristmill_env.answers.symbolic_pool import check_limits, set_up_checks
 from gristmill_env.data.dataset import PromptDataset
 from gristmill_env.environments import EnvironmentRunner, create_environment
 from gristmill_env.errors import PromptError
+from gristmill_env.gateway import Policy
 from gristmill_env.inference import ModelServers, ServedModel, Thinking
 from gristmill_env.rewards import Execution, Scorer, WeightedReward, create_reward
 from gristmill_env.rollouts.generator import RolloutGenerator
@@ -97,7 +101,35 @@ async def open_session(
     servers = ModelServers(config.server_configs, patience=patience or config.patience, thinking=Thinking.of(config))
     async with task, servers as server:
         served, generator = await meet_model(run, task, server, config.startup_patience or wait)
-        yield Session(task, server, served, generator)
+        async with contextlib.AsyncExitStack() as playing:
+            if config.agent is not None:
+                generator = generator.with_agent(await playing.enter_async_context(_agents(run, served, server)))
+            yield Session(task, server, served, generator)
+
+
+def _agents(run: RunSettings, served: ServedModel, server: ModelServers) -> AbstractAsyncContextManager[AgentPlayer]:
+    """Returns the context of the run's agents. Raises InferenceError if the model server gives text only."""
+    config = run.config
+    assert config.agent is not None
+    server.refuse_text_only()
+    manifest = read_manifest(run.deployment.models_dir)
+    known = manifest if manifest is not None and manifest.name == served.name else None
+    thinking = Thinking.of(config)
+    # The agent writes its messages itself, so its prompts have neither the run's system prompt nor its prefill.
+    prompts = PromptBuilder(
+        load_tokenizer(_tokenizer(config, manifest, served)), thinking=thinking.enabled, effort=thinking.effort
+    )
+    policy = Policy(
+        name=served.name,
+        prompts=prompts,
+        servers=server,
+        max_length=_max_length(config, served),
+        tools=None if known is None else known.tool_parser is not None,
+        reasoning=known is not None and known.reasoning_parser is not None,
+    )
+    folder = run.config_path.parent if run.config_path is not None else None
+    log = run.run_folder / "logs" / "agent.log"
+    return agents(config.agent, policy, folder, log, os.environ, system_prompt(config))
 
 
 def connect_api(run: RunSettings, patience: float, word: str | None = None) -> Client:
@@ -159,12 +191,16 @@ def _load_early(name: str | None) -> None:
 
 def prompt_builder(config: EnvConfig, tokenizer: PreTrainedTokenizerBase | None) -> PromptBuilder:
     """Creates the prompt builder of the run's settings. `tokenizer`: None if only text is sent."""
-    parts = [config.custom_thinking_prompt, config.dataset.system_prompt]
-    system_prompt = "\n\n".join(part for part in parts if part) or None
     thinking = Thinking.of(config)
     return PromptBuilder(
-        tokenizer, system_prompt, config.dataset.prefill, thinking=thinking.enabled, effort=thinking.effort
+        tokenizer, system_prompt(config), config.dataset.prefill, thinking=thinking.enabled, effort=thinking.effort
     )
+
+
+def system_prompt(config: EnvConfig) -> str | None:
+    """Returns the system prompt of the run's prompts."""
+    parts = [config.custom_thinking_prompt, config.dataset.system_prompt]
+    return "\n\n".join(part for part in parts if part) or None
 
 
 def read_manifest(models_dir: Path) -> Manifest | None:

@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gristmill_env.rollouts.turns import Ask
-
 from gristmill.prometheus import parse_address
 from gristmill_env.agents.runners import AgentRunner, CommandAgent, ExternalAgent, FunctionAgent, checked_reward
 from gristmill_env.agents.task import AgentTask, Endpoint
@@ -19,6 +17,7 @@ from gristmill_env.errors import EpisodeError, RolloutTimeoutError
 from gristmill_env.gateway import PORT, Branch, Gateway, Policy, Session, Sessions, serving
 from gristmill_env.rollouts.groups import Rollout
 from gristmill_env.rollouts.prompts import Prompt, PromptBuilder
+from gristmill_env.rollouts.turns import Ask
 from gristmill_env.settings import AgentSpec
 
 

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -26,8 +26,8 @@ from starlette.routing import Route
 from gristmill import hosts
 from gristmill.hosts import AllowedHosts
 from gristmill_env.errors import EnvError
-from gristmill_env.gateway.dialects import DIALECTS, Dialect, RequestError
-from gristmill_env.gateway.sessions import Prepared, Session, Sessions
+from gristmill_env.gateway.dialects import DIALECTS, ChatRequest, Dialect, Reply, RequestError
+from gristmill_env.gateway.sessions import Session, Sessions
 
 logger = logging.getLogger(__name__)
 
@@ -77,32 +77,28 @@ class Gateway:
             try:
                 session = self.sessions.find(lambda: _keys(request))
                 prepared = session.prepare(dialect.read(await read_body(request)))
-                told = {
-                    "idempotency": request.headers.get("idempotency-key"),
-                    "again": request.headers.get(_RETRIES, "0") != "0",
-                }
+                repeats = request.headers.get(_RETRIES, "0") != "0"
+                reply = session.reply(prepared, idempotency=request.headers.get("idempotency-key"), again=repeats)
                 if not prepared.request.stream:
-                    return JSONResponse(dialect.answer(await session.reply(prepared, **told)))
+                    return JSONResponse(dialect.answer(await reply))
             except RequestError as error:
                 logger.debug("the gateway refuses a request: %s", error)
                 return JSONResponse(dialect.error(error), error.status)
             except ClientDisconnect:
                 return Response(status_code=499)
-            events = _events(session, prepared, dialect, told)
+            events = _events(reply, prepared.request, dialect)
             return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
         return answer
 
 
-async def _events(
-    session: Session, prepared: Prepared, dialect: Dialect, told: Mapping[str, Any]
-) -> AsyncIterator[bytes]:
+async def _events(coming: Coroutine[Any, Any, Reply], request: ChatRequest, dialect: Dialect) -> AsyncIterator[bytes]:
     """Yields the reply's events, and signs of life until the reply is complete."""
-    work = asyncio.create_task(session.reply(prepared, **told))
+    work = asyncio.create_task(coming)
     try:
         while not (await asyncio.wait([work], timeout=_KEEP_ALIVE))[0]:
             yield dialect.keep_alive
-        for event in dialect.events(work.result(), prepared.request):
+        for event in dialect.events(work.result(), request):
             yield event
     except RequestError as error:
         yield dialect.error_event(error)
@@ -136,7 +132,7 @@ async def serving(
         port = listener.getsockname()[1]
         gateway = Gateway(sessions, model, f"http://{_reached(host)}:{port}")
         config = uvicorn.Config(
-            gateway.app(AllowedHosts.read(environ), more), log_config=None, access_log=False, lifespan="off",
+            gateway.app(AllowedHosts.read(environ), more), log_config=None, log_level="warning", access_log=False, lifespan="off",
             timeout_graceful_shutdown=1, ws="none",
         )  # fmt: skip
         server = _Server(config)

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from gristmill import SamplingParams
 from gristmill.logs import line
@@ -27,6 +28,15 @@ from gristmill_env.rollouts.turns import Ask, GroupPrompts, RolloutPlayer
 from gristmill_env.settings import EnvConfig
 
 logger = logging.getLogger(__name__)
+
+
+class Player(Protocol):
+    """Plays rollouts."""
+
+    async def play(self, item: Item, ask: Ask) -> Rollout:
+        """Plays one rollout to its end. Raises InferenceError, and one of ROW_ERRORS."""
+        ...
+
 
 Play = Callable[[], Awaitable[list[Rollout]]]
 """Plays a rollout, or the rollouts of one request."""
@@ -95,22 +105,33 @@ class RolloutGenerator:
         environments: EnvironmentRunner,
         *,
         max_length: int,
+        agent: Player | None = None,
     ) -> None:
-        """`max_length`: most tokens of a rollout, its prompt included, by configuration and server."""
+        """`max_length`: most tokens of a rollout, its prompt included, by configuration and server. `agent`: plays the
+        rollouts in place of the environment."""
         self._config = config
         self._prompts = prompts
         self._server = server
         self._scorer = scorer
         self._environments = environments
         self._max_length = max_length
+        self._agent = agent
         self._player = RolloutPlayer(config, prompts, server, environments, max_length=max_length)
         self._outages = Outages(config.patience, "environment", EnvError)
 
     def for_task(self, scorer: Scorer, environments: EnvironmentRunner) -> RolloutGenerator:
         """Returns a generator with the same model, which uses other rewards and environments."""
         return RolloutGenerator(
-            self._config, self._prompts, self._server, scorer, environments, max_length=self._max_length
-        )
+            self._config, self._prompts, self._server, scorer, environments, max_length=self._max_length,
+            agent=self._agent,
+        )  # fmt: skip
+
+    def with_agent(self, agent: Player) -> RolloutGenerator:
+        """Returns a generator whose rollouts `agent` plays."""
+        return RolloutGenerator(
+            self._config, self._prompts, self._server, self._scorer, self._environments, max_length=self._max_length,
+            agent=agent,
+        )  # fmt: skip
 
     @property
     def prompts(self) -> PromptBuilder:
@@ -189,12 +210,12 @@ class RolloutGenerator:
         least, limit = (config.least_rollouts, config.group_timeout) if count is None else (count, None)
 
         async def play_one() -> list[Rollout]:
-            return [await self._player.play(item, ask)]
+            return [await (self._agent or self._player).play(item, ask)]
 
         async def play_all() -> list[Rollout]:
             return await self._player.play_single_replies(item, ask, size)
 
-        plain = self._environments.factory.kind is DatasetEnvironment
+        plain = self._agent is None and self._environments.factory.kind is DatasetEnvironment
         if plain and limit is None and config.rollout_timeout is None:
             results, work = _Results(1, 1), [play_all]
         else:
@@ -265,7 +286,7 @@ def _sample(item: Item, rollout: Rollout, step: int | None) -> Sample:
         completion=rollout.text,
         answer=item.answer,
         prompt=item.prompt,
-        tokens=_trained(rollout) if rollout.token_ids else None,
+        tokens=[token for branch in rollout.branches for token in _trained(branch)] if rollout.token_ids else None,
         finish_reason=rollout.finish_reason,
         row=item.columns,
         messages=rollout.prompt.messages,

@@ -63,7 +63,14 @@ class Rollout:
     sampled: int | None
     """Tokens sampled, trained on or not; None if a text server does not report the number."""
     reward: float | None = None
-    """The sum of the environment's rewards; None if the environment gave no reward."""
+    """The sum of the environment's rewards, or the agent's reward; None if there is none."""
+    others: tuple[Rollout, ...] = ()
+    """Earlier branches of an agent's rollout, as sequences of their own: sub-agents, retries, shortened histories."""
+
+    @property
+    def branches(self) -> tuple[Rollout, ...]:
+        """All sequences of the rollout; the last is this one."""
+        return (*self.others, self)
 
 
 @dataclass(frozen=True)
@@ -176,7 +183,11 @@ def failures(errors: Sequence[EnvError]) -> list[dict[str, str]]:
 def trainable(group: RolloutGroup) -> list[int]:
     """Returns indices of the rollouts that have a total and a token to train on. The other rollouts leave the group."""
     pairs = zip(group.rollouts, group.scores, strict=True)
-    return [n for n, (rollout, score) in enumerate(pairs) if score.total is not None and any(rollout.mask)]
+    return [
+        n
+        for n, (rollout, score) in enumerate(pairs)
+        if score.total is not None and any(any(branch.mask) for branch in rollout.branches)
+    ]
 
 
 def drop_reason(group: RolloutGroup, *, least: int, ensure_scores_are_not_same: bool) -> DropReason | None:
@@ -233,21 +244,23 @@ def build_group(
     permit: Permit,
     run_id: str,
     env_id: str,
-    versions: list[list[VersionSpan]],
+    versions: list[list[list[VersionSpan]]],
     *,
     include_messages: bool = False,
     correctness: CorrectnessReward | None = None,
 ) -> TrajectoryGroup:
-    """Returns the group to train on: the trainable rollouts. `versions`: a list of spans per rollout of the group.
+    """Returns the group to train on: the trainable rollouts. `versions`: by rollout and branch.
 
     `correctness`: finds the answers of completions for the table of rollouts. The token ids are the ids that were sent
     and sampled; nothing is tokenized here. Raises GroupError.
     """
     kept = trainable(group)
     rollouts = [group.rollouts[n] for n in kept]
-    scores = [group.scores[n] for n in kept]
-    prompts = [rollout.prompt.token_ids for rollout in rollouts]
-    completions = [rollout.token_ids for rollout in rollouts]
+    branches = [branch for rollout in rollouts for branch in rollout.branches]
+    numbers = [number for number, rollout in enumerate(rollouts) for _ in rollout.branches]
+    scores = [group.scores[kept[number]] for number in numbers]
+    prompts = [branch.prompt.token_ids for branch in branches]
+    completions = [branch.token_ids for branch in branches]
     given = [np.zeros(len(prompt), np.bool_) for prompt in prompts]
     """Log-probabilities and mask of the prompts: 0 and False."""
     return TrajectoryGroup(
@@ -257,14 +270,15 @@ def build_group(
         row=permit.row,
         lengths=np.array([len(prompt) + len(ids) for prompt, ids in zip(prompts, completions, strict=True)], np.int32),
         tokens=_joined(prompts, completions, np.int32),
-        logprobs=_joined(given, [rollout.logprobs for rollout in rollouts], np.float32),
-        mask=_joined(given, [rollout.mask for rollout in rollouts], np.bool_),
+        logprobs=_joined(given, [branch.logprobs for branch in branches], np.float32),
+        mask=_joined(given, [branch.mask for branch in branches], np.bool_),
         rewards=np.array([score.total for score in scores], np.float32),
         reward_parts={name: [score.parts[name] for score in scores] for name in scores[0].parts},
-        finish_reasons=[rollout.finish_reason for rollout in rollouts],
+        finish_reasons=[branch.finish_reason for branch in branches],
         sampling=group.sampling,
-        versions=[versions[n] for n in kept],
-        messages=_messages(group, kept) if include_messages else None,
+        versions=[spans for n in kept for spans in versions[n]],
+        messages=_messages(group, branches) if include_messages else None,
+        rollouts=np.array(numbers, np.int32) if len(branches) > len(rollouts) else None,
         meta=_facts(group, rollouts, correctness),
     )
 
@@ -295,9 +309,9 @@ def _joined(prompts: Iterable[ArrayLike], completions: Iterable[ArrayLike], dtyp
     return np.concatenate([np.asarray(part, dtype) for part in parts])
 
 
-def _messages(group: RolloutGroup, kept: list[int]) -> list[list[dict[str, object]]] | None:
-    """Returns the kept rollouts' conversations, or None if they are too large for a group."""
-    messages = [[dict(message) for message in group.rollouts[n].messages] for n in kept]
+def _messages(group: RolloutGroup, branches: list[Rollout]) -> list[list[dict[str, object]]] | None:
+    """Returns the branches' conversations, or None if they are too large for a group."""
+    messages = [[dict(message) for message in branch.messages] for branch in branches]
     size = len(msgspec.msgpack.encode(messages))
     if size <= MAX_OBJECT_BYTES // 2:  # the other half is for the group's required data
         return messages
