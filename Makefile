@@ -126,7 +126,7 @@ bench-env: dev ## compare serve with a bare client: start, memory, the accuracy 
 bench-trainer: $(DEV_READY) ## compare the trainer's step with TRL's: five minutes; ARGS="--device cuda" for a GPU
 	PYTHONPATH=.:scripts $(VENV)/python -m benchmarks.trainer --results benchmarks/results $(ARGS)
 
-bench-learning: dev ## train to the end: ARGS=objectives or staleness (half an hour each), smollm2 (an hour), or retrained
+bench-learning: dev ## train to the end: ARGS=objectives or staleness (half an hour each), agent, smollm2 (an hour), or retrained
 	PYTHONPATH=.:scripts $(VENV)/python -m benchmarks.learning --results benchmarks/results $(ARGS)
 
 bench-durability: $(DEV_READY) ## measure the cost of a SIGKILL of Redis by fsync mode: half an hour

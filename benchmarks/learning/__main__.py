@@ -3,6 +3,7 @@
 
     objectives   the quickstart with each objective, three seeds: steps to a reward of 0.85
     staleness    the quickstart, synchronous and with the environment up to 1, 2 and 4 steps ahead
+    agent        an agent of two requests in its own process, through the gateway for agents
     smollm2      SmolLM2-135M, a real model, on sums of reasoning-gym that it is sometimes right on
     retrained    one quickstart of GRPO, trained again with each objective, against the live runs of `objectives`
 
@@ -100,6 +101,13 @@ def _study(options: argparse.Namespace, folder: Path) -> Study:
             "machine's cores."
         )
         return Study("tiny", "bound", "Quickstart, staleness", text, _TARGET, cases)
+    if options.study == "agent":
+        cases = [Case("agent", "agent", seed, {}) for seed in range(options.seeds)]
+        text = (
+            "configs/agent.yaml: a process of its own calls the model twice for each rollout, with the openai client, "
+            "through the gateway for agents."
+        )
+        return Study("tiny", "agent", "An agent of two requests", text, 0.8, cases)
     config = sums.write(folder)
     cases = [Case("smollm2", str(config), seed, {}) for seed in range(options.seeds)]
     return Study("smollm2", "model", f"SmolLM2-135M, {sums.WHAT}", sums.TEXT, None, cases)
@@ -118,7 +126,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.learning", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("study", choices=("objectives", "staleness", "smollm2", "retrained"))
+    parser.add_argument("study", choices=("objectives", "staleness", "agent", "smollm2", "retrained"))
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each")
     parser.add_argument("--steps", type=int, default=60, help="steps of the study retrained")
     parser.add_argument("--results", type=Path, help="folder to write to; default: only show them")

@@ -44,6 +44,8 @@ class Case:
         settings = yaml.safe_load(source.read_text())
         dataset = settings["dataset"]
         dataset["dataset_path"] = str(source.parent / dataset["dataset_path"])
+        if "agent" in settings:
+            settings["agent"] = str(source.parent / settings["agent"])
         settings["dataset"] = {**dataset, "shuffle_dataset": True, "seed": self.seed}
         settings["steps_per_eval"] = 0  # The measured times contain no evaluation.
         settings["trainer"] = {**settings.get("trainer", {}), **self.trainer, "seed": self.seed}

@@ -66,6 +66,11 @@ class FunctionAgent(AgentRunner):
         self._child: _Child | None = None
         self._starting = asyncio.Lock()
 
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._child is not None and self._child.alive
+
     async def run(self, task: AgentTask, endpoint: Endpoint) -> Any:
         async with self._starting:
             if self._child is None or not self._child.alive:

@@ -132,8 +132,8 @@ async def serving(
         port = listener.getsockname()[1]
         gateway = Gateway(sessions, model, f"http://{_reached(host)}:{port}")
         config = uvicorn.Config(
-            gateway.app(AllowedHosts.read(environ), more), log_config=None, log_level="warning", access_log=False, lifespan="off",
-            timeout_graceful_shutdown=1, ws="none",
+            gateway.app(AllowedHosts.read(environ), more), log_config=None, log_level="warning", access_log=False,
+            lifespan="off", timeout_graceful_shutdown=1, ws="none",
         )  # fmt: skip
         server = _Server(config)
         task = asyncio.create_task(server.serve([listener]))

@@ -1,0 +1,200 @@
+"""Agents as functions in a child process, as commands, and as programs elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.support.errors import raises
+from tests.unit.env.gateway.conftest import until
+
+from gristmill_env.agents.runners import CommandAgent, ExternalAgent, FunctionAgent, checked_reward
+from gristmill_env.agents.task import AgentTask, Endpoint
+from gristmill_env.errors import EpisodeError
+from gristmill_env.gateway import Sessions, serving
+
+TASK = AgentTask("2 + 2?", [{"role": "user", "content": "2 + 2?"}], "4", {"level": 3}, 7)
+ENDPOINT = Endpoint("http://127.0.0.1:1/s/k/v1", "http://127.0.0.1:1/s/k", "k", "tiny")
+AGENTS = """
+import asyncio, os, sys, time
+from pathlib import Path
+
+async def good(task, endpoint):
+    print("what an agent prints is no report")
+    return 0.5 if (task.answer, task.row["level"], endpoint.key) == ("4", 3, "k") else 0.0
+
+def plain(task, endpoint):
+    return 1
+
+async def silent(task, endpoint):
+    return None
+
+async def raises(task, endpoint):
+    raise ValueError("no idea")
+
+async def ends(task, endpoint):
+    os._exit(3)
+
+async def waits(task, endpoint):
+    Path(task.prompt).touch()
+    await asyncio.sleep(3600)
+
+async def hangs(task, endpoint):
+    Path(task.prompt).touch()
+    time.sleep(3600)
+
+async def dispatch(task, endpoint):
+    return await globals()[task.index and "good" or "ends"](task, endpoint)
+
+not_a_function = 3
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "a.py").write_text(AGENTS)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("name", "reward"), [("good", 0.5), ("plain", 1), ("silent", None)])
+async def test_function_returns_its_reward(folder: Path, name: str, reward: float | None) -> None:
+    async with FunctionAgent(f"a.py:{name}", folder) as agent:
+        found = await asyncio.gather(*(agent.run(TASK, ENDPOINT) for _ in range(20)))
+    assert found == [reward] * 20
+
+
+async def test_error_of_a_function_names_the_agent(folder: Path) -> None:
+    async with FunctionAgent("a.py:raises", folder) as agent:
+        with raises(EpisodeError, "agent_raised", agent="a.py:raises"):
+            await agent.run(TASK, ENDPOINT)
+
+
+@pytest.mark.parametrize(("name", "code"), [("gone", "plugin_attribute_missing"), ("not_a_function", "agent_raised")])
+async def test_agent_that_cannot_be_loaded_is_refused_at_the_start(folder: Path, name: str, code: str) -> None:
+    with raises(EpisodeError, code):
+        async with FunctionAgent(f"a.py:{name}", folder):
+            pass
+
+
+async def test_process_that_ends_fails_its_rollouts_and_is_replaced(folder: Path) -> None:
+    async with FunctionAgent("a.py:dispatch", folder) as agent:
+        with raises(EpisodeError, "agent_process_died"):
+            await agent.run(AgentTask("", [], index=0), ENDPOINT)
+        assert await agent.run(TASK, ENDPOINT) == 0.5
+
+
+@pytest.mark.parametrize("name", ["waits", "hangs"])
+async def test_cancelled_function_ends(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gristmill_env.agents.runners._GRACE", 0.5)
+    began = folder / "began"
+    async with FunctionAgent(f"a.py:{name}", folder) as agent:
+        running = asyncio.create_task(agent.run(AgentTask(str(began), []), ENDPOINT))
+        await until(began.exists)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert agent.alive is (name == "waits"), "only a process that hangs is killed"
+
+
+async def test_command_gets_addresses_and_task_and_writes_its_reward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRISTMILL_API_TOKEN", "secret")
+    code = (
+        "import json, os\n"
+        "task = json.load(open(os.environ['GRISTMILL_TASK']))\n"
+        "print(json.dumps(dict(os.environ)))\n"
+        "open(os.environ['GRISTMILL_REWARD'], 'w').write(str(len(task['prompt'])))\n"
+    )
+    log = tmp_path / "logs" / "agent.log"
+    assert await CommandAgent([sys.executable, "-c", code], tmp_path, log).run(TASK, ENDPOINT) == len(TASK.prompt)
+    seen = json.loads(log.read_text())
+    assert (seen["OPENAI_BASE_URL"], seen["OPENAI_API_KEY"]) == (ENDPOINT.base_url, "k")
+    assert (seen["ANTHROPIC_BASE_URL"], seen["ANTHROPIC_API_KEY"]) == (ENDPOINT.anthropic_url, "k")
+    assert "secret" not in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ([sys.executable, "-c", "raise SystemExit(3)"], "agent_failed"),
+        (["/nowhere/agent"], "agent_not_started"),
+        ([sys.executable, "-c", "import os; open(os.environ['GRISTMILL_REWARD'], 'w').write('good')"], "agent_reward"),
+    ],
+)
+async def test_command_that_fails_has_a_code(tmp_path: Path, command: list[str], code: str) -> None:
+    with raises(EpisodeError, code):
+        await CommandAgent(command, tmp_path, tmp_path / "agent.log").run(TASK, ENDPOINT)
+
+
+async def test_cancelled_command_is_killed_with_its_children(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    code = (
+        "import os, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3600)'])\n"
+        f"open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}\\n')\n"
+        "time.sleep(3600)\n"
+    )
+    agent = CommandAgent([sys.executable, "-c", code], tmp_path, tmp_path / "agent.log")
+    running = asyncio.create_task(agent.run(TASK, ENDPOINT))
+    await until(lambda: pids.exists() and pids.read_text().endswith("\n"))
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    for pid in map(int, pids.read_text().split()):
+        await until(lambda pid=pid: not _runs(pid))  # type: ignore[misc]
+
+
+def _runs(pid: int) -> bool:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    return False
+
+
+async def test_program_elsewhere_asks_for_a_task_and_reports_a_reward() -> None:
+    agent = ExternalAgent()
+    async with (
+        serving(Sessions(), "tiny", ("127.0.0.1", 0), {}, agent.routes) as gateway,
+        httpx.AsyncClient(base_url=gateway.url) as program,
+    ):
+        running = asyncio.create_task(agent.run(TASK, ENDPOINT))
+        given: dict[str, Any] = (await program.post("/agent/task")).json()
+        assert given["task"]["prompt"] == TASK.prompt
+        assert given["endpoint"]["base_url"] == f"{gateway.url}/s/k/v1", "the address that the program knows"
+        assert (await program.post("/s/k/reward", json={"reward": "much"})).status_code == 400
+        assert (await program.post("/s/k/reward", json={"reward": 0.25})).status_code == 200
+        assert await running == 0.25
+        assert (await program.post("/s/k/reward", json={"reward": 0.25})).status_code == 404
+        failing = asyncio.create_task(agent.run(TASK, ENDPOINT))
+        await program.post("/agent/task")
+        await program.post("/s/k/reward", json={"error": "no sandbox"})
+        with raises(EpisodeError, "agent_failed"):
+            await failing
+
+
+async def test_task_whose_time_is_over_is_not_given_away() -> None:
+    agent = ExternalAgent()
+    for key in ("a", "b"):
+        running = asyncio.create_task(agent.run(TASK, Endpoint("", "", key, "tiny")))
+        await asyncio.sleep(0)
+        if key == "a":
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+    found = await agent.next_task(5)
+    assert found is not None
+    assert found[1].key == "b"
+    running.cancel()
+
+
+@pytest.mark.parametrize("value", ["1", True, float("nan"), float("inf"), [], {"reward": 1}])
+def test_reward_that_is_no_number_is_refused(value: Any) -> None:
+    with raises(EpisodeError, "agent_reward"):
+        checked_reward(value)
