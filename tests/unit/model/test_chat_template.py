@@ -37,7 +37,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFa
     return loaded
 
 
-def rendered(tokenizer: PreTrainedTokenizerFast, messages: Messages, tools: Messages | None = None) -> str:
+def rendered(tokenizer: PreTrainedTokenizerFast, messages: Any, tools: Any = None) -> str:
     text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
     assert isinstance(text, str)
     return text

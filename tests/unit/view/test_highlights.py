@@ -49,7 +49,7 @@ def test_best_and_worst_completion_of_each_step_have_their_texts(run: RunFolderW
 
 
 def test_highlight_has_an_extracted_answer_only_if_the_environment_searched_for_it(run: RunFolderWriter) -> None:
-    metas = ({}, {"extracted": ["4", None]})
+    metas: list[dict[str, Any]] = [{}, {"extracted": ["4", None]}]
     groups = [dataclasses.replace(group(n, [1.0, 0.0]), meta=meta) for n, meta in enumerate(metas)]
     run.trained(*(record_of(one, step) for step, one in enumerate(groups, 1)))
     run.archive(*groups)

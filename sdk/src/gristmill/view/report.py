@@ -263,7 +263,7 @@ def _cut(row: dict[str, Any]) -> dict[str, Any]:
     """Returns the row with bounded texts and the question as its prompt. `rest`: the number of characters cut off."""
     row = {**row, "prompt": row["prompt"] and question(row["prompt"])}
     names = [name for name in ("prompt", "completion", "answer", "extracted") if name in row]
-    texts = {name: row[name] and str(row[name])[:_LONG] for name in names}
+    texts: dict[str, Any] = {name: row[name] and str(row[name])[:_LONG] for name in names}
     return {**row, **texts, "rest": max(0, len(row["completion"]) - _LONG)}
 
 

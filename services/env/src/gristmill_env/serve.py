@@ -219,20 +219,18 @@ class ServeLoop:
                 errors = dict.fromkeys(score.error for score in scored.scores if score.error is not None)
                 await self._drop(permit, reason, "; ".join(errors), attempt)
 
-    def _versions(self, unscored: UnscoredGroup, granted: PolicyVersion) -> list[list[list[VersionSpan]]]:
+    def _versions(self, unscored: UnscoredGroup, granted: PolicyVersion) -> list[list[VersionSpan]]:
         """Returns which weights sampled each branch of each rollout.
 
         The model servers have discarded completions of other weights.
         """
         assert self._trainer is not None  # a permit exists, so the trainer has joined
         published = self._trainer.publishes
-        return [
-            [version_spans(branch, str(granted), published=published) for branch in rollout.branches]
-            for rollout in unscored.rollouts
-        ]
+        branches = [branch for rollout in unscored.rollouts for branch in rollout.branches]
+        return [version_spans(branch, str(granted), published=published) for branch in branches]
 
     async def _submit(
-        self, permit: Permit, scored: RolloutGroup, versions: list[list[list[VersionSpan]]], version: PolicyVersion,
+        self, permit: Permit, scored: RolloutGroup, versions: list[list[VersionSpan]], version: PolicyVersion,
         attempt: Attempt,
     ) -> None:  # fmt: skip
         group = build_group(

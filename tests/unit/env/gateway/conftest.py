@@ -65,7 +65,7 @@ class ScriptedModel:
         return 200, {"choices": [choice | {"weight_versions": [{"version": "1.0", "start": 0, "end": len(ids)}]}]}
 
     def _parse(self) -> tuple[int, Any]:
-        text = self.tokenizer.decode(self.server.now.body["generate_response"]["choices"][0]["token_ids"])
+        text = str(self.tokenizer.decode(self.server.now.body["generate_response"]["choices"][0]["token_ids"]))
         calls = []
         for written in CALL.findall(text):
             call = json.loads(written)

@@ -14,22 +14,26 @@ from tests.unit.env.gateway.conftest import Running, ScriptedModel, until
 
 from gristmill_env.gateway import Limits
 
-QUESTION = [{"role": "user", "content": "2 + 2?"}]
+QUESTION: list[Any] = [{"role": "user", "content": "2 + 2?"}]
 PARAMETERS = {"type": "object", "properties": {"query": {"type": "string"}}}
-TOOL = {"type": "function", "function": {"name": "search", "description": "Searches.", "parameters": PARAMETERS}}
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "search", "description": "Searches.", "parameters": PARAMETERS},
+}
 TWO_CALLS = (
     'Wait.<tool_call>{"name": "search", "arguments": {"query": "a"}}</tool_call>'
     '<tool_call>{"name": "search", "arguments": {"query": "b"}}</tool_call>'
 )
 
 
-def client(running: Running, **options: Any) -> openai.AsyncOpenAI:
+def client(running: Running, **options: Any) -> Any:
+    """The openai package, without its types: the tests send what programs send."""
     return openai.AsyncOpenAI(base_url=running.url, api_key=running.session.key, **options)
 
 
 async def test_key_or_path_names_the_session(running: Running) -> None:
     for url, key in ((running.url, running.session.key), (running.gateway.base_url(running.session), "any")):
-        asked = openai.AsyncOpenAI(base_url=url, api_key=key)
+        asked: Any = openai.AsyncOpenAI(base_url=url, api_key=key)
         answer = await asked.chat.completions.create(model="tiny", messages=QUESTION)
         assert answer.choices[0].message.content == "4"
         assert [model.id async for model in asked.models.list()] == ["tiny"]
@@ -103,7 +107,7 @@ async def test_parallel_tool_calls_and_both_results_reach_the_model(
 @pytest.mark.parametrize("stream", [False, True])
 async def test_anthropic_client_calls_tools(running: Running, model: ScriptedModel, stream: bool) -> None:
     model.says = [TWO_CALLS, "Done"]
-    asked = anthropic.AsyncAnthropic(base_url=running.gateway.url, api_key=running.session.key)
+    asked: Any = anthropic.AsyncAnthropic(base_url=running.gateway.url, api_key=running.session.key)
     tools: list[Any] = [{"name": "search", "description": "Searches.", "input_schema": PARAMETERS}]
     settings: dict[str, Any] = {"model": "tiny", "max_tokens": 50, "system": "Be brief.", "tools": tools}
 
@@ -244,7 +248,7 @@ async def test_reply_that_nobody_received_is_not_trained(running: Running, model
 
 async def test_bounds_of_a_session(running: Running) -> None:
     session = running.open(Limits(turns=1))
-    asked = openai.AsyncOpenAI(base_url=running.gateway.base_url(session), api_key="any", max_retries=0)
+    asked: Any = openai.AsyncOpenAI(base_url=running.gateway.base_url(session), api_key="any", max_retries=0)
     await asked.chat.completions.create(model="tiny", messages=QUESTION)
     with pytest.raises(openai.RateLimitError) as refused:
         await asked.chat.completions.create(model="tiny", messages=QUESTION)

@@ -244,12 +244,12 @@ def build_group(
     permit: Permit,
     run_id: str,
     env_id: str,
-    versions: list[list[list[VersionSpan]]],
+    versions: list[list[VersionSpan]],
     *,
     include_messages: bool = False,
     correctness: CorrectnessReward | None = None,
 ) -> TrajectoryGroup:
-    """Returns the group to train on: the trainable rollouts. `versions`: by rollout and branch.
+    """Returns the group to train on: the trainable rollouts. `versions`: of each branch.
 
     `correctness`: finds the answers of completions for the table of rollouts. The token ids are the ids that were sent
     and sampled; nothing is tokenized here. Raises GroupError.
@@ -258,6 +258,7 @@ def build_group(
     rollouts = [group.rollouts[n] for n in kept]
     branches = [branch for rollout in rollouts for branch in rollout.branches]
     numbers = [number for number, rollout in enumerate(rollouts) for _ in rollout.branches]
+    all_numbers = [number for number, rollout in enumerate(group.rollouts) for _ in rollout.branches]
     scores = [group.scores[kept[number]] for number in numbers]
     prompts = [branch.prompt.token_ids for branch in branches]
     completions = [branch.token_ids for branch in branches]
@@ -276,7 +277,7 @@ def build_group(
         reward_parts={name: [score.parts[name] for score in scores] for name in scores[0].parts},
         finish_reasons=[branch.finish_reason for branch in branches],
         sampling=group.sampling,
-        versions=[spans for n in kept for spans in versions[n]],
+        versions=[spans for n, spans in zip(all_numbers, versions, strict=True) if n in kept],
         messages=_messages(group, branches) if include_messages else None,
         rollouts=np.array(numbers, np.int32) if len(branches) > len(rollouts) else None,
         meta=_facts(group, rollouts, correctness),
