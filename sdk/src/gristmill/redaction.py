@@ -199,14 +199,18 @@ def _is_secret_parameter(name: str) -> bool:
     return is_secret(name) or name.lower() in _QUERY_NAMES
 
 
-def _remember_in_url(text: str) -> None:
-    """Remembers the password and the secret parameters of the URLs in a text, which libraries log alone."""
+def secrets_in_urls(text: str) -> set[str]:
+    """Returns the passwords and the secret parameters of the URLs in a text, as they are there and unquoted."""
     found = [one[0].partition(":")[2] or one[0] for one in _USER_INFO.finditer(text)] if "://" in text else []
     if "?" in text:
         found += [one[0].partition("=")[2] for one in _QUERY.finditer(text) if _is_secret_parameter(one[1])]
-    for value in found:
+    return {*found, *map(unquote, found)}
+
+
+def _remember_in_url(text: str) -> None:
+    """Remembers the secrets of the URLs in a text, which libraries log alone."""
+    for value in secrets_in_urls(text):
         remember(value)
-        remember(unquote(value))
 
 
 def _remember_all(value: Any) -> None:

@@ -195,6 +195,18 @@ def test_secrets_of_a_machine_come_from_variables_env_file_and_files(tmp_path: P
     }  # fmt: skip
 
 
+def test_secrets_in_urls_count_in_every_variable(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("MONGO_URI=mongodb+srv://u:of-mongo%2Fdb@h/db\nMODEL=tiny\n")
+    environ = {
+        "DATABASE_URL": "postgres://u:S3cret-of-db@h:5432/db", "SHORT_URL": "redis://:S3cret@h",
+        "JUDGE_URL": "https://h/v1?model=m&api_key=key-of-judge", "HOME": str(tmp_path),
+        "PLAIN_URL": "https://example.org/v1?model=a-long-name",
+    }  # fmt: skip
+    expected = {"S3cret-of-db", "key-of-judge", "of-mongo%2Fdb", "of-mongo/db"}
+    assert set(secrets_of(environ, tmp_path)) == expected
+    assert short_secrets(environ, tmp_path) == ["SHORT_URL"]
+
+
 def test_secrets_that_are_too_short_are_named(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("PIN_SECRET=1234\nHF_TOKEN=hf-of-env-file\n")
     assert short_secrets({"API_KEY": "short", "HOME": str(tmp_path)}, tmp_path) == ["API_KEY", "PIN_SECRET"]

@@ -21,7 +21,7 @@ from typing import BinaryIO, Final
 from urllib.parse import quote, quote_plus
 
 from gristmill.deployment import env_file
-from gristmill.redaction import is_secret, remember
+from gristmill.redaction import is_secret, remember, secrets_in_urls
 
 SHORTEST: Final = 8
 """Least characters of a secret that is searched. Shorter values also occur in ordinary words."""
@@ -39,9 +39,10 @@ _PACKED: Final = (_ZIP, b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"PAR1", b"7z\
 def secrets_of(environ: Mapping[str, str], folder: Path) -> list[str]:
     """Returns the values that must not leave this machine, the longest first.
 
-    `environ`: variables whose names say that they are secret, or that they name a file with a secret. `folder`: the
-    project's folder, with `.env` and `.secrets/`. The hub's token and the passwords of ~/.netrc count too. Values of
-    fewer than 8 characters are left out: `short_secrets` names them. Raises ConfigError for a broken `.env`.
+    `environ`: variables whose names say that they are secret, or that they name a file with a secret. The password and
+    the secret parameters of a URL count in every variable, such as DATABASE_URL. `folder`: the project's folder, with
+    `.env` and `.secrets/`. The hub's token and the passwords of ~/.netrc count too. Values of fewer than 8 characters
+    are left out: `short_secrets` names them. Raises ConfigError for a broken `.env`.
     """
     found = {value for _, value in _known(environ, folder) if len(value) >= SHORTEST}
     return sorted(found, key=lambda value: (-len(value), value))
@@ -64,6 +65,7 @@ def _known(environ: Mapping[str, str], folder: Path) -> Iterator[tuple[str, str]
             files += [folder / value] if is_secret(name.rpartition("_")[0]) else []
         elif is_secret(name):
             yield name, value
+        yield from ((name, secret) for secret in secrets_in_urls(value))
     for path in files:
         words = path.read_text(errors="replace").split() if path.is_file() else []
         if len(words) == 1:  # The user list of Redis has many words; its password has a file.
