@@ -5,7 +5,7 @@ A value is secret in any of these cases:
 - its name says so (`api_key`, `key`, `token`, `password`, `webhook`, ...);
 - its type is pydantic's SecretStr;
 - a configuration takes it from an environment variable, and does not say that it is plain (`${NAME:plain}`);
-- it is the password in a URL, the value of a secret parameter of a URL, or in an `Authorization` header.
+- it is the password in a URL, the value of a secret parameter of a URL, or in an `Authorization` or `Cookie` header.
 
 After `remember` has received a value, `redact` masks the value wherever it occurs in a text.
 """
@@ -63,7 +63,11 @@ _PATHS = frozenset({"PWD"})
 _FIELD_NAME = re.compile(r"[a-z]+(?:_[a-z]+)*")
 _FLAG = re.compile(r"--?[A-Za-z][\w.-]*")
 _ASSIGNMENT = re.compile(r"(-{0,2}([A-Za-z][\w.-]*)=)(.*)", re.DOTALL)
-_USER_INFO = re.compile(r"(?<=://)[^\s/?#'\"]+(?=@)")
+_USER_INFO = re.compile(
+    r"(?<=://)(?:[^\s/?#'\"]+|[^\s/?#'\":@\[]*:(?!\d{1,5}[^\w@])(?!//)(?:[^\s'\":]|:(?!//)){1,256})(?=@)"
+)
+"""Second, a password with a slash that nobody quoted. A port is not the beginning of a password. The match ends before
+the next ://, so that it takes linear time."""
 _HEADER = re.compile(r"\b([Bb]earer|BEARER|Basic)\s+[A-Za-z0-9._~+/=-]{8,}")
 _NAMED_HEADER = re.compile(
     r"\b((?:proxy-)?authorization|x-api-key|api-key|x-auth-token)(['\"]?\s*[:=]\s*['\"]?)"
@@ -74,7 +78,12 @@ _WEBHOOK = re.compile(
     r"(https?://(?:hooks\.[^\s/'\"]+/|[^\s/'\"]+/(?:[^\s'\"?]*?/)?(?:web)?hooks?/))[^\s'\"]+", re.IGNORECASE
 )
 _ACCOUNT_KEY = re.compile(r"\b(AccountKey|SharedAccessKey|SharedAccessSignature|Password|Pwd)=[^;\s'\"]+")
-_QUERY = re.compile(r"(?<=[?&])([A-Za-z0-9_.-]+)=[^&#\s'\"]+")
+_QUERY = re.compile(r"(?<=[?&#])([A-Za-z0-9_.%\[\]-]+)=[^&#\s'\"]+")
+_COOKIE = re.compile(
+    r"\b((?:set-)?cookie['\"]?\s*[:=]\s*['\"]?)[^\s=;,'\"]+=[^\s;'\"]*(?:;\s*[^\s=;,'\"]+(?:=[^\s;'\"]*)?)*",
+    re.IGNORECASE,
+)
+"""Cookies of a request or an answer, with all their attributes."""
 
 
 def is_secret(name: str) -> bool:
@@ -149,18 +158,19 @@ def redact(value: Any, name: str = "") -> Any:
 
 
 def redact_text(text: str) -> str:
-    """Masks remembered values, passwords in URLs, secret query parameters and authorization headers in a text."""
+    """Masks remembered values, passwords and secret parameters in URLs, authorization headers and cookies in a text."""
     if _pattern is not None:
         text = _pattern.sub(REDACTED, text)
     if "://" in text:
         text = _USER_INFO.sub(REDACTED, text)
         text = _WEBHOOK.sub(rf"\1{REDACTED}", text)
-    if "?" in text or "&" in text:
+    if "?" in text or "&" in text or "#" in text:
         text = _QUERY.sub(_query, text)
     if "earer" in text or "BEARER" in text or "Basic" in text:
         text = _HEADER.sub(rf"\1 {REDACTED}", text)
     if ":" in text or "=" in text:
         text = _NAMED_HEADER.sub(lambda found: f"{found[1]}{found[2]}{found[3] or ''}{REDACTED}", text)
+        text = _COOKIE.sub(rf"\1{REDACTED}", text)
         text = _ACCOUNT_KEY.sub(rf"\1={REDACTED}", text)
     return text
 
@@ -196,13 +206,14 @@ def _query(match: re.Match[str]) -> str:
 
 
 def _is_secret_parameter(name: str) -> bool:
+    name = unquote(name)
     return is_secret(name) or name.lower() in _QUERY_NAMES
 
 
 def secrets_in_urls(text: str) -> set[str]:
     """Returns the passwords and the secret parameters of the URLs in a text, as they are there and unquoted."""
     found = [one[0].partition(":")[2] or one[0] for one in _USER_INFO.finditer(text)] if "://" in text else []
-    if "?" in text:
+    if "?" in text or "#" in text:
         found += [one[0].partition("=")[2] for one in _QUERY.finditer(text) if _is_secret_parameter(one[1])]
     return {*found, *map(unquote, found)}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,12 +100,54 @@ def test_redact_masks_secrets_at_any_depth_by_name_and_by_type() -> None:
             "https://h/f?code=***&sig=***&X-Amz-Signature=***&n=1",
         ),
         (f"AccountName=a;AccountKey={KEY}==;Suffix=b", "AccountName=a;AccountKey=***;Suffix=b"),
+        (f"postgres://u:p/{KEY}@h/db", "postgres://***@h/db"),
+        (f"postgres://u:/{KEY}?#@h:5432/db", "postgres://***@h:5432/db"),
+        (f"redis://:{KEY}/=@h", "redis://***@h"),
+        (f"https://h/#access_token={KEY}&n=1", "https://h/#access_token=***&n=1"),
+        (f"https://h/?api%5Fkey={KEY}&auth%5Btoken%5D={KEY}", "https://h/?api%5Fkey=***&auth%5Btoken%5D=***"),
+        (f"Cookie: session={KEY}", "Cookie: ***"),
+        (f"cookie: a=1; session={KEY}; b=2\nnext", "cookie: ***\nnext"),
+        (f"Set-Cookie: s={KEY}; Path=/; HttpOnly", "Set-Cookie: ***"),
+        (f"{{'Cookie': 'session={KEY}', 'n': 1}}", "{'Cookie': '***', 'n': 1}"),
+        ("http://host:8000/a@b http://[::1]:80/a@b http://h:80,http://g:81 me@b https://h:443?x@y", None),
+        ("the cookie: chocolate, and cookie = 3 or #code = 4 # and key, https://h/#part", None),
         ("http://host/a?mail=b@c basic arithmetic, the token count is 12345678", None),
         ("mail me@host, http://host/a@b, tokens=31", "mail me@host, http://host/a@b, tokens=31"),
     ],
 )
 def test_redact_masks_secrets_inside_of_texts(text: str, shown: str | None) -> None:
     assert redact(text) == (text if shown is None else shown)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "://",
+        "://:a",
+        "://a:/b",
+        "?a",
+        "&a%5F",
+        "#a=",
+        "cookie",
+        "cookie: a=b;",
+        "Set-Cookie=a;b",
+        "a:b/",
+        " ",
+        "@",
+        ";a=",
+    ],
+)
+def test_time_grows_no_faster_than_the_text(part: str) -> None:
+    def seconds(size: int) -> float:
+        text = "cookie: a=b;" + part * (size // len(part))
+        times = []
+        for _ in range(3):
+            began = time.process_time()
+            redact(text)
+            times.append(time.process_time() - began)
+        return min(times)
+
+    assert seconds(100_000) < 12 * max(seconds(25_000), 1e-3)  # quadratic time is 16 times as long
 
 
 @pytest.mark.parametrize(
@@ -115,6 +158,8 @@ def test_redact_masks_secrets_inside_of_texts(text: str, shown: str | None) -> N
         ({"base_url": f"http://me:{KEY}@host"}, KEY),
         ({"urls": [f"https://host/v1?token={KEY}&n=1"]}, KEY),
         ({"url": "https://host/v1?api_key=a%2Fb%2Fc-123"}, "a/b/c-123"),
+        ({"url": f"postgres://u:p/{KEY}@h"}, f"p/{KEY}"),
+        ({"url": f"https://host/#access_token={KEY}"}, KEY),
         ({"connection_string": f"x={KEY};"}, f"x={KEY};"),
     ],
 )  # fmt: skip
