@@ -523,7 +523,11 @@ def main() -> int:
         options = _options()
         launcher = Launcher(options)
         if options.close:
-            launcher.close(options.close)
+            try:
+                launcher.close(options.close)
+            except StoppedError as stop:
+                print(f"stopped everything; run {options.close} may be open still; the same command closes it")
+                return 128 + stop.number
             return 0
         if launcher.secrets is not None:
             launcher.secrets.close_to_others(launcher.runs_dir, launcher.state)

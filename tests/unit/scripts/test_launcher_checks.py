@@ -364,3 +364,26 @@ def test_each_service_sees_its_own_gpus(
     seen = {name: call[1].get("CUDA_VISIBLE_DEVICES") for name, call in started.items()}
     assert seen == {"model": model, "trainer": trainer, "env": None}
     assert started["trainer"][0][2] == module
+
+
+# --- Stops -----------------------------------------------------------------------------------------------------
+def test_stop_signal_while_close_starts_the_services_ends_without_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The services' start waits for Redis, and finds the signal there."""
+
+    def start_store(launcher: Launcher, stack: LocalStack) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        stack.raise_if_stopped()
+
+    monkeypatch.setattr(Launcher, "start_store", start_store)
+    monkeypatch.setenv("COMPOSE_DISABLE_ENV_FILE", "1")
+    arguments = ["--close", "mine", "--api_port=9", f"--state_dir={tmp_path}", f"--runs_dir={tmp_path}"]
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *arguments])
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        assert launch_local_dataset_run.main() == 128 + signal.SIGINT
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert "mine" in capsys.readouterr().out
