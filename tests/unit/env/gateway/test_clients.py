@@ -16,10 +16,8 @@ from gristmill_env.gateway import Limits
 
 QUESTION: list[Any] = [{"role": "user", "content": "2 + 2?"}]
 PARAMETERS = {"type": "object", "properties": {"query": {"type": "string"}}}
-TOOL: dict[str, Any] = {
-    "type": "function",
-    "function": {"name": "search", "description": "Searches.", "parameters": PARAMETERS},
-}
+SEARCH = {"name": "search", "description": "Searches.", "parameters": PARAMETERS}
+TOOL: dict[str, Any] = {"type": "function", "function": SEARCH}
 TWO_CALLS = (
     'Wait.<tool_call>{"name": "search", "arguments": {"query": "a"}}</tool_call>'
     '<tool_call>{"name": "search", "arguments": {"query": "b"}}</tool_call>'
@@ -82,7 +80,7 @@ async def test_parallel_tool_calls_and_both_results_reach_the_model(
                     calls[call.index] = {"id": call.id, "type": "function", "function": call.function.model_dump()}
         assert reasons == ["tool_calls"]
         assert usage is not None
-        message = {"role": "assistant", "content": text, "tool_calls": list(calls.values())}
+        message: dict[str, Any] = {"role": "assistant", "content": text, "tool_calls": list(calls.values())}
     else:
         answer = await asked.chat.completions.create(model="tiny", messages=QUESTION, tools=[TOOL])
         assert answer.choices[0].finish_reason == "tool_calls"
