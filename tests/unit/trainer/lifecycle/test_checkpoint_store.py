@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ from tests.support.errors import raises
 from tests.unit.trainer.lifecycle.conftest import Training, progress
 
 from gristmill_trainer.checkpoint import CheckpointStore, find_resumption
+from gristmill_trainer.checkpoint.digests import read_digests
+from gristmill_trainer.checkpoint.store import read_progress
 from gristmill_trainer.errors import CheckpointError, FencedError
 
 
@@ -145,3 +149,61 @@ def test_checkpoint_with_a_torn_state_is_refused_by_name(training: Training, tmp
     file.write_text("{")
     with raises(CheckpointError, "checkpoint_unreadable", path=file):
         store.newest()
+
+
+def fifo(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def link(path: Path) -> None:
+    outside = path.parents[2] / "outside"
+    path.rename(outside)
+    path.symlink_to(outside)
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("plant", [fifo, link, folder])
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("trainer_state.json", "checkpoint_file_missing"),
+        ("manifest.json", "checkpoint_unreadable"),
+        ("model.safetensors", "checkpoint_file_missing"),
+    ],
+)
+def test_odd_file_in_a_checkpoint_is_an_error_and_blocks_nothing(
+    training: Training, tmp_path: Path, plant: Callable[[Path], None], name: str, code: str
+) -> None:
+    """Another process that writes to the volume may put it there."""
+    store = CheckpointStore(tmp_path / "checkpoints", kept=2)
+    path = store.save(training.state, progress(1)).path
+    plant(path / name)
+    with raises(CheckpointError, code, path=path / name):
+        store.load(path)
+    with raises(CheckpointError, "checkpoint_unreadable" if name == "trainer_state.json" else code, path=path / name):
+        read_progress(path)
+        store.load(path)
+
+
+@pytest.mark.parametrize("plant", [fifo, link, folder])
+def test_odd_file_of_digests_is_an_error_and_blocks_nothing(tmp_path: Path, plant: Callable[[Path], None]) -> None:
+    path = tmp_path / "runs" / "mine" / "digests.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text("")
+    assert read_digests(path) == []
+    plant(path)
+    with raises(CheckpointError, "digests_unreadable", path=path):
+        read_digests(path)
+
+
+def test_checkpoints_in_a_linked_folder_are_read(training: Training, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "checkpoints").symlink_to(tmp_path / "disk")
+    store = CheckpointStore(tmp_path / "checkpoints", kept=2)
+    path = store.save(training.state, progress(1)).path
+    assert store.load(path).step == 1

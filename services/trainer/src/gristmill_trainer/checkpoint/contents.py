@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import torch
 
-from gristmill import PolicyVersion
+from gristmill import PolicyVersion, foreign
 from gristmill_trainer.errors import CheckpointError
 
 OPTIMIZER = "optimizer.pt"
@@ -108,7 +108,7 @@ def verify(folder: Path) -> None:
 def read_manifest(folder: Path) -> Manifest:
     """Reads the manifest without a check of the files. Raises CheckpointError."""
     try:
-        return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+        return msgspec.json.decode(foreign.read_file(folder.resolve() / MANIFEST), type=Manifest)
     except FileNotFoundError as error:
         raise CheckpointError(
             "checkpoint_manifest_missing",
@@ -116,7 +116,7 @@ def read_manifest(folder: Path) -> Manifest:
             f"else. {remedy(folder)}",
             path=folder / MANIFEST,
         ) from error
-    except msgspec.MsgspecError as error:
+    except (OSError, foreign.ForeignFileError, msgspec.MsgspecError, RecursionError) as error:
         raise CheckpointError(
             "checkpoint_unreadable",
             f"{folder / MANIFEST} is not readable ({error}). {remedy(folder)}",
@@ -133,13 +133,15 @@ def remedy(folder: Path) -> str:
 
 
 def _files(folder: Path) -> dict[str, File]:
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    """Returns the regular files. A link, a FIFO or a device in place of a file counts as missing."""
+    folder = folder.resolve()
+    paths = sorted(path for path in folder.rglob("*") if foreign.is_file(path) and path.name != MANIFEST)
     with ThreadPoolExecutor(max_workers=4) as pool:  # Hashing releases the GIL.
         return dict(zip((str(path.relative_to(folder)) for path in paths), pool.map(_hashed, paths), strict=True))
 
 
 def _hashed(path: Path) -> File:
-    with path.open("rb") as file:
+    with foreign.open_file(path) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return File(size=file.tell(), sha256=digest)
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 import torch
 
-from gristmill import Hyperparameters
+from gristmill import Hyperparameters, foreign
 from gristmill.metrics import JsonlWriter
 from gristmill_trainer.checkpoint.contents import Progress, read_manifest
 from gristmill_trainer.disk import writing
@@ -28,6 +28,8 @@ from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.settings import TrainerSettings
 
 DIGESTS_FILE: Final = "digests.jsonl"
+_MOST_BYTES: Final = 1 << 30
+"""Most bytes of a digests.jsonl."""
 _SETTINGS = frozenset({*Hyperparameters.model_fields, "ref_model", "device"})
 """The settings that may change a checkpoint's bytes. No other setting is in the file, so it has no secrets."""
 
@@ -146,10 +148,10 @@ def file_digests(folder: Path) -> dict[str, str]:
 
 def read_digests(path: Path) -> list[CheckpointRecord]:
     """Returns the rows of a digests.jsonl, without a torn last line. Raises CheckpointError and OSError."""
-    lines = path.read_bytes().split(b"\n")[:-1]
     try:
+        lines = foreign.read_file(path.parent.resolve() / path.name, _MOST_BYTES).split(b"\n")[:-1]
         return [msgspec.json.decode(line, type=CheckpointRecord) for line in lines]
-    except msgspec.MsgspecError as error:
+    except (foreign.ForeignFileError, msgspec.MsgspecError, RecursionError) as error:
         raise CheckpointError(
             "digests_unreadable",
             f"{path} is not readable ({error}). A newer Gristmill may have written it: install its version",

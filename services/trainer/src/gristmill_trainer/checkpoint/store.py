@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import torch
 
-from gristmill import PolicyVersion
+from gristmill import PolicyVersion, foreign
 from gristmill.disk import sync
 from gristmill_trainer.checkpoint.contents import (
     OPTIMIZER,
@@ -76,8 +76,8 @@ class CheckpointStore:
     def newest_foreign(self) -> Path | None:
         """Returns the newest checkpoint of an earlier run of the same id, or of one without a recorded creation."""
         found = self._readable()
-        foreign = [path for path, progress in found.items() if not self.is_own(progress)]
-        return max(foreign, key=lambda path: found[path].version, default=None)
+        others = [path for path, progress in found.items() if not self.is_own(progress)]
+        return max(others, key=lambda path: found[path].version, default=None)
 
     def is_own(self, progress: Progress) -> bool:
         """Whether a checkpoint was made in this creation of the run."""
@@ -181,8 +181,8 @@ class CheckpointStore:
 def read_progress(path: Path) -> Progress:
     """Reads the progress of a checkpoint without a check of its other files. Raises CheckpointError."""
     try:
-        return msgspec.json.decode((path / STATE).read_bytes(), type=Progress)
-    except (OSError, msgspec.MsgspecError) as error:
+        return msgspec.json.decode(foreign.read_file(path.resolve() / STATE), type=Progress)
+    except (OSError, foreign.ForeignFileError, msgspec.MsgspecError, RecursionError) as error:
         raise CheckpointError(
             "checkpoint_unreadable", f"{path / STATE} is not readable ({error}). {remedy(path)}", path=path / STATE
         ) from error
@@ -284,9 +284,9 @@ def find_resumption(store: CheckpointStore, resume: str) -> Resumption | None:
         newest = store.newest()
         if newest is not None:
             return _own(store.load(newest))
-        foreign = store.newest_foreign()
-        if foreign is not None:
-            raise _of_an_earlier_run(store, foreign)
+        other = store.newest_foreign()
+        if other is not None:
+            raise _of_an_earlier_run(store, other)
         return None
     named, newest = Path(resume).resolve(), store.newest_readable()
     # Check this before the named folder, because the run may have pruned that folder.
