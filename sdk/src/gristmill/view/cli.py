@@ -446,9 +446,8 @@ def _cell(value: Any, longest: int = 4000) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="gristmill", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    text = "Looks at runs of any stack, from its API or from the files of a run."
+    parser = argparse.ArgumentParser(prog="gristmill", description=text)
     parser.add_argument("--api", help=f"address of the trajectory API (GRISTMILL_API_URL, default {API_URL})")
     parser.add_argument("--token-file", type=Path, help="file with a token for it (GRISTMILL_API_TOKEN_FILE)")
     parser.add_argument(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -28,6 +29,14 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (write_run(tmp_path / "runs" / "quickstart", rows()) / "model").mkdir()
     monkeypatch.chdir(tmp_path)
     return tmp_path / "runs"
+
+
+def test_help_lists_each_command_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    for name in ("status", "runs", "sql", "pack", "slurm", *cli.TRAIN_AGAIN):
+        assert sum(re.search(rf"^\s+{name} |gristmill {name}", line) is not None for line in lines) == 1
 
 
 def test_status_of_a_finished_run_is_its_summary(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
