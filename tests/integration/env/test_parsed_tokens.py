@@ -91,7 +91,7 @@ def test_chat_returns_the_text_of_the_sampled_tokens(vllm: Vllm, tokenizer: PreT
 def test_server_renders_tools_as_the_tokenizer_does(vllm: Vllm, tokenizer: PreTrainedTokenizerFast) -> None:
     """If a tool has a description: vLLM adds `"description": null` to a tool without one."""
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 17, "b": 8}'}}
-    messages: list[Any] = [
+    messages: list[dict[str, Any]] = [
         {"role": "user", "content": "What is 17 + 8?"},
         {"role": "assistant", "content": None, "tool_calls": [call, {**call, "id": "2"}]},
         {"role": "tool", "tool_call_id": "1", "content": "25"},

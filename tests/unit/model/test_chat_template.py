@@ -37,8 +37,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFa
     return loaded
 
 
-def rendered(tokenizer: PreTrainedTokenizerFast, messages: Any, tools: Any = None) -> str:
-    text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+def rendered(tokenizer: PreTrainedTokenizerFast, messages: Messages, tools: Messages | None = None) -> str:
+    loose: Any = tokenizer
+    text = loose.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
     assert isinstance(text, str)
     return text
 
@@ -60,11 +61,12 @@ def call(name: str, arguments: object) -> dict[str, Any]:
 @pytest.mark.parametrize("tools", [None, []])
 @pytest.mark.parametrize("prompt", [True, False])
 def test_template_renders_conversations_without_tools_as_the_plain_template_does(
-    tokenizer: PreTrainedTokenizerFast, messages: Messages, tools: Any, prompt: bool
+    tokenizer: PreTrainedTokenizerFast, messages: Messages, tools: Messages | None, prompt: bool
 ) -> None:
-    plain = byte_tokenizer(tiny.MAX_LENGTH)
+    plain: Any = byte_tokenizer(tiny.MAX_LENGTH)
     expected = "".join(f"<|im_start|>{one['role']}\n{one['content']}<|im_end|>\n" for one in messages)
     expected += "<|im_start|>assistant\n" if prompt else ""
+    one: Any
     for one in (plain, tokenizer):
         text = one.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=prompt)
         assert text == expected
@@ -73,7 +75,7 @@ def test_template_renders_conversations_without_tools_as_the_plain_template_does
 @pytest.mark.parametrize("system", ["", "Be brief."])
 def test_template_lists_the_tools_in_one_system_turn(tokenizer: PreTrainedTokenizerFast, system: str) -> None:
     messages = [{"role": "user", "content": "What is 17 + 8?"}]
-    given = [{"role": "system", "content": system}, *messages] if system else messages
+    given: Messages = [{"role": "system", "content": system}, *messages] if system else messages
     (role, section), user = turns(rendered(tokenizer, given, [ADD, CLOCK]))
     assert (role, user) == ("system", ("user", "What is 17 + 8?"))
     opening, _, rest = section.partition("<tools>\n")
@@ -101,7 +103,7 @@ def test_template_renders_parallel_calls_as_the_model_writes_them(
 
 
 def test_template_accepts_an_assistant_message_without_a_content_key(tokenizer: PreTrainedTokenizerFast) -> None:
-    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": [call("clock", {})]}]
+    messages: Messages = [{"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": [call("clock", {})]}]
     assert turns(rendered(tokenizer, messages, [CLOCK]))[2] == (
         "assistant",
         '<tool_call>{"name": "clock", "arguments": {}}</tool_call>',
@@ -115,7 +117,7 @@ def test_template_puts_results_in_a_row_into_one_user_turn(
     def result(text: str) -> dict[str, Any]:
         return {"role": "tool", "tool_call_id": "call-add", "content": text}
 
-    messages = [
+    messages: Messages = [
         {"role": "user", "content": "?"},
         {"role": "assistant", "content": None, "tool_calls": [call("add", {"a": 1}), call("add", {"a": 2})]},
         result("1"),
@@ -135,7 +137,7 @@ def test_template_puts_results_in_a_row_into_one_user_turn(
 
 
 def test_short_tool_conversation_fits_into_the_context(tokenizer: PreTrainedTokenizerFast) -> None:
-    messages = [
+    messages: Messages = [
         {"role": "user", "content": "What is 17 + 8, and what time is it?"},
         {"role": "assistant", "content": None, "tool_calls": [call("add", {"a": 17}), call("clock", {})]},
         {"role": "tool", "content": "25"},
