@@ -197,7 +197,7 @@ async def test_error_of_a_stream_is_an_event(running: Running, model: ScriptedMo
             model="tiny", messages=QUESTION, stream=True
         ):
             pass
-    assert failed.value.code == "request_refused"
+    assert failed.value.code == "every_prompt_refused"
     assert running.session.failure is not None
 
 

@@ -20,7 +20,7 @@ import msgspec
 
 from gristmill import SamplingParams
 from gristmill_env.durable import LineFile, read_lines
-from gristmill_env.errors import EnvError, InferenceError, PromptError, PromptTooLongError
+from gristmill_env.errors import EnvError, InferenceError, PromptError, PromptRefusedError, PromptTooLongError
 from gristmill_env.gateway.dialects import ChatRequest, Reply, RequestError
 from gristmill_env.gateway.turns import Branch, Place, Turn, Turns, encode
 from gristmill_env.inference import Completion, GenerationRequest, ModelServers
@@ -193,6 +193,8 @@ class Session:
             answer = await self._parsed(completion, prepared)
         except PromptTooLongError as error:
             raise RequestError(400, "context_length_exceeded", str(error), "messages") from error
+        except PromptRefusedError as error:
+            raise RequestError(400, error.code, str(error), "messages") from error
         except EnvError as error:
             self.failure = error
             raise RequestError(503, error.code, str(error)) from error
