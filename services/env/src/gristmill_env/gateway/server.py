@@ -80,7 +80,7 @@ class Gateway:
                 repeats = request.headers.get(_RETRIES, "0") != "0"
                 reply = session.reply(prepared, idempotency=request.headers.get("idempotency-key"), again=repeats)
                 if not prepared.request.stream:
-                    return JSONResponse(dialect.answer(await reply))
+                    return JSONResponse(dialect.answer(await _unless_gone(reply, request)))
             except RequestError as error:
                 logger.debug("the gateway refuses a request: %s", error)
                 return JSONResponse(dialect.error(error), error.status)
@@ -90,6 +90,24 @@ class Gateway:
             return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
         return answer
+
+
+async def _unless_gone(coming: Coroutine[Any, Any, Reply], request: Request) -> Reply:
+    """Returns the reply. Raises ClientDisconnect if the client closes the connection before."""
+    work, gone = asyncio.create_task(coming), asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ClientDisconnect
+        return work.result()
+    finally:
+        work.cancel()
+        gone.cancel()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _events(coming: Coroutine[Any, Any, Reply], request: ChatRequest, dialect: Dialect) -> AsyncIterator[bytes]:
