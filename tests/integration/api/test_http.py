@@ -24,9 +24,9 @@ AT = f"/v1/runs/{RUN}"
 JSON = {"headers": {"Content-Type": "application/json"}}
 
 
-async def start(client: Client, **plan: Any) -> int:
+async def start(client: Client, group_size: int = 2, **plan: Any) -> int:
     """Opens the run, takes it and records version 0."""
-    await client.create_run(RUN, {"dataset": "d"}, 2)
+    await client.create_run(RUN, {"dataset": "d"}, group_size)
     incarnation, _ = await client.take(RUN, trainer(**plan), [])
     await client.record_version(RUN, PolicyVersion(incarnation, 0))
     return incarnation
@@ -130,10 +130,11 @@ async def test_a_batch_is_a_msgpack_array_of_the_bytes_as_submitted(client: Clie
     assert (await http.post(f"{AT}/lease", json={**asked, "batch_id": "b2"})).status_code == 204
 
 
+@pytest.mark.parametrize("group_size", [2, 4], ids=["whole group", "smaller group"])
 async def test_group_with_branches_is_stored_as_received_and_counts_its_rollouts(
-    client: Client, http: httpx.AsyncClient
+    client: Client, http: httpx.AsyncClient, group_size: int
 ) -> None:
-    incarnation = await start(client)
+    incarnation = await start(client, group_size)
     name = (await client.permits(RUN, "env-1", 1, wait=0)).permits[0].group_id
     body = make_group(name, RUN, lengths=((3, 4),) * 5, rewards=(1, 1, 0, 0, 0), rollouts=(0, 0, 1, 1, 1)).encode()
     assert (await put(http, name, body)).status_code == 201
