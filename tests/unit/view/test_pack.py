@@ -23,7 +23,7 @@ import pytest
 from tests.support.errors import raises
 from tests.support.groups import make_group
 from tests.support.ports import free_port
-from tests.support.run_folder import RunFolderWriter, synthetic_run
+from tests.support.run_folder import CREATED, RunFolderWriter, synthetic_run
 from tests.unit.sdk.view.recorded import LOGS, record
 
 import gristmill
@@ -56,7 +56,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def run(tmp_path: Path) -> RunFolderWriter:
     """A run with all kinds of files, a model and a checkpoint."""
     found = synthetic_run(tmp_path / "runs", steps=3, groups_per_step=4, group_size=2, tokens=20, run_id="quickstart")
-    write_run_file(found.path, record(state="finished"))
+    write_run_file(found.path, record(state="finished", created_at=CREATED / 1000))
     for name in ("model/model.safetensors", "checkpoints/step-000003/model.safetensors", "logs/trainer.log"):
         (found.path / name).parent.mkdir(parents=True, exist_ok=True)
         (found.path / name).write_bytes(LOGS["trainer"].encode())

@@ -49,6 +49,8 @@ _TRACES = (
 )  # fmt: skip
 """A folder with one of these is the folder of a run."""
 _TOKENIZER_FILE = "tokenizer.json"
+_COARSE_S = 1.0
+"""Most seconds by which the times of files are behind the clock of the API on the same machine."""
 _RUN_ID = re.compile(RUN_ID)
 """As the API accepts them. No other name may lead out of the roots."""
 
@@ -244,11 +246,11 @@ class RunFolder:
         return folder.resolve()
 
     def _since(self, record: RunRecord | None) -> float:
-        """Returns the time of the run's creation; 0 if no record of the run can be read."""
+        """Returns the time from which a file is of the run, in seconds; 0 if no record of the run can be read."""
         if record is None and (path := self.file(RUN_FILE)) is not None:
             with contextlib.suppress(GristmillError, OSError):  # `record` warns of such a file.
                 record = read_run_file(path)
-        return 0.0 if record is None else record.created_at
+        return 0.0 if record is None else record.created_at - _COARSE_S
 
     def _segments(self, name: str) -> list[Path]:
         folder = self.folder(name)

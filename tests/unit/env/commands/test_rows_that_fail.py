@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -98,19 +98,20 @@ async def test_report_of_an_evaluation_on_training_rows_states_their_number(
 
 
 @pytest.mark.slow
-async def test_process_skips_a_row_whose_request_times_out(
+async def test_process_skips_a_row_whose_rollout_exceeds_its_time(
     tmp_path: Path, failing_server: FailingServer, console: Console
 ) -> None:
-    server = Server(failing_server, set())
+    server, let_go = Server(failing_server, set()), threading.Event()
 
     def answer() -> tuple[int, Any]:
-        if server.asked[-1] == LONG:
-            time.sleep(3)
+        if failing_server.now.body["messages"][-1]["content"] == LONG:
+            let_go.wait(60)
         return answers(said("2"))
 
     failing_server.answers[CHAT] = answer
     options = ProcessOptions(groups=5, out=tmp_path / "out")
-    await process(launch(tmp_path, server.url, server_configs=[{"timeout": 1.0}], patience=0.1), options, console)
+    await process(launch(tmp_path, server.url, rollout_timeout=1.0, rollout_retries=0), options, console)
+    let_go.set()
     assert [group.row for group in read_groups(tmp_path / "out" / "groups.jsonl")] == [1, 3]
     assert "3 rows skipped: 3 timeout" in shown(console)
 
