@@ -12,8 +12,9 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 from gristmill.errors import GristmillError
 
@@ -29,7 +30,7 @@ class ForeignFileError(GristmillError):
     """A path leads over a link, or is not a regular file, or the file is too large."""
 
 
-def open_file(path: Path) -> BinaryIO:
+def open_file(path: Path) -> BufferedReader:
     """Opens a regular file for reading. Raises ForeignFileError, and OSError such as FileNotFoundError."""
     if not path.is_absolute() or ".." in path.parts:
         raise _refused(path, "is not an absolute path")

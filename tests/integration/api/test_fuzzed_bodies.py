@@ -27,6 +27,7 @@ from tests.support.redis_contents import Snapshot, contents, wait_for_archiver
 from tests.support.redis_server import RedisServer
 
 from gristmill import GROUP_MEDIA_TYPE, GroupError, TrajectoryGroup
+from gristmill.group import check_submitted
 from gristmill_api.http.error_handlers import Refusal
 
 GROUP: Final = under_way.HELD
@@ -82,6 +83,7 @@ class Door:
 def _is_ours(body: bytes) -> bool:
     try:
         group = TrajectoryGroup.decode(body)
+        check_submitted(group)
     except GroupError:
         return False
     sent = (group.run_id, group.group_id, group.row, group.size, group.env_id)
