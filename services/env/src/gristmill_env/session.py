@@ -103,11 +103,13 @@ async def open_session(
         served, generator = await meet_model(run, task, server, config.startup_patience or wait)
         async with contextlib.AsyncExitStack() as playing:
             if config.agent is not None:
-                generator = generator.with_agent(await playing.enter_async_context(_agents(run, served, server)))
+                generator = generator.with_agent(await playing.enter_async_context(_agents(run, task, served, server)))
             yield Session(task, server, served, generator)
 
 
-def _agents(run: RunSettings, served: ServedModel, server: ModelServers) -> AbstractAsyncContextManager[AgentPlayer]:
+def _agents(
+    run: RunSettings, task: Task, served: ServedModel, server: ModelServers
+) -> AbstractAsyncContextManager[AgentPlayer]:
     """Returns the context of the run's agents. Raises InferenceError if the model server gives text only."""
     config = run.config
     assert config.agent is not None
@@ -129,7 +131,8 @@ def _agents(run: RunSettings, served: ServedModel, server: ModelServers) -> Abst
     )
     folder = run.config_path.parent if run.config_path is not None else None
     log = run.run_folder / "logs" / "agent.log"
-    return agents(config.agent, policy, folder, log, os.environ, system_prompt(config))
+    counts = any("episode_reward" in weighted.reward.asks_for for weighted in task.scorer.rewards)
+    return agents(config.agent, policy, folder, log, os.environ, system_prompt(config), counts)
 
 
 def connect_api(run: RunSettings, patience: float, word: str | None = None) -> Client:

@@ -276,3 +276,14 @@ async def test_check_warns_if_the_tokenizer_is_of_another_model(folder: Path, co
         await check(RunSettings.read([*flags, name], environ, "test"), console)
         found = [line for line in shown(console).splitlines() if line.startswith("warning: ")]
         assert [line[9:33] for line in found] == warned
+
+
+@pytest.mark.parametrize(("name", "code"), [("agent.py:run", None), ("agent.py:gone", "plugin_attribute_missing")])
+async def test_check_loads_the_agent(folder: Path, console: Console, name: str, code: str | None) -> None:
+    (folder / "agent.py").write_text("async def run(task, endpoint):\n    return 1.0\n")
+    (folder / "run.yaml").write_text(json.dumps(RUN | {"agent": name, "max_token_length": 200}))
+    if code is None:
+        assert f"agent: {name}" in await checked(folder, console)
+    else:
+        with raises(CheckError, "check_failed", problems=[code]):
+            await checked(folder, console)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gristmill.prometheus import parse_address
@@ -20,6 +21,8 @@ from gristmill_env.rollouts.prompts import Prompt, PromptBuilder
 from gristmill_env.rollouts.turns import Ask
 from gristmill_env.settings import AgentSpec
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class AgentPlayer:
@@ -30,6 +33,10 @@ class AgentPlayer:
     gateway: Gateway
     policy: Policy
     system_prompt: str | None = None
+    counts: bool = True
+    """Whether the agent's number is a part of the total: the run has the reward `episode`."""
+    ignored: list[float] = field(default_factory=list)
+    """The first number that no reward reads."""
 
     async def play(self, item: Item, ask: Ask) -> Rollout:
         """Runs the agent on the item. Raises InferenceError if the model servers were away, RolloutTimeoutError, and
@@ -46,6 +53,11 @@ class AgentPlayer:
         finally:
             self.gateway.sessions.remove(session)
             await session.close()
+        if reward is not None and not self.counts and not self.ignored:
+            self.ignored.append(reward)
+            logger.warning(
+                "the agent returned the reward %g, and nothing reads it: add `episode` to reward_functions", reward
+            )
         rollout = rollout_of(session, reward, self.policy.prompts)
         if rollout is None:
             raise EpisodeError("agent_said_nothing", "the agent has ended without a reply of the model")
@@ -80,10 +92,12 @@ async def agents(
     log: Path,
     environ: Mapping[str, str],
     system_prompt: str | None = None,
+    counts: bool = True,
 ) -> AsyncIterator[AgentPlayer]:
     """Serves the gateway and runs agents inside the block.
 
     `policy`: its prompts add no system prompt, because the agent writes the messages. `system_prompt`: of the tasks.
+    `counts`: whether a reward reads the agents' numbers.
     `folder`: the configuration's folder. `log`: receives the output of commands. Raises EnvError if the gateway's
     address is taken or the agent cannot be loaded.
     """
@@ -97,7 +111,7 @@ async def agents(
     address = ("127.0.0.1", PORT if spec.external else 0) if spec.address is None else parse_address(spec.address)
     routes = runner.routes if isinstance(runner, ExternalAgent) else ()
     async with serving(Sessions(), policy.name, address, environ, routes) as gateway, runner:
-        yield AgentPlayer(spec, runner, gateway, policy, system_prompt)
+        yield AgentPlayer(spec, runner, gateway, policy, system_prompt, counts)
 
 
 def rollout_of(session: Session, reward: float | None, prompts: PromptBuilder) -> Rollout | None:

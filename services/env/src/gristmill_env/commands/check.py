@@ -12,6 +12,7 @@ from rich.table import Table
 
 from gristmill import ConfigError, GristmillError
 from gristmill.settings import load_yaml
+from gristmill_env.agents.runners import FunctionAgent
 from gristmill_env.answers.extraction import gold_answer
 from gristmill_env.commands.trial import Trial, try_rewards
 from gristmill_env.console import Steps, plain, say
@@ -91,6 +92,7 @@ async def _check(run: RunSettings, task: Task, console: Console) -> None:
     say(console, f"columns: {', '.join(dataset.columns)}")
     say(console, f"rewards: {rewards}")
     _check_evaluation(run, dataset, console)
+    await _check_agent(run, console, found)
     tokenizer = await _show_prompts(run, task, console, found)
     if (unusable := found.rows.unusable(found.refused)) is not None:
         found.problems.append(unusable)
@@ -117,6 +119,18 @@ def _check_trainer(run: RunSettings, found: _Findings) -> None:
     try:
         run.check_trainer(load_yaml(file) if file.is_file() else {})
     except ConfigError as error:
+        found.problems.append(error)
+
+
+async def _check_agent(run: RunSettings, console: Console, found: _Findings) -> None:
+    """Loads the run's agent, if it is a function, in a process as `serve` does."""
+    agent = run.config.agent
+    if agent is None or agent.run is None:
+        return
+    try:
+        async with FunctionAgent(agent.run, run.config_path.parent if run.config_path is not None else None):
+            say(console, f"agent: {agent.run}")
+    except EpisodeError as error:
         found.problems.append(error)
 
 

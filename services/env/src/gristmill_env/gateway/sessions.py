@@ -213,6 +213,7 @@ class Session:
         if not ids or not (request.tools or self._policy.reasoning):
             return {"role": "assistant", "content": prompts.decode(ids) if ids else ""}
         asked: dict[str, Any] = {"messages": [{"role": "user", "content": ""}]}
+        asked["chat_template_kwargs"] = dict(prompts.options)
         if request.tools:
             asked |= {"tools": list(request.tools), "parallel_tool_calls": request.parallel_tool_calls}
         message = await self._policy.servers.parse(

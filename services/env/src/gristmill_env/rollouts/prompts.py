@@ -182,6 +182,11 @@ class PromptBuilder:
         return str(self._tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     @property
+    def options(self) -> Mapping[str, Any]:
+        """The run's values of the template's switches."""
+        return self._options
+
+    @property
     def has_tokenizer(self) -> bool:
         """Whether prompts are rendered and tokenized here."""
         return self._tokenizer is not None

@@ -1,0 +1,153 @@
+"""A rollout that an agent plays: its sequences, its reward, and its failures."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from tests.support.errors import raises
+from tests.unit.env.gateway.conftest import SAMPLING, Running, ScriptedModel
+
+from gristmill import Permit, VersionSpan
+from gristmill_env.agents.player import AgentPlayer
+from gristmill_env.agents.runners import AgentRunner
+from gristmill_env.agents.task import AgentTask, Endpoint
+from gristmill_env.data import Item
+from gristmill_env.errors import EpisodeError, InferenceError, RolloutTimeoutError
+from gristmill_env.rewards import Score
+from gristmill_env.rollouts.groups import RolloutGroup, build_group
+from gristmill_env.rollouts.turns import Ask, GroupPrompts
+from gristmill_env.settings import AgentSpec
+
+ITEM = Item(row=3, index=3, prompt="2 + 2?", answer="4")
+Agent = Callable[[AgentTask, Any, Endpoint], Awaitable[Any]]
+
+
+class Written(AgentRunner):
+    """Runs a function of the test with an openai client."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    async def run(self, task: AgentTask, endpoint: Endpoint) -> Any:
+        client = openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.key, max_retries=0)
+
+        async def say(*messages: Any) -> str:
+            answer = await client.chat.completions.create(model="tiny", messages=list(messages))
+            return answer.choices[0].message.content or ""
+
+        return await self._agent(task, say, endpoint)
+
+
+def player(running: Running, agent: Agent, *, counts: bool = True, timeout: float = 60) -> AgentPlayer:
+    spec = AgentSpec(run="a.py:run", timeout=timeout)
+    return AgentPlayer(spec, Written(agent), running.gateway, running.policy, "Be brief.", counts)
+
+
+def ask(running: Running) -> Ask:
+    return Ask(GroupPrompts(running.policy.prompts), SAMPLING, evaluation=False)
+
+
+@pytest.fixture
+async def asked(running: Running) -> AsyncIterator[Ask]:
+    yield ask(running)
+    assert len(running.gateway.sessions) == 1, "the session of each rollout is closed"
+
+
+async def branching(task: AgentTask, say: Any, endpoint: Endpoint) -> float:
+    first = {"role": "assistant", "content": await say(*task.messages)}
+    for text in ("Sure?", "Again?"):
+        await say(*task.messages, first, {"role": "user", "content": text})
+    await say({"role": "user", "content": "Summary."})
+    return 0.5
+
+
+async def test_branches_of_a_rollout_are_sequences_of_its_group(
+    running: Running, model: ScriptedModel, asked: Ask
+) -> None:
+    model.says = ["4", "yes", "four", "done"]
+    rollout = await player(running, branching).play(ITEM, asked)
+    assert (rollout.reward, rollout.replies, rollout.text) == (0.5, 4, "done")
+    assert [branch.text for branch in rollout.branches] == ["yes", "four", "done"]
+    assert model.prompts[0].startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n2 + 2?")
+    group = RolloutGroup(ITEM, SAMPLING, [rollout, rollout], [Score(0.5, {"episode": 0.5})] * 2, 1.0)
+    spans = [[VersionSpan("1.0", span.start, span.end) for span in one.labels] for one in rollout.branches] * 2
+    made = build_group(group, Permit(group_id="g00000003", row=3), "r", "e", spans, include_messages=True)
+    assert made.rollout_of.tolist() == [0, 0, 0, 1, 1, 1]
+    assert made.rewards.tolist() == [0.5] * 6
+    assert int(made.mask.sum()) == 2 * sum(len("4") + 1 if n == 0 else 0 for n in range(1)) + 2 * (4 + 5 + 5)
+    assert np.isfinite(made.logprobs).all()
+    assert made.messages is not None
+    assert [len(messages) for messages in made.messages[:3]] == [5, 5, 2]
+
+
+async def test_error_of_an_agent_keeps_the_rollout_so_far(running: Running, asked: Ask) -> None:
+    async def fails(task: AgentTask, say: Any, endpoint: Endpoint) -> None:
+        await say(*task.messages)
+        raise EpisodeError("agent_raised", "no idea")
+
+    with raises(EpisodeError, "agent_raised") as failed:
+        await player(running, fails).play(ITEM, asked)
+    assert failed.value.unfinished is not None
+    assert failed.value.unfinished.text == "4"
+
+
+async def test_agent_that_asks_nothing_has_failed(running: Running, asked: Ask) -> None:
+    async def silent(task: AgentTask, say: Any, endpoint: Endpoint) -> float:
+        return 1.0
+
+    with raises(EpisodeError, "agent_said_nothing"):
+        await player(running, silent).play(ITEM, asked)
+
+
+async def test_agent_that_takes_too_long_has_failed(running: Running, asked: Ask) -> None:
+    async def waits(task: AgentTask, say: Any, endpoint: Endpoint) -> None:
+        await say(*task.messages)
+        await asyncio.Event().wait()
+
+    with raises(RolloutTimeoutError, "agent_timeout") as late:
+        await player(running, waits, timeout=1).play(ITEM, asked)
+    assert late.value.unfinished is not None
+
+
+async def test_failure_of_the_model_servers_is_not_the_agents(
+    running: Running, model: ScriptedModel, asked: Ask
+) -> None:
+    model.server.answers["/inference/v1/generate"] = lambda: (500, {"error": "no"})
+
+    async def gives_up(task: AgentTask, say: Any, endpoint: Endpoint) -> None:
+        try:
+            await say(*task.messages)
+        except openai.APIError as error:
+            raise EpisodeError("agent_raised", "no answer") from error
+
+    with pytest.raises((InferenceError, EpisodeError)) as failed:
+        await player(running, gives_up).play(ITEM, asked)
+    assert failed.value.code != "agent_raised"
+
+
+async def test_number_that_no_reward_reads_is_warned_about_once(
+    running: Running, asked: Ask, caplog: pytest.LogCaptureFixture
+) -> None:
+    playing = player(running, branching, counts=False)
+    for _ in range(2):
+        await playing.play(ITEM, asked)
+    assert [record.levelno for record in caplog.records if "episode" in record.getMessage()] == [logging.WARNING]
+
+
+async def test_key_of_an_ended_rollout_is_unknown(running: Running, asked: Ask) -> None:
+    keys = []
+
+    async def keeps(task: AgentTask, say: Any, endpoint: Endpoint) -> float:
+        keys.append(endpoint)
+        return float(await say(*task.messages) == "4")
+
+    assert (await player(running, keeps).play(ITEM, asked)).reward == 1.0
+    client = openai.OpenAI(base_url=keys[0].base_url, api_key=keys[0].key, max_retries=0)
+    with pytest.raises(openai.AuthenticationError):
+        await asyncio.to_thread(client.models.list)
