@@ -17,6 +17,7 @@ from tests.support.ports import free_port
 from tests.unit.sdk.view.recorded import rows, write_run
 
 from gristmill.view import cli
+from gristmill.view.facts import read_files
 from gristmill.view.folders import RunFolder
 
 
@@ -29,6 +30,25 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (write_run(tmp_path / "runs" / "quickstart", rows()) / "model").mkdir()
     monkeypatch.chdir(tmp_path)
     return tmp_path / "runs"
+
+
+def test_run_that_cannot_be_read_does_not_hide_the_others(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(runs / "odd", rows())
+
+    def read(run_id: str, roots: Any) -> Any:
+        if run_id == "odd":
+            raise ValueError("odd files")
+        return read_files(run_id, roots)
+
+    monkeypatch.setattr(cli, "read_files", read)
+    assert cli.main(["runs", "--json"]) == 0
+    output = capsys.readouterr()
+    assert {line["run"]: line["state"] for line in json.loads(output.out.splitlines()[-1])} == {
+        "quickstart": "finished", "odd": "unreadable"
+    }  # fmt: skip
+    assert "odd files" in output.err
 
 
 def test_help_lists_each_command_once(capsys: pytest.CaptureFixture[str]) -> None:

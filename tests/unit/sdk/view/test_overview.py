@@ -16,6 +16,7 @@ from tests.support.errors import raises
 from tests.unit.sdk.view.recorded import LOGS, record, rows, status, write_run
 
 from gristmill import GristmillError, RunState
+from gristmill.archive.drops import Drop, append_drops
 from gristmill.archive.run_file import write_run_file
 from gristmill.receipts import Receipt
 from gristmill.view.facts import Facts, ServerFacts, Service, read_files
@@ -306,11 +307,8 @@ def test_files_of_a_starting_run_show_its_phase(tmp_path: Path) -> None:
 def test_overview_of_a_finished_run_is_read_from_its_files(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "quickstart", rows())
     (folder / "model").mkdir()
-    (folder / "drops.jsonl").write_text(
-        '{"group_id": "g1", "what": "dropped", "reason": "same_scores"}\n'
-        '{"group_id": "g1", "what": "dropped", "reason": "same_scores"}\n'
-        '{"group_id": "g2", "what": "let_go", "reason": "disk"}\n'
-    )
+    dropped = Drop(creation=1, group_id="g1", row=1, what="dropped", reason="same_scores", time_ms=1)
+    append_drops(folder, [dropped, dropped, Drop(creation=1, group_id="g2", row=2, what="let_go", time_ms=1)])
     evaluation = folder / "evaluations" / "1.0-0badcafe"
     evaluation.mkdir(parents=True)
     figures = {"pass@1,none": 0.04, "pass@1_stderr,none": 0.014}

@@ -92,7 +92,7 @@ async def test_damaged_run_does_not_hide_the_others(source: RunSource, tmp_path:
     for name, metrics in (("broken", '{"step": 1, "rew\n'), ("not a run id", '{"step": 1}\n')):
         (tmp_path / name).mkdir()
         (tmp_path / name / "metrics.jsonl").write_text(metrics)
-    assert {line["run"]: line["state"] for line in await source.runs()} == {"sums": "open", "broken": "unreadable"}
+    assert {line["run"]: line["step"] for line in await source.runs()} == {"sums": 5, "broken": 0}
 
 
 async def test_errors_of_the_reading_process_keep_code_status_and_remedy(source: RunSource) -> None:
