@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from pathlib import Path
 from statistics import fmean
 
@@ -9,10 +11,12 @@ import numpy as np
 import pytest
 import yaml
 from tests.support.launcher import launch
-from tests.support.stack import ROOT, Vllm
+from tests.support.ports import free_port
+from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis
 
 from gristmill import TrajectoryGroup, read_rollouts
 from gristmill.metrics import read_jsonl
+from local_processes import LocalStack
 
 BRANCHING = """
 from openai import AsyncOpenAI
@@ -73,3 +77,98 @@ def _trained(group: TrajectoryGroup, sequence: int) -> int:
     start = int(group.lengths[:sequence].sum())
     mask = group.mask[start : start + int(group.lengths[sequence])].astype(int)
     return int((np.diff(mask, prepend=0) == 1).sum())
+
+
+PROGRAM = """
+import sys, threading, time
+from pathlib import Path
+
+import httpx
+from openai import OpenAI
+
+url, turns, log = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]).open("a", buffering=1)
+
+
+def asked(path, **body):
+    while True:
+        try:
+            return httpx.post(url + path, json=body, timeout=60)
+        except httpx.TransportError:
+            time.sleep(0.2)  # the environment is away
+
+
+def work():
+    while True:
+        given = asked("/agent/task")
+        if given.status_code != 200:
+            continue
+        task, endpoint = given.json()["task"], given.json()["endpoint"]
+        log.write(f"begin {endpoint['key']}\\n")
+        client = OpenAI(base_url=endpoint["base_url"], api_key=endpoint["key"], max_retries=60)
+        messages = list(task["messages"])
+        for turn in range(turns):
+            answer = client.chat.completions.create(model="tiny", messages=messages)
+            log.write(f"turn {endpoint['key']}\\n")
+            messages += [{"role": "assistant", "content": answer.choices[0].message.content}]
+            messages += [{"role": "user", "content": "Again?"}]
+        right = task["answer"].rpartition("####")[2].strip()
+        while True:
+            reported = asked(f"/s/{endpoint['key']}/reward", reward=float(right in messages[-2]["content"]))
+            if reported.status_code == 200:
+                break
+            time.sleep(0.2)
+        log.write(f"end {endpoint['key']}\\n")
+
+
+for _ in range(16):
+    threading.Thread(target=work, daemon=True).start()
+threading.Event().wait()
+"""
+
+
+@pytest.mark.long
+def test_killed_environment_goes_on_with_the_rollouts_of_a_program_elsewhere(vllm: Vllm, tmp_path: Path) -> None:
+    turns, address, log = 6, f"127.0.0.1:{free_port()}", tmp_path / "program.log"
+    settings = yaml.safe_load((ROOT / "configs" / "agent.yaml").read_text())
+    dataset = settings["dataset"]
+    dataset["dataset_path"] = str(ROOT / "configs" / dataset["dataset_path"])
+    settings |= {"agent": {"external": True, "address": address}, "steps_per_eval": 0, "group_size": 4}
+    settings["max_token_length"] = 256
+    settings["trainer"] |= {"training_steps": 3, "batch_size": 16, "gradient_accumulation_steps": 1}
+    (tmp_path / "elsewhere.yaml").write_text(yaml.safe_dump(settings))
+    (tmp_path / "program.py").write_text(PROGRAM)
+
+    def said(word: str) -> list[str]:
+        lines = log.read_text().splitlines() if log.exists() else []
+        return [line.partition(" ")[2] for line in lines if line.startswith(f"{word} ")]
+
+    with LocalStack(Output().add) as stack:
+        redis_port, api_port = free_port(), free_port()
+        start_redis(stack, tmp_path / "redis", redis_port)
+        start_api(stack, redis_port, api_port, GRISTMILL_RUNS_DIR=str(tmp_path / "runs"))
+        environ = vllm.environ(f"http://127.0.0.1:{api_port}", tmp_path / "runs", tmp_path)
+        trainer = stack.start("trainer", [sys.executable, "-m", "gristmill_trainer"], environ)
+        serve = [sys.executable, "-m", "gristmill_env", "serve", "--config", "elsewhere"]
+        env = stack.start("env", serve, environ)
+        program = [sys.executable, str(tmp_path / "program.py"), f"http://{address}", str(turns), str(log)]
+        stack.start("program", program)
+        for kills in (1, 2):
+            # In the middle of rollouts: more have begun than have ended.
+            wanted = 30 * kills
+            stack.wait_until(trainer, lambda: len(said("turn")) >= wanted, timeout=240)  # noqa: B023
+            env.process.kill()
+            env.process.wait()
+            assert set(said("begin")) > set(said("end"))
+            env = stack.start("env", serve, environ)
+        stack.wait_until(trainer, lambda: trainer.exit_code == 0, timeout=300)
+    groups = list(read_rollouts(tmp_path / "runs/elsewhere"))
+    assert len(groups) == 3 * 4
+    for group in groups:
+        assert group.size == 4
+        assert [_trained(group, sequence) for sequence in range(4)] == [turns] * 4
+    # Each rollout was played once, from its first to its last turn, although the environment was killed twice.
+    assert len(said("begin")) == len(set(said("begin")))
+    played = Counter(said("turn"))
+    assert {played[key] for key in said("end")} == {turns}
+    rows = read_jsonl(tmp_path / "runs/elsewhere/metrics.jsonl")
+    assert max(row["rollout_logprob_diff_max"] for row in rows) <= 0.01

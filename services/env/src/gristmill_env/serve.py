@@ -18,6 +18,7 @@ import functools
 import logging
 import os
 import re
+import shutil
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -52,7 +53,7 @@ from gristmill_env.rollouts.generator import UnscoredGroup
 from gristmill_env.rollouts.groups import RolloutGroup, build_group, drop_reason, is_version, trainable, version_spans
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved import Attempt, DroppedSaver, GroupSaver, GroupWriter, set_other_groups_aside
-from gristmill_env.session import Session, Task, connect_api, open_session
+from gristmill_env.session import Session, Task, connect_api, open_session, sessions_folder
 from gristmill_env.tracking import Observers, ScoredPrompt, WandbTracker, in_words
 
 logger = logging.getLogger(__name__)
@@ -145,6 +146,8 @@ class ServeLoop:
         self._dataset = session.task.dataset
         self._generator = session.generator
         self._correctness = session.task.scorer.correctness
+        # The folder of another training of this run's id is not this training's.
+        self._kept = sessions_folder(run) / (permits.creation or "any")
         self._observers = observers
         self._permits = permits
         permits.slots.places = config.workers
@@ -185,14 +188,15 @@ class ServeLoop:
 
     async def _row(self, permit: Permit, version: PolicyVersion) -> None:
         """Finishes one row: submits its group, or drops the row with a reason. `version`: the newest at the grant."""
-        async with self._permits.working(permit):
+        kept = self._kept / permit.group_id
+        async with self._permits.working(permit), removed_at_end(kept):
             await self._permits.slots.opened()
             limit = self._config.worker_timeout
             attempt = Attempt(self._dataset.index(permit.row))
             try:
                 async with asyncio.timeout(limit if limit > 0 else None) as bound:
                     attempt.item = item = self._dataset.item(permit.row)
-                    unscored = await self._generator.generate(item, permit.group_id, step=version.step)
+                    unscored = await self._generator.generate(item, permit.group_id, step=version.step, kept=kept)
                     attempt.rollouts, attempt.sampling = unscored.rollouts, unscored.sampling
                     attempt.failed = unscored.failed
                     versions = self._versions(unscored, version)
@@ -292,6 +296,13 @@ class _Trainer:
     """Whether it updates the model servers."""
     steps: int | None
     groups_per_step: int | None
+
+
+@contextlib.asynccontextmanager
+async def removed_at_end(folder: Path) -> AsyncIterator[None]:
+    """Removes the folder if the block ends without an error or a cancellation."""
+    yield
+    await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
 class Worker(NamedTuple):

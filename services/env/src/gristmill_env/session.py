@@ -132,7 +132,7 @@ def _agents(
     folder = run.config_path.parent if run.config_path is not None else None
     log = run.run_folder / "logs" / "agent.log"
     counts = any("episode_reward" in weighted.reward.asks_for for weighted in task.scorer.rewards)
-    return agents(config.agent, policy, folder, log, os.environ, system_prompt(config), counts)
+    return agents(config.agent, policy, folder, log, os.environ, system_prompt(config), counts, sessions_folder(run))
 
 
 def connect_api(run: RunSettings, patience: float, word: str | None = None) -> Client:
@@ -198,6 +198,11 @@ def prompt_builder(config: EnvConfig, tokenizer: PreTrainedTokenizerBase | None)
     return PromptBuilder(
         tokenizer, system_prompt(config), config.dataset.prefill, thinking=thinking.enabled, effort=thinking.effort
     )
+
+
+def sessions_folder(run: RunSettings) -> Path:
+    """Returns the folder of unfinished rollouts of agents elsewhere."""
+    return run.run_folder / "sessions"
 
 
 def system_prompt(config: EnvConfig) -> str | None:

@@ -88,15 +88,16 @@ class Running:
     gateway: Gateway
     policy: Policy
     session: Session
-    file: Path
+    folder: Path
+    """Of the sessions of a group, in the folder of the run's sessions."""
 
     @property
     def url(self) -> str:
         return f"{self.gateway.url}/v1"
 
-    def open(self, limits: Limits | None = None, file: Path | None = None) -> Session:
+    def open(self, limits: Limits | None = None, folder: Path | None = None) -> Session:
         """Opens another session."""
-        session = Session(self.policy, SAMPLING, limits=limits, file=file)
+        session = Session(self.policy, SAMPLING, limits=limits, folder=folder)
         self.gateway.sessions.add(session)
         return session
 
@@ -112,12 +113,12 @@ async def running(model: ScriptedModel, tmp_path: Path) -> AsyncIterator[Running
         async with servers:
             await servers.connect(patience=5)
             policy = Policy("tiny", PromptBuilder(model.tokenizer), servers, 1024)
-            sessions = Sessions()
+            folder = tmp_path / "g00000001"
+            sessions = Sessions(folder=tmp_path)
             async with serving(sessions, "tiny", ("127.0.0.1", 0), {}) as gateway:
-                file = tmp_path / "turns.jsonl"
-                session = Session(policy, SAMPLING, file=file)
+                session = Session(policy, SAMPLING, folder=folder)
                 sessions.add(session)
-                yield Running(gateway, policy, session, file)
+                yield Running(gateway, policy, session, folder)
                 await session.close()
     finally:
         model.tokenizer.chat_template = before

@@ -255,3 +255,44 @@ async def test_bounds_of_a_session(running: Running) -> None:
     with pytest.raises(openai.APIStatusError) as gone:
         await asked.chat.completions.create(model="tiny", messages=QUESTION)
     assert (gone.value.status_code, gone.value.code) == (410, "session_closed")
+
+
+async def test_killed_process_goes_on_with_the_rollout(running: Running, model: ScriptedModel) -> None:
+    model.says = ["one", "two", "three"]
+    headers = {"Authorization": f"Bearer {running.session.key}"}
+    question = {"model": "tiny", "messages": QUESTION}
+    more = {"model": "tiny", "messages": [*QUESTION, {"role": "assistant", "content": "one"}, *QUESTION]}
+    async with httpx.AsyncClient(base_url=running.url, headers=headers) as plain:
+
+        async def say(body: Any, **sent: str) -> Any:
+            return (await plain.post("/chat/completions", json=body, headers=sent)).json()
+
+        await say(question)
+        assert (await say(more))["choices"][0]["message"]["content"] == "two"
+        before = list(running.session.turns)
+        await running.session.close()  # as a kill does, this leaves the file
+        running.gateway.sessions.remove(running.session)
+        assert (await say(more))["error"]["code"] == "session_not_open"
+
+        resumed = running.open(folder=running.folder)
+        assert resumed.resumed
+        again = await say(more, **{"x-stainless-retry-count": "1"})
+        assert again["choices"][0]["message"]["content"] == "two", "the reply may not have arrived"
+        assert len(resumed.turns) == 2
+        last = [*more["messages"], {"role": "assistant", "content": "two"}, *QUESTION]
+        assert (await say({"model": "tiny", "messages": last}))["choices"][0]["message"]["content"] == "three"
+    first, second, third = resumed.turns
+    assert [first.token_ids, second.token_ids] == [turn.token_ids for turn in before]
+    assert third.parent is second
+    (branch,) = resumed.branches()
+    assert int(branch.mask.sum()) == sum(len(turn.sampled) for turn in resumed.turns)
+    await resumed.end(0.5)
+    await resumed.close()
+    ended = running.open(folder=running.folder).ended
+    assert ended is not None
+    assert ended.reward == 0.5
+
+
+async def test_session_of_another_group_is_not_resumed(running: Running) -> None:
+    session = running.open(folder=running.folder.with_name("g00000002"))
+    assert not session.resumed

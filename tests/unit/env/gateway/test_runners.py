@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.support.errors import raises
-from tests.unit.env.gateway.conftest import until
+from tests.unit.env.gateway.conftest import Running, until
 
 from gristmill_env.agents.runners import CommandAgent, ExternalAgent, FunctionAgent, checked_reward
 from gristmill_env.agents.task import AgentTask, Endpoint
@@ -159,39 +159,57 @@ def _runs(pid: int) -> bool:
     return False
 
 
-async def test_program_elsewhere_asks_for_a_task_and_reports_a_reward() -> None:
+async def test_program_elsewhere_asks_for_a_task_and_reports_a_reward(running: Running) -> None:
     agent = ExternalAgent()
     async with (
         serving(Sessions(), "tiny", ("127.0.0.1", 0), {}, agent.routes) as gateway,
         httpx.AsyncClient(base_url=gateway.url) as program,
     ):
-        running = asyncio.create_task(agent.run(TASK, ENDPOINT))
+        session = running.session
+        path = f"/s/{session.key}/reward"
+        offered = Endpoint("", "", session.key, "tiny")
+        working = asyncio.create_task(agent.run(TASK, offered, session))
         given: dict[str, Any] = (await program.post("/agent/task")).json()
         assert given["task"]["prompt"] == TASK.prompt
-        assert given["endpoint"]["base_url"] == f"{gateway.url}/s/k/v1", "the address that the program knows"
-        assert (await program.post("/s/k/reward", json={"reward": "much"})).status_code == 400
-        assert (await program.post("/s/k/reward", json={"reward": 0.25})).status_code == 200
-        assert await running == 0.25
-        assert (await program.post("/s/k/reward", json={"reward": 0.25})).status_code == 404
-        failing = asyncio.create_task(agent.run(TASK, ENDPOINT))
+        assert given["endpoint"]["base_url"] == f"{gateway.url}/s/{session.key}/v1", (
+            "the address that the program knows"
+        )
+        assert (await program.post(path, json={"reward": "much"})).status_code == 400
+        assert (await program.post(path, json={"reward": 0.25})).status_code == 200
+        await working
+        assert session.ended is not None
+        assert session.ended.reward == 0.25
+        assert (await program.post(path, json={"reward": 0.25})).status_code == 404
+        failing = asyncio.create_task(agent.run(TASK, offered, session))
         await program.post("/agent/task")
-        await program.post("/s/k/reward", json={"error": "no sandbox"})
+        await program.post(path, json={"error": "no sandbox"})
         with raises(EpisodeError, "agent_failed"):
             await failing
 
 
-async def test_task_whose_time_is_over_is_not_given_away() -> None:
+async def test_task_whose_time_is_over_is_not_given_away(running: Running) -> None:
     agent = ExternalAgent()
-    for key in ("a", "b"):
-        running = asyncio.create_task(agent.run(TASK, Endpoint("", "", key, "tiny")))
+    sessions = [running.open() for _ in range(2)]
+    for session in sessions:
+        working = asyncio.create_task(agent.run(TASK, Endpoint("", "", session.key, "tiny"), session))
         await asyncio.sleep(0)
-        if key == "a":
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+        if session is sessions[0]:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
     found = await agent.next_task(5)
     assert found is not None
-    assert found[1].key == "b"
-    running.cancel()
+    assert found[2] is sessions[1]
+    working.cancel()
+
+
+async def test_task_that_no_program_got_is_offered_again_after_a_kill(running: Running) -> None:
+    for handed in (False, True):
+        folder = running.folder.with_name(f"g0000001{int(handed)}")
+        session = running.open(folder=folder)
+        if handed:
+            await session.begin()
+        await session.close()
+        assert running.open(folder=folder).resumed is handed
 
 
 @pytest.mark.parametrize("value", ["1", True, float("nan"), float("inf"), [], {"reward": 1}])

@@ -29,7 +29,7 @@ class AgentPlayer:
     """Plays rollouts. Any number may be played at the same time."""
 
     spec: AgentSpec
-    runner: AgentRunner
+    runner: AgentRunner | ExternalAgent
     gateway: Gateway
     policy: Policy
     system_prompt: str | None = None
@@ -38,14 +38,20 @@ class AgentPlayer:
     ignored: list[float] = field(default_factory=list)
     """The first number that no reward reads."""
 
-    async def play(self, item: Item, ask: Ask) -> Rollout:
-        """Runs the agent on the item. Raises InferenceError if the model servers were away, RolloutTimeoutError, and
-        EpisodeError if the agent fails or asks for no reply."""
-        session = Session(self.policy, ask.sampling, evaluation=ask.evaluation)
+    async def play(self, item: Item, ask: Ask, number: int = 0) -> Rollout:
+        """Runs the agent on the item, or goes on with the rollout of a killed process.
+
+        Raises InferenceError if the model servers were away, RolloutTimeoutError, and EpisodeError if the agent fails
+        or asks for no reply.
+        """
+        kept = ask.kept if isinstance(self.runner, ExternalAgent) else None
+        session = Session(self.policy, ask.sampling, evaluation=ask.evaluation, folder=kept, number=number)
         self.gateway.sessions.add(session)
         try:
-            reward = await self._reward(item, session)
+            if session.ended is None:
+                await self._run(item, session)
         except EpisodeError as error:
+            session.forget()
             if session.failure is not None:
                 raise session.failure from error
             error.unfinished = rollout_of(session, None, self.policy.prompts)
@@ -53,6 +59,7 @@ class AgentPlayer:
         finally:
             self.gateway.sessions.remove(session)
             await session.close()
+        reward = None if session.ended is None else session.ended.reward
         if reward is not None and not self.counts and not self.ignored:
             self.ignored.append(reward)
             logger.warning(
@@ -63,14 +70,19 @@ class AgentPlayer:
             raise EpisodeError("agent_said_nothing", "the agent has ended without a reply of the model")
         return rollout
 
-    async def _reward(self, item: Item, session: Session) -> float | None:
+    async def _run(self, item: Item, session: Session) -> None:
+        """Runs the agent until the rollout's reward is recorded in the session."""
         limit = self.spec.timeout
         base_url = self.gateway.base_url(session)
         endpoint = Endpoint(base_url, base_url.removesuffix("/v1"), session.key, self.policy.name)
         try:
             async with asyncio.timeout(limit):
-                return checked_reward(await self.runner.run(self._task(item), endpoint))
+                if isinstance(self.runner, ExternalAgent):
+                    await self.runner.run(self._task(item), endpoint, session)
+                else:
+                    await session.end(checked_reward(await self.runner.run(self._task(item), endpoint)))
         except TimeoutError as error:
+            session.forget()
             late = RolloutTimeoutError("agent_timeout", f"the agent took more than {limit:g} s", seconds=limit)
             late.unfinished = rollout_of(session, None, self.policy.prompts)
             raise late from error
@@ -93,15 +105,16 @@ async def agents(
     environ: Mapping[str, str],
     system_prompt: str | None = None,
     counts: bool = True,
+    sessions: Path | None = None,
 ) -> AsyncIterator[AgentPlayer]:
     """Serves the gateway and runs agents inside the block.
 
     `policy`: its prompts add no system prompt, because the agent writes the messages. `system_prompt`: of the tasks.
-    `counts`: whether a reward reads the agents' numbers.
+    `counts`: whether a reward reads the agents' numbers. `sessions`: the folder of unfinished rollouts.
     `folder`: the configuration's folder. `log`: receives the output of commands. Raises EnvError if the gateway's
     address is taken or the agent cannot be loaded.
     """
-    runner: AgentRunner
+    runner: AgentRunner | ExternalAgent
     if spec.run is not None:
         runner = FunctionAgent(spec.run, folder)
     elif spec.command is not None:
@@ -110,7 +123,12 @@ async def agents(
         runner = ExternalAgent()
     address = ("127.0.0.1", PORT if spec.external else 0) if spec.address is None else parse_address(spec.address)
     routes = runner.routes if isinstance(runner, ExternalAgent) else ()
-    async with serving(Sessions(), policy.name, address, environ, routes) as gateway, runner:
+    async with contextlib.AsyncExitStack() as opened:
+        gateway = await opened.enter_async_context(
+            serving(Sessions(folder=sessions), policy.name, address, environ, routes)
+        )
+        if not isinstance(runner, ExternalAgent):
+            await opened.enter_async_context(runner)
         yield AgentPlayer(spec, runner, gateway, policy, system_prompt, counts)
 
 

@@ -24,8 +24,9 @@ from gristmill.redaction import redact_text
 from gristmill_env.agents.child import Order, Report
 from gristmill_env.agents.task import AgentTask, Endpoint
 from gristmill_env.errors import EpisodeError
-from gristmill_env.gateway import RequestError
+from gristmill_env.gateway import RequestError, Session
 from gristmill_env.gateway.server import read_body
+from gristmill_env.gateway.sessions import digest
 
 logger = logging.getLogger(__name__)
 
@@ -231,32 +232,55 @@ def _written(path: Path) -> float | None:
         ) from error
 
 
-class ExternalAgent(AgentRunner):
+class ExternalAgent:
     """Programs elsewhere that ask the gateway for a task, work, and report a reward."""
 
     def __init__(self) -> None:
-        self._offered: asyncio.Queue[tuple[AgentTask, Endpoint]] = asyncio.Queue()
-        self._rewards: dict[str, asyncio.Future[float | None]] = {}
-        """By the endpoints' keys."""
+        self._offered: asyncio.Queue[tuple[AgentTask, Endpoint, Session]] = asyncio.Queue()
+        self._working: dict[str, tuple[Session, asyncio.Future[None]]] = {}
+        """The sessions that wait for a reward, by the digests of their keys."""
 
-    async def run(self, task: AgentTask, endpoint: Endpoint) -> Any:
-        future = self._rewards[endpoint.key] = asyncio.get_running_loop().create_future()
-        self._offered.put_nowait((task, endpoint))
+    async def run(self, task: AgentTask, endpoint: Endpoint, session: Session) -> None:
+        """Offers the task, unless a program has it already, and returns when the reward is recorded in the session.
+
+        Raises EpisodeError if the program reports an error.
+        """
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._working[session.digest] = session, future
+        if not session.resumed:
+            self._offered.put_nowait((task, endpoint, session))
         try:
-            return await future
+            await future
         finally:
-            del self._rewards[endpoint.key]
+            del self._working[session.digest]
 
-    async def next_task(self, seconds: float) -> tuple[AgentTask, Endpoint] | None:
+    async def next_task(self, seconds: float) -> tuple[AgentTask, Endpoint, Session] | None:
         """Returns a task that no program has; None if there is none within `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 while True:
-                    task, endpoint = await self._offered.get()
-                    if endpoint.key in self._rewards:  # its time may be over
-                        return task, endpoint
+                    offered = await self._offered.get()
+                    if offered[2].digest in self._working:  # its time may be over
+                        return offered
         except TimeoutError:
             return None
+
+    async def report(self, key: str, reward: float | None, error: str | None = None) -> bool:
+        """Ends the rollout of `key` with its reward, which is then on disk, or with the program's error.
+
+        Returns whether the rollout waits for a reward.
+        """
+        session, future = self._working.get(digest(key), (None, None))
+        if session is None or future is None or future.done():
+            return False
+        if error is None:
+            await session.end(reward)
+        if not future.done():
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(EpisodeError("agent_failed", redact_text(f"the agent reports: {error}"[:1000])))
+        return True
 
     @property
     def routes(self) -> list[Route]:
@@ -270,7 +294,11 @@ class ExternalAgent(AgentRunner):
         found = await self.next_task(_POLL)
         if found is None:
             return Response(status_code=204)
-        task, endpoint = found
+        if await request.is_disconnected():  # the program has stopped waiting
+            self._offered.put_nowait(found)
+            return Response(status_code=204)
+        task, endpoint, session = found
+        await session.begin()
         here = f"{request.base_url}s/{endpoint.key}"  # at the address that the program knows
         endpoint = Endpoint(f"{here}/v1", here, endpoint.key, endpoint.model)
         return JSONResponse(msgspec.to_builtins({"task": task, "endpoint": endpoint}))
@@ -281,21 +309,10 @@ class ExternalAgent(AgentRunner):
             reward = checked_reward(body.get("reward"))
         except (RequestError, EpisodeError) as error:
             return JSONResponse({"error": {"code": error.code, "message": str(error)}}, 400)
-        if not self.report(request.path_params["key"], reward, body.get("error")):
+        if not await self.report(request.path_params["key"], reward, body.get("error")):
             text = "no rollout of this key waits for a reward: it has ended, or its time is over"
             return JSONResponse({"error": {"code": "unknown_session", "message": text}}, 404)
         return JSONResponse({"status": "ok"})
-
-    def report(self, key: str, reward: float | None, error: str | None = None) -> bool:
-        """Ends the rollout of `key` with its reward, or with the program's error. Returns whether the key is known."""
-        future = self._rewards.get(key)
-        if future is None or future.done():
-            return False
-        if error is None:
-            future.set_result(reward)
-        else:
-            future.set_exception(EpisodeError("agent_failed", redact_text(f"the agent reports: {error}"[:1000])))
-        return True
 
 
 def checked_reward(value: Any) -> float | None:

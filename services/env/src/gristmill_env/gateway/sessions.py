@@ -19,10 +19,11 @@ from typing import Any
 import msgspec
 
 from gristmill import SamplingParams
+from gristmill.disk import make_folder, sync
 from gristmill_env.durable import LineFile, read_lines
 from gristmill_env.errors import EnvError, InferenceError, PromptError, PromptRefusedError, PromptTooLongError
 from gristmill_env.gateway.dialects import ChatRequest, Reply, RequestError
-from gristmill_env.gateway.turns import Branch, Place, Turn, Turns, encode
+from gristmill_env.gateway.turns import Branch, Place, Stored, Turn, Turns, encode
 from gristmill_env.inference import Completion, GenerationRequest, ModelServers
 from gristmill_env.rollouts.prompts import PromptBuilder
 
@@ -39,6 +40,16 @@ class Limits:
     """Replies."""
     tokens: int = 4_000_000
     """Stored tokens."""
+
+
+class Begin(msgspec.Struct, frozen=True, tag="begin"):
+    """The beginning of a rollout, in its session's file."""
+
+
+class End(msgspec.Struct, frozen=True, tag="end"):
+    """The end of a rollout, in its session's file."""
+
+    reward: float | None
 
 
 @dataclass(frozen=True)
@@ -77,15 +88,23 @@ class Session:
         sampling: SamplingParams,
         *,
         limits: Limits | None = None,
-        file: Path | None = None,
+        folder: Path | None = None,
+        number: int = 0,
         evaluation: bool = False,
     ) -> None:
-        """`file`: receives the turns; the turns of an existing file are read. None: the session does not survive.
+        """`folder`: the group's folder, in which the session is kept until its group is complete; `number`: of the
+        rollout in the group. If the folder has a session of this number, that session goes on (`resumed`). Without a
+        folder, the session ends with this process.
 
-        Raises OSError; BlockingIOError if another process has the file open.
+        Raises OSError; BlockingIOError if another process has the session open; EnvError for a damaged file.
         """
         self.key = _KEY + secrets.token_urlsafe(24)
-        """What the agent sends as its API key, or in the path."""
+        """What the agent sends as its API key, or in the path. Unknown here if the session is resumed."""
+        self.digest = digest(self.key)
+        """Identifies the key."""
+        self.resumed = False
+        self.ended: End | None = None
+        """Set if the rollout ended before this process began."""
         self.turns = Turns()
         self.failure: EnvError | None = None
         """The last error of the model servers; None if they have answered since."""
@@ -100,7 +119,8 @@ class Session:
         self._answers: dict[bytes, asyncio.Task[Turn]] = {}
         """The newest answer to each request, by its idempotency key or its messages."""
         self._server: str | None = None
-        self._file = None if file is None else self._open(file)
+        self._path: Path | None = None
+        self._file = None if folder is None else self._open(folder, number)
 
     @property
     def busy(self) -> bool:
@@ -158,6 +178,22 @@ class Session:
         prompt = len(turn.token_ids) - len(turn.sampled)
         reason = "tool_calls" if turn.answer.get("tool_calls") else turn.finish_reason
         return Reply(turn.key.hex()[:24], self._policy.name, dict(turn.answer), reason, prompt, len(turn.sampled))
+
+    async def begin(self) -> None:
+        """Records that a program has the rollout's task. Only then can the session be resumed."""
+        if self._file is not None:
+            await asyncio.to_thread(self._file.append, msgspec.json.encode(Begin()))
+
+    async def end(self, reward: float | None) -> None:
+        """Records the end of the rollout."""
+        self.ended = End(reward)
+        if self._file is not None:
+            await asyncio.to_thread(self._file.append, msgspec.json.encode(self.ended))
+
+    def forget(self) -> None:
+        """Removes the session's file, so that the rollout's next attempt begins anew."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
 
     async def close(self) -> None:
         """Ends the session. Replies in work are given up."""
@@ -221,27 +257,48 @@ class Session:
         )
         return {"role": "assistant", **message}
 
-    def _open(self, path: Path) -> LineFile:
+    def _open(self, folder: Path, number: int) -> LineFile:
+        make_folder(folder)
+        kept = next(folder.glob(f"{number}-*.jsonl"), None)
+        if kept is not None and kept.stat().st_size == 0:  # no program got its task
+            kept.unlink()
+            kept = None
+        path = kept or folder / f"{number}-{self.digest}.jsonl"
         file = LineFile(path, exclusive=True)
+        self._path = path
+        if kept is None:
+            sync(folder)
+            return file
+        self.resumed, self.digest = True, kept.stem.partition("-")[2]
         with path.open("rb") as stream:
-            for number, line in read_lines(stream):
+            for place, line in read_lines(stream):
                 try:
-                    turn = self.turns.restore(line)
+                    self._restore(line)
                 except (msgspec.DecodeError, IndexError) as error:
                     file.close()
                     raise InferenceError(
-                        "session_damaged", f"line {number} of {path} is no turn ({error}); remove the file", path=path
+                        "session_damaged",
+                        f"line {place} of {path} cannot be read ({error}); remove the file",
+                        path=path,
                     ) from error
-                self._answers[turn.request] = _done(turn)
         return file
+
+    def _restore(self, line: bytes) -> None:
+        stored = msgspec.json.decode(line, type=Stored | Begin | End)
+        if isinstance(stored, End):
+            self.ended = stored
+        elif isinstance(stored, Stored):
+            turn = self.turns.restore(stored)
+            self._answers[turn.request] = _done(turn)
 
 
 class Sessions:
-    """The open sessions, by their keys."""
+    """The open sessions, by the digests of their keys."""
 
-    def __init__(self, most: int = 4096) -> None:
+    def __init__(self, most: int = 4096, folder: Path | None = None) -> None:
+        """`folder`: of the run's sessions, in which the sessions of a killed process wait until they are resumed."""
         self._open: dict[str, Session] = {}
-        self._most = most
+        self._most, self._folder = most, folder
 
     def __len__(self) -> int:
         return len(self._open)
@@ -252,13 +309,16 @@ class Sessions:
             raise EnvError(
                 "too_many_sessions", f"{self._most} rollouts are open; lower max_num_workers", most=self._most
             )
-        self._open[session.key] = session
+        self._open[session.digest] = session
 
     def find(self, keys: Callable[[], list[str]]) -> Session:
         """Returns the session of the first key that has one. Raises RequestError."""
-        for key in keys():
-            if (session := self._open.get(key)) is not None:
+        digests = [digest(key) for key in keys() if key]
+        for one in digests:
+            if (session := self._open.get(one)) is not None:
                 return session
+        if self._folder is not None and any(any(self._folder.glob(f"*/*-{one}.jsonl")) for one in digests):
+            raise RequestError(503, "session_not_open", "the rollout goes on in a moment; ask again")
         raise RequestError(
             401, "unknown_session",
             "no open rollout has this key: send the session's key as the API key, or its base URL as it was given",
@@ -266,7 +326,12 @@ class Sessions:
 
     def remove(self, session: Session) -> None:
         """Requests with the session's key are refused from now on."""
-        self._open.pop(session.key, None)
+        self._open.pop(session.digest, None)
+
+
+def digest(key: str) -> str:
+    """Returns what identifies a key in file names and in memory."""
+    return hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
 def _done(turn: Turn) -> asyncio.Task[Turn]:

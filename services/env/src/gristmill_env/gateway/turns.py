@@ -181,9 +181,8 @@ class Turns:
                 used |= {turn.number for turn in path}
         return branches
 
-    def restore(self, line: bytes) -> Turn:
-        """Adds a turn that `encode` wrote. Raises msgspec.DecodeError, and IndexError for a turn without its parent."""
-        stored = msgspec.json.decode(line, type=_Stored)
+    def restore(self, stored: Stored) -> Turn:
+        """Adds a turn that `encode` wrote. Raises IndexError for a turn without its parent."""
         turn = Turn(
             number=len(self._turns),
             parent=None if stored.parent is None else self._turns[stored.parent],
@@ -205,7 +204,7 @@ class Turns:
         self._by_key[turn.key] = turn
 
 
-class _Stored(msgspec.Struct):
+class Stored(msgspec.Struct, tag="turn"):
     """A turn in a file."""
 
     parent: int | None
@@ -222,7 +221,7 @@ class _Stored(msgspec.Struct):
 
 def encode(turn: Turn) -> bytes:
     """Returns a turn for a file. `Turns.restore` reads it, after the turns before it."""
-    stored = _Stored(
+    stored = Stored(
         parent=None if turn.parent is None else turn.parent.number,
         given=turn.given.astype("<i4").tobytes(),
         sampled=turn.sampled.astype("<i4").tobytes(),

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from gristmill import SamplingParams
@@ -33,12 +34,15 @@ logger = logging.getLogger(__name__)
 class Player(Protocol):
     """Plays rollouts."""
 
-    async def play(self, item: Item, ask: Ask) -> Rollout:
-        """Plays one rollout to its end. Raises InferenceError, and one of ROW_ERRORS."""
+    async def play(self, item: Item, ask: Ask, number: int) -> Rollout:
+        """Plays one rollout to its end. `number`: of the rollout in its group.
+
+        Raises InferenceError, and one of ROW_ERRORS.
+        """
         ...
 
 
-Play = Callable[[], Awaitable[list[Rollout]]]
+Play = Callable[[int], Awaitable[list[Rollout]]]
 """Plays a rollout, or the rollouts of one request."""
 
 
@@ -170,14 +174,16 @@ class RolloutGenerator:
         sampling: SamplingParams | None = None,
         count: int | None = None,
         evaluation: bool = False,
+        kept: Path | None = None,
     ) -> UnscoredGroup:
         """Makes the rollouts, the part of `generate_and_score` that needs the model servers.
 
-        Takes the same arguments and raises the same errors.
+        Takes the same arguments and raises the same errors. `kept`: a folder of the group alone, in which rollouts of
+        agents elsewhere survive this process. The caller removes it when the group is submitted or dropped.
         """
         started = time.monotonic()
         sampling = sampling or self.sampling(step)
-        ask = Ask(GroupPrompts(self._prompts), sampling, evaluation)
+        ask = Ask(GroupPrompts(self._prompts), sampling, evaluation, kept)
         results = await self._rollouts(item, ask, count)
         rollouts, failed = results.rollouts, results.failed
         self._log_rollouts(item, rollouts, name, time.monotonic() - started)
@@ -209,10 +215,10 @@ class RolloutGenerator:
         size = config.group_size if count is None else count
         least, limit = (config.least_rollouts, config.group_timeout) if count is None else (count, None)
 
-        async def play_one() -> list[Rollout]:
-            return [await (self._agent or self._player).play(item, ask)]
+        async def play_one(number: int) -> list[Rollout]:
+            return [await (self._agent or self._player).play(item, ask, number)]
 
-        async def play_all() -> list[Rollout]:
+        async def play_all(number: int) -> list[Rollout]:
             return await self._player.play_single_replies(item, ask, size)
 
         plain = self._agent is None and self._environments.factory.kind is DatasetEnvironment
@@ -241,7 +247,7 @@ class RolloutGenerator:
         name, wait, retries = self._environments.factory.name, None, self._config.rollout_retries
         while True:
             try:
-                rollouts = await play()
+                rollouts = await play(number)
             except ROLLOUT_ERRORS as error:
                 if isinstance(error, EpisodeError) and may_pass(error):
                     wait = wait or Wait()

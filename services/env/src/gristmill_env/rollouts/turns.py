@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from gristmill import SamplingParams
 from gristmill_env.data import Item, Message
@@ -43,6 +44,8 @@ class Ask:
     prompts: GroupPrompts
     sampling: SamplingParams
     evaluation: bool
+    kept: Path | None = None
+    """The group's folder, in which rollouts of agents elsewhere are kept until the group is complete."""
 
 
 class RolloutPlayer:
@@ -64,8 +67,8 @@ class RolloutPlayer:
         self._environments = environments
         self._max_length = max_length
 
-    async def play(self, item: Item, ask: Ask) -> Rollout:
-        """Plays one rollout to its end, and closes its environment.
+    async def play(self, item: Item, ask: Ask, number: int = 0) -> Rollout:
+        """Plays one rollout to its end, and closes its environment. `number`: of the rollout in its group.
 
         Raises InferenceError, and one of ROW_ERRORS, which keeps the rollout so far (`EnvError.unfinished`). After
         `rollout_timeout`, returns the rollout as truncated or raises RolloutTimeoutError, by `rollout_timeout_action`.
