@@ -14,6 +14,8 @@ from tests.unit.env.gateway.conftest import Running, ScriptedModel, until
 
 from gristmill_env.gateway import Limits
 
+pytestmark = pytest.mark.slow
+
 QUESTION: list[Any] = [{"role": "user", "content": "2 + 2?"}]
 PARAMETERS = {"type": "object", "properties": {"query": {"type": "string"}}}
 SEARCH = {"name": "search", "description": "Searches.", "parameters": PARAMETERS}

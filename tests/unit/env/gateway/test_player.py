@@ -24,6 +24,8 @@ from gristmill_env.rollouts.groups import RolloutGroup, build_group
 from gristmill_env.rollouts.turns import Ask, GroupPrompts
 from gristmill_env.settings import AgentSpec
 
+pytestmark = pytest.mark.slow
+
 ITEM = Item(row=3, index=3, prompt="2 + 2?", answer="4")
 Agent = Callable[[AgentTask, Any, Endpoint], Awaitable[Any]]
 

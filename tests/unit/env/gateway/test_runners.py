@@ -26,6 +26,8 @@ AGENTS = """
 import asyncio, os, sys, time
 from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 async def good(task, endpoint):
     print("what an agent prints is no report")
     return 0.5 if (task.answer, task.row["level"], endpoint.key) == ("4", 3, "k") else 0.0
