@@ -47,7 +47,7 @@ class Written(AgentRunner):
 
 
 def player(running: Running, agent: Agent, *, counts: bool = True, timeout: float = 60) -> AgentPlayer:
-    spec = AgentSpec(run="a.py:run", timeout=timeout)
+    spec = AgentSpec(function="a.py:run", timeout=timeout)
     return AgentPlayer(spec, Written(agent), running.gateway, running.policy, "Be brief.", counts)
 
 

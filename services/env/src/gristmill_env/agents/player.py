@@ -115,8 +115,8 @@ async def agents(
     address is taken or the agent cannot be loaded.
     """
     runner: AgentRunner | ExternalAgent
-    if spec.run is not None:
-        runner = FunctionAgent(spec.run, folder)
+    if spec.function is not None:
+        runner = FunctionAgent(spec.function, folder)
     elif spec.command is not None:
         runner = CommandAgent(spec.command, folder, log)
     else:

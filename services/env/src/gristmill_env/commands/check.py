@@ -125,11 +125,11 @@ def _check_trainer(run: RunSettings, found: _Findings) -> None:
 async def _check_agent(run: RunSettings, console: Console, found: _Findings) -> None:
     """Loads the run's agent, if it is a function, in a process as `serve` does."""
     agent = run.config.agent
-    if agent is None or agent.run is None:
+    if agent is None or agent.function is None:
         return
     try:
-        async with FunctionAgent(agent.run, run.config_path.parent if run.config_path is not None else None):
-            say(console, f"agent: {agent.run}")
+        async with FunctionAgent(agent.function, run.config_path.parent if run.config_path is not None else None):
+            say(console, f"agent: {agent.function}")
     except EpisodeError as error:
         found.problems.append(error)
 

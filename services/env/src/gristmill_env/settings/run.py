@@ -63,9 +63,9 @@ class EnvironmentSpec(Settings):
 
 
 class AgentSpec(Settings):
-    """The program that plays rollouts. A bare text means {run: text}, and `external` means {external: true}."""
+    """The program that plays rollouts. A bare text means {function: text}, and `external` means {external: true}."""
 
-    run: str | None = None
+    function: str | None = None
     """A function, as path/to/file.py:name or package.module:name: async def run(task, endpoint) -> float | None. It
     runs in a process of its own, which all rollouts share."""
 
@@ -88,20 +88,20 @@ class AgentSpec(Settings):
     @classmethod
     def _bare_text(cls, value: Any) -> Any:
         if isinstance(value, str):
-            return {"external": True} if value == "external" else {"run": value}
+            return {"external": True} if value == "external" else {"function": value}
         return value
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        if sum((self.run is not None, self.command is not None, self.external)) != 1:
-            raise PydanticCustomError("agent_kind", "an agent has one of run, command and external")
+        if sum((self.function is not None, self.command is not None, self.external)) != 1:
+            raise PydanticCustomError("agent_kind", "an agent has one of function, command and external")
         if self.command == []:
             raise PydanticCustomError("agent_kind", "the agent's command is empty")
         return self
 
     def recorded(self) -> dict[str, Any]:
         """Returns the settings that distinguish this agent from others."""
-        return {"run": self.run, "command": self.command, "external": self.external}
+        return {"function": self.function, "command": self.command, "external": self.external}
 
 
 def _server_url(url: str) -> str:
