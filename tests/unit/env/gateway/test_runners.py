@@ -20,13 +20,14 @@ from gristmill_env.agents.task import AgentTask, Endpoint
 from gristmill_env.errors import EpisodeError
 from gristmill_env.gateway import Sessions, serving
 
+pytestmark = pytest.mark.slow
+
 TASK = AgentTask("2 + 2?", [{"role": "user", "content": "2 + 2?"}], "4", {"level": 3}, 7)
 ENDPOINT = Endpoint("http://127.0.0.1:1/s/k/v1", "http://127.0.0.1:1/s/k", "k", "tiny")
 AGENTS = """
 import asyncio, os, sys, time
 from pathlib import Path
 
-pytestmark = pytest.mark.slow
 
 async def good(task, endpoint):
     print("what an agent prints is no report")
