@@ -10,9 +10,10 @@ from pydantic import Field, SecretStr
 from tests.support.errors import raises
 
 from gristmill import ConfigError
-from gristmill.settings import Settings
+from gristmill.settings import Settings, parse_flag_sets
+from gristmill_env.commands import COMMANDS
 from gristmill_env.run_settings import RunSettings
-from gristmill_env.settings import RewardSpec
+from gristmill_env.settings import EnvConfig, RewardSpec
 
 STEP_BY_STEP = (
     "--group_size 4 --max_num_workers 2 --rollout_server_url http://127.0.0.1:8000 --tokenizer_name Qwen/Qwen2.5-1.5B "
@@ -284,3 +285,9 @@ def test_limits_of_the_trainers_file_are_compared_too(tmp_path: Path) -> None:
 def test_temperature_above_the_servers_limit_is_refused(key: str) -> None:
     with raises(ConfigError, "invalid_settings", problems={f"dataset.{key}": "less_than_equal"}):
         read(f"--{key} 2.1")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_flags_of_a_command_are_not_those_of_a_section(name: str) -> None:
+    """A section's key is a flag of every command, so a new key may take the name of a command's own flag."""
+    parse_flag_sets([], {"its flags": COMMANDS[name].options, "settings of the run": EnvConfig}, name)
