@@ -204,7 +204,7 @@ async def test_environments_are_closed_when_their_attempts_end(rolls: Make, kind
 async def test_all_environments_of_a_group_are_closed_when_one_fails(rolls: Make, kind: type[Environment]) -> None:
     with raises(EpisodeError, "environment_raised", error="KeyError"):
         await rolls(kind)()
-    assert closed() == [1] * len(Recorded.made)
+    await all_are_closed()
     assert len(Recorded.made) >= 2
 
 
@@ -388,7 +388,7 @@ async def test_wrong_return_value_names_method_value_and_row(
             with raises(EpisodeError, "environment_value", method=f"{kind.__name__}.{method}", row=0) as raised:
                 await rolls(kind)()
             assert raised.value.values["value"], name
-    assert closed() == [1] * len(Recorded.made)
+    await all_are_closed()
 
 
 @pytest.mark.parametrize("turns", [None, 0, "4", 1.5, True])
