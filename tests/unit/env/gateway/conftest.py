@@ -113,7 +113,7 @@ async def running(model: ScriptedModel, tmp_path: Path) -> AsyncIterator[Running
         async with servers:
             await servers.connect(patience=5)
             policy = Policy("tiny", PromptBuilder(model.tokenizer), servers, 1024)
-            folder = tmp_path / "g00000001"
+            folder = tmp_path / "1a2b" / "g00000001"
             sessions = Sessions(folder=tmp_path)
             async with serving(sessions, "tiny", ("127.0.0.1", 0), {}) as gateway:
                 session = Session(policy, SAMPLING, folder=folder)

@@ -317,7 +317,7 @@ class Sessions:
         for one in digests:
             if (session := self._open.get(one)) is not None:
                 return session
-        if self._folder is not None and any(any(self._folder.glob(f"*/*-{one}.jsonl")) for one in digests):
+        if self._folder is not None and any(any(self._folder.rglob(f"*-{one}.jsonl")) for one in digests):
             raise RequestError(503, "session_not_open", "the rollout goes on in a moment; ask again")
         raise RequestError(
             401, "unknown_session",
