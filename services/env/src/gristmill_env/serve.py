@@ -300,9 +300,14 @@ class _Trainer:
 
 @contextlib.asynccontextmanager
 async def removed_at_end(folder: Path) -> AsyncIterator[None]:
-    """Removes the folder if the block ends without an error or a cancellation."""
+    """Removes the folder, which only agents elsewhere have, if the block ends without an error or a cancellation."""
     yield
-    await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+    _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    if folder.is_dir():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Worker(NamedTuple):

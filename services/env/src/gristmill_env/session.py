@@ -128,6 +128,8 @@ def _agents(
         max_length=_max_length(config, served),
         tools=None if known is None else known.tool_parser is not None,
         reasoning=known is not None and known.reasoning_parser is not None,
+        stop=tuple(config.dataset.stop),
+        stop_token_ids=tuple(config.dataset.stop_token_ids),
     )
     folder = run.config_path.parent if run.config_path is not None else None
     log = run.run_folder / "logs" / "agent.log"

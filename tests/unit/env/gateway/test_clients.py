@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from typing import Any
@@ -10,9 +11,9 @@ import anthropic
 import httpx
 import openai
 import pytest
-from tests.unit.env.gateway.conftest import Running, ScriptedModel, until
+from tests.unit.env.gateway.conftest import SAMPLING, Running, ScriptedModel, until
 
-from gristmill_env.gateway import Limits
+from gristmill_env.gateway import Limits, Session
 
 pytestmark = pytest.mark.slow
 
@@ -184,6 +185,15 @@ async def test_sampling_parameters_are_the_runs(running: Running, model: Scripte
     sampling = model.server.bodies[-1]["sampling_params"]
     assert (sampling["temperature"], sampling["top_p"], sampling["max_tokens"]) == (1.0, 1.0, 7)
     assert "seed" not in sampling
+
+
+async def test_stops_are_the_runs_and_the_requests(running: Running, model: ScriptedModel) -> None:
+    session = Session(dataclasses.replace(running.policy, stop=("####",), stop_token_ids=(7,)), SAMPLING)
+    running.gateway.sessions.add(session)
+    asked = openai.AsyncOpenAI(base_url=running.url, api_key=session.key)
+    await asked.chat.completions.create(model="tiny", messages=QUESTION, stop=["END"])
+    sampling = model.server.bodies[-1]["sampling_params"]
+    assert (sampling["stop"], sampling["stop_token_ids"]) == (["####", "END"], [7])
 
 
 async def test_too_long_conversation_has_openais_code(running: Running) -> None:

@@ -82,7 +82,7 @@ async def test_branches_of_a_rollout_are_sequences_of_its_group(
     made = build_group(group, Permit(group_id="g00000003", row=3), "r", "e", spans, include_messages=True)
     assert made.rollout_of.tolist() == [0, 0, 0, 1, 1, 1]
     assert made.rewards.tolist() == [0.5] * 6
-    assert int(made.mask.sum()) == 2 * sum(len("4") + 1 if n == 0 else 0 for n in range(1)) + 2 * (4 + 5 + 5)
+    assert int(made.mask.sum()) == 2 * sum(len(text) + 1 for text in ("4", "yes", "four", "done")), "each reply once"
     assert np.isfinite(made.logprobs).all()
     assert made.messages is not None
     assert [len(messages) for messages in made.messages[:3]] == [5, 5, 2]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +64,9 @@ class Policy:
     """Whether the model servers parse tool calls; None if that is unknown."""
     reasoning: bool = False
     """Whether the model servers separate the reasoning from the answer."""
+    stop: tuple[str, ...] = ()
+    """The run's texts that end a reply, in addition to those of a request."""
+    stop_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,6 @@ class Session:
         self.turns = Turns()
         self.failure: EnvError | None = None
         """The last error of the model servers; None if they have answered since."""
-        self.asked = time.monotonic()
-        """Time of the last request or reply."""
         self._policy = policy
         self._sampling = sampling
         self._limits = limits or Limits()
@@ -121,11 +121,6 @@ class Session:
         self._server: str | None = None
         self._path: Path | None = None
         self._file = None if folder is None else self._open(folder, number)
-
-    @property
-    def busy(self) -> bool:
-        """Whether the model works on a reply."""
-        return any(not task.done() for task in self._answers.values())
 
     def branches(self) -> list[Branch]:
         """Returns the sequences to train on. A reply that the agent did not receive is left out."""
@@ -166,14 +161,12 @@ class Session:
         `idempotency`: two requests with the same key get the same reply. `again`: whether the client repeats a request
         whose answer it did not receive; the repetition gets the reply to the first. Raises RequestError.
         """
-        self.asked = time.monotonic()
         name = prepared.place.key if idempotency is None else hashlib.sha256(idempotency.encode()).digest()
         task = self._answers.get(name) if again or idempotency is not None else None
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._answers[name] = asyncio.create_task(self._sample(prepared))
         # A client that is gone often repeats its request, which then finds this reply.
         turn = await asyncio.shield(task)
-        self.asked = time.monotonic()
         self._unread.discard(turn.number)
         prompt = len(turn.token_ids) - len(turn.sampled)
         reason = "tool_calls" if turn.answer.get("tool_calls") else turn.finish_reason
@@ -222,7 +215,11 @@ class Session:
             temperature=self._sampling.temperature, top_p=self._sampling.top_p, max_tokens=most
         )  # fmt: skip
         asked = GenerationRequest(
-            token_ids=prepared.token_ids, sampling=sampling, stop=request.stop, earlier=self._server
+            token_ids=prepared.token_ids,
+            sampling=sampling,
+            stop=(*self._policy.stop, *request.stop),
+            stop_token_ids=self._policy.stop_token_ids,
+            earlier=self._server,
         )
         try:
             (completion,) = await self._policy.servers.generate(asked, evaluation=self._evaluation)

@@ -116,6 +116,8 @@ class Turns:
     """The turns of one rollout."""
 
     def __init__(self) -> None:
+        self.tokens = 0
+        """Number of stored tokens."""
         self._turns: list[Turn] = []
         self._by_key: dict[bytes, Turn] = {}
         """The newest turn of each conversation: after a retry that drew the same text, the agent has the newer one."""
@@ -125,16 +127,6 @@ class Turns:
 
     def __iter__(self) -> Iterator[Turn]:
         return iter(self._turns)
-
-    @property
-    def roots(self) -> int:
-        """Number of conversations that continue no other."""
-        return sum(turn.parent is None for turn in self._turns)
-
-    @property
-    def tokens(self) -> int:
-        """Number of stored tokens."""
-        return sum(len(turn.given) + len(turn.sampled) for turn in self._turns)
 
     def place(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> Place:
         """Returns the place of a request. `tools`: the request's tools, which are part of the prompt."""
@@ -201,6 +193,7 @@ class Turns:
 
     def _append(self, turn: Turn) -> None:
         self._turns.append(turn)
+        self.tokens += len(turn.given) + len(turn.sampled)
         self._by_key[turn.key] = turn
 
 

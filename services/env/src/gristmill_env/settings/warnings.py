@@ -80,6 +80,11 @@ def _without_effect(config: EnvConfig) -> Iterator[tuple[str, str]]:
         yield "rollout_timeout_action", "rollout_timeout is not set"
     if "reward_processes" in given and not any(spec.process for spec in dataset.rewards()):
         yield "reward_processes", "no reward has process: true"
+    if config.agent is not None:
+        if config.rollout_timeout is not None:
+            yield "rollout_timeout", "agent.timeout limits the rollouts of an agent"
+        if config.dataset.prefill:
+            yield "dataset.prefill", "an agent writes its messages itself"
     if config.environment.type == "dataset" and "step_timeout" in config.environment.model_fields_set:
         yield "environment.step_timeout", "the environment is dataset, whose methods do not wait"
 
