@@ -1,0 +1,252 @@
+"""A process that runs a user's code: environments, agents and rewards.
+
+The process serves many calls at the same time. A call that hangs costs the process: it is killed, the other calls in it
+fail with an error that may pass, and the next call starts a new process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Self
+
+import msgspec
+
+from gristmill.redaction import redact_text
+from gristmill_env.errors import EnvError
+from gristmill_env.running import host
+from gristmill_env.running.host import GRACE
+
+logger = logging.getLogger(__name__)
+
+_START = 120.0
+"""Seconds to load the code. Torch alone takes several, and more on a busy machine with a cold disk cache."""
+
+Answerer = Callable[[bytes], Awaitable[bytes]]
+"""Answers what a call asks. Raises EnvError."""
+
+
+class CodeError(EnvError):
+    """A call of a user's code failed."""
+
+    def __init__(self, failure: host.Failed) -> None:
+        super().__init__(failure.code or "code_raised", redact_text(failure.text), **failure.values)
+        self.raised = failure.code is None
+        """Whether the code raised an error of its own, not one of Gristmill."""
+        self.kind = failure.error
+        """The name of the error's class."""
+        self.trace = redact_text(failure.trace)
+        self.may_pass = failure.may_pass
+
+
+class LostProcessError(EnvError):
+    """The process ended during the call."""
+
+
+@dataclass(eq=False)
+class _Working:
+    """A call in work."""
+
+    result: asyncio.Future[bytes]
+    answer: Answerer | None
+    answers: set[asyncio.Task[None]] = field(default_factory=set)
+
+
+class CodeProcess:
+    """The process for one piece of code, with all calls of it. The end of the context (`async with`) ends it."""
+
+    def __init__(self, target: str, settings: bytes, what: str) -> None:
+        """`target`: "package.module:factory" (`host.Start`). `what`: the code's name, for messages."""
+        self._start = host.Start(target, settings, list(sys.path))
+        self._what = what
+        self._life: _Life | None = None
+        self._starting = asyncio.Lock()
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """The process's id; None if no process runs."""
+        return self._life.pid if self._life is not None and self._life.alive else None
+
+    async def start(self) -> None:
+        """Starts the process, unless it runs. Raises CodeError if the code cannot be loaded, LostProcessError."""
+        await self._living()
+
+    async def call(self, body: bytes, answer: Answerer | None = None) -> bytes:
+        """Runs a call. `answer`: answers what the call asks.
+
+        If this is cancelled, so is the call; a call that does not end then costs the process. Raises CodeError,
+        LostProcessError.
+        """
+        return await (await self._living()).call(body, answer)
+
+    async def close(self) -> None:
+        """Ends the process. Calls in work are cancelled and have `GRACE` seconds."""
+        self._closed = True
+        if self._life is not None:
+            await self._life.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    async def _living(self) -> _Life:
+        async with self._starting:
+            if self._closed:
+                raise LostProcessError("process_closed", f"the process of {self._what} is closed")
+            if self._life is None or not self._life.alive:
+                self._life = await _Life.begin(self._start, self._what)
+            return self._life
+
+
+class _Life:
+    """One process, from its start to its end."""
+
+    def __init__(self, process: asyncio.subprocess.Process, what: str) -> None:
+        self._process, self._what = process, what
+        self._working: dict[int, _Working] = {}
+        self._numbers = itertools.count()
+        self._killed_for_hanging = False
+        self._reader: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def begin(cls, start: host.Start, what: str) -> Self:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-P", "-m", "gristmill_env.running.host",
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,  # its own child processes are in its group and are killed with it
+        )  # fmt: skip
+        life = cls(process, what)
+        assert process.stdout is not None
+        try:
+            life._send(start)
+            async with asyncio.timeout(_START):
+                first = await host.read_report(process.stdout)
+        except (TimeoutError, asyncio.IncompleteReadError, msgspec.DecodeError) as error:
+            await life.kill()
+            raise LostProcessError(
+                "process_not_started", f"the process of {what} did not start; its output is above", what=what
+            ) from error
+        except BaseException:
+            await life.kill()
+            raise
+        if isinstance(first, host.Failed):
+            await life.kill()
+            raise CodeError(first)
+        life._reader = asyncio.create_task(life._read())
+        return life
+
+    @property
+    def alive(self) -> bool:
+        return self._process.returncode is None and self._reader is not None and not self._reader.done()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def call(self, body: bytes, answer: Answerer | None) -> bytes:
+        number = next(self._numbers)
+        working = _Working(asyncio.get_running_loop().create_future(), answer)
+        self._working[number] = working
+        self._send(host.Call(number, body))
+        if not self.alive:
+            self._lose(working)
+        try:
+            return await asyncio.shield(working.result)
+        except asyncio.CancelledError:
+            self._send(host.Cancel(number))
+            await asyncio.wait([working.result], timeout=GRACE)
+            if not working.result.done():
+                logger.warning("%s does not end when it is cancelled; its process is killed", self._what)
+                self._killed_for_hanging = True
+                await self.kill()
+            raise
+        finally:
+            del self._working[number]
+            for task in working.answers:
+                task.cancel()
+            if working.result.done() and not working.result.cancelled():
+                working.result.exception()  # of a cancelled call nobody reads it
+
+    async def close(self) -> None:
+        """Closes the process's input, so that it cancels its calls and ends; kills it after `GRACE` seconds."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GRACE):
+                await self._process.wait()
+        await self.kill()
+
+    async def kill(self) -> None:
+        """Kills the process and the processes that it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
+        if self._reader is not None:
+            await asyncio.wait([self._reader])
+
+    def _send(self, message: host.FromOwner) -> None:
+        assert self._process.stdin is not None
+        if not self._process.stdin.is_closing():
+            self._process.stdin.write(host.framed(message))
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        try:
+            while True:
+                self._receive(await host.read_report(self._process.stdout))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # the process has ended
+        except msgspec.DecodeError:
+            logger.exception("the process of %s sent what is no report; it is killed", self._what)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        finally:
+            for working in self._working.values():
+                self._lose(working)
+
+    def _receive(self, report: host.ToOwner) -> None:
+        if isinstance(report, host.Done | host.Failed):
+            working = self._working.get(report.number)
+            if working is not None and not working.result.done():
+                if isinstance(report, host.Done):
+                    working.result.set_result(report.body)
+                else:
+                    working.result.set_exception(CodeError(report))
+        elif isinstance(report, host.Ask) and (working := self._working.get(report.call)) is not None:
+            task = asyncio.create_task(self._answer(report, working))
+            working.answers.add(task)
+            task.add_done_callback(working.answers.discard)
+
+    async def _answer(self, ask: host.Ask, working: _Working) -> None:
+        try:
+            if working.answer is None:
+                raise EnvError("asks_nothing", f"{self._what} has nobody to ask")
+            self._send(host.Answer(ask.number, await working.answer(ask.body)))
+        except EnvError as error:
+            self._send(host.Answer(ask.number, failure=host.Failed.by(ask.number, error)))
+        except Exception as error:  # noqa: BLE001  a fault of Gristmill ends the call, and the run
+            if not working.result.done():
+                working.result.set_exception(error)
+
+    def _lose(self, working: _Working) -> None:
+        if working.result.done():
+            return
+        if self._killed_for_hanging:
+            error = LostProcessError(
+                "process_killed", f"the process of {self._what} was killed, because another call in it hung"
+            )
+            error.may_pass = True
+        else:
+            error = LostProcessError("process_died", f"the process of {self._what} has ended; its output is above")
+        working.result.set_exception(error)

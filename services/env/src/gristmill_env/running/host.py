@@ -1,0 +1,265 @@
+"""The process in which a user's code runs (`python -m gristmill_env.running.host`), and its messages.
+
+A message is its length (4 bytes, little-endian) and a body in msgpack. The owner (`code_process.CodeProcess`) writes
+`Start` to the process's stdin, and the process writes `Ready` or `Failed` to its stdout. Then the owner writes calls,
+which run at the same time: `async` code on one event loop, other code in threads. A call may ask its owner and wait for
+the answer, for example for a reply of the model. What the code prints goes to standard error.
+
+The process ends when stdin closes. If its code does not let it end, it kills itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import importlib
+import inspect
+import itertools
+import os
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+
+from gristmill import GristmillError
+from gristmill_env.errors import EnvError
+from gristmill_env.outages import may_pass
+from gristmill_env.running.child import HEAD, plain
+
+THREADS = 256
+"""Number of plain calls that run at the same time."""
+GRACE = 5.0
+"""Seconds that a call has to end after it was cancelled."""
+_LONGEST = 1000
+"""Characters of an error's text."""
+_LONGEST_TRACE = 8000
+
+
+class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
+    """The first message: which code to load."""
+
+    target: str
+    """ "package.module:factory". The factory takes `settings` and returns the `Handler` of all calls."""
+    settings: bytes
+    path: list[str]
+    """The owner's sys.path."""
+
+
+class Call(msgspec.Struct, frozen=True, array_like=True, tag="call"):
+    """Begins a call."""
+
+    number: int
+    body: bytes
+
+
+class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
+    """Cancels a call. The process still reports the call's end."""
+
+    number: int
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
+    """The answer to an `Ask`."""
+
+    number: int
+    body: bytes = b""
+    failure: Failed | None = None
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+    """The code is loaded."""
+
+
+class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
+    """The end of a call."""
+
+    number: int
+    body: bytes
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
+    """A call or an `Ask` raised an error. As the first report: the code cannot be loaded."""
+
+    number: int
+    code: str | None
+    """Of a GristmillError; None for any other error."""
+    error: str
+    """The name of the error's class."""
+    text: str
+    values: dict[str, Any] = {}
+    may_pass: bool = False
+    trace: str = ""
+
+    @classmethod
+    def by(cls, number: int, error: BaseException) -> Failed:
+        """Returns the report of an error."""
+        known = isinstance(error, GristmillError)
+        return cls(
+            number=number,
+            code=error.code if known else None,
+            error=type(error).__name__,
+            text=str(error)[:_LONGEST],
+            values={name: plain(value) for name, value in error.values.items()} if known else {},
+            may_pass=may_pass(error),
+            trace="".join(traceback.format_exception(error))[-_LONGEST_TRACE:],
+        )
+
+
+class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
+    """A call asks its owner."""
+
+    call: int
+    number: int
+    body: bytes
+
+
+FromOwner = Start | Call | Cancel | Answer
+ToOwner = Ready | Done | Failed | Ask
+
+Asking = Callable[[bytes], Awaitable[bytes]]
+"""Asks the owner of a call. Raises EnvError with the code and text of the owner's error."""
+Handler = Callable[[bytes, Asking], Awaitable[bytes]]
+"""Runs a call."""
+
+_encoder = msgspec.msgpack.Encoder()
+_from_owner: msgspec.msgpack.Decoder[FromOwner] = msgspec.msgpack.Decoder(FromOwner)
+_to_owner: msgspec.msgpack.Decoder[ToOwner] = msgspec.msgpack.Decoder(ToOwner)
+
+
+def framed(message: FromOwner | ToOwner) -> bytes:
+    """Returns the bytes of a message with its length."""
+    body = _encoder.encode(message)
+    return HEAD.pack(len(body)) + body
+
+
+async def run(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a user's function: an `async` one on the event loop, a plain one in a thread.
+
+    If this is cancelled, waits for the end of the thread, so that a thread that hangs costs the process.
+    """
+    if inspect.iscoroutinefunction(inspect.unwrap(function)):
+        return await function(*arguments)
+    context = contextvars.copy_context()
+    future = asyncio.get_running_loop().run_in_executor(None, context.run, function, *arguments)
+    try:
+        value = await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await asyncio.wait([future])
+        raise
+    return await value if inspect.isawaitable(value) else value
+
+
+async def read_report(stream: asyncio.StreamReader) -> ToOwner:
+    """Returns the next message of the process. Raises asyncio.IncompleteReadError at the end, msgspec.DecodeError."""
+    return _to_owner.decode(await _read(stream))
+
+
+async def _read(stream: asyncio.StreamReader) -> bytes:
+    (size,) = HEAD.unpack(await stream.readexactly(HEAD.size))
+    return await stream.readexactly(size)
+
+
+class _Host:
+    """The calls of this process."""
+
+    def __init__(self, reports: int) -> None:
+        """`reports`: file descriptor."""
+        self._reports = reports
+        self._calls: dict[int, asyncio.Task[None]] = {}
+        self._asked: dict[int, asyncio.Future[bytes]] = {}
+        self._numbers = itertools.count()
+
+    async def serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(THREADS, "call"))
+        stream = asyncio.StreamReader()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), sys.stdin)
+        start = _from_owner.decode(await _read(stream))
+        assert isinstance(start, Start)
+        sys.path[:] = start.path
+        module, _, factory = start.target.partition(":")
+        try:
+            handler: Handler = getattr(importlib.import_module(module), factory)(start.settings)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  the owner tells it to the user
+            self._say(Failed.by(-1, error))
+            return
+        self._say(Ready())
+        with contextlib.suppress(asyncio.IncompleteReadError):  # the owner has closed the pipe
+            while True:
+                self._receive(_from_owner.decode(await _read(stream)), handler)
+        for task in self._calls.values():
+            task.cancel()
+        await asyncio.gather(*self._calls.values(), return_exceptions=True)
+
+    def _receive(self, message: FromOwner, handler: Handler) -> None:
+        if isinstance(message, Call):
+            self._calls[message.number] = asyncio.create_task(self._run(handler, message))
+        elif isinstance(message, Cancel):
+            if message.number in self._calls:
+                self._calls[message.number].cancel()
+        elif isinstance(message, Answer):
+            future = self._asked.pop(message.number, None)
+            if future is None or future.done():
+                return
+            if (failure := message.failure) is None:
+                future.set_result(message.body)
+            else:
+                error = EnvError(failure.code or "owner_failed", failure.text, **failure.values)
+                error.may_pass = failure.may_pass
+                future.set_exception(error)
+
+    async def _run(self, handler: Handler, call: Call) -> None:
+        async def ask(body: bytes) -> bytes:
+            number = next(self._numbers)
+            future = self._asked[number] = asyncio.get_running_loop().create_future()
+            self._say(Ask(call.number, number, body))
+            try:
+                return await future
+            finally:
+                self._asked.pop(number, None)
+
+        try:
+            report: ToOwner = Done(call.number, await handler(call.body, ask))
+        except BaseException as error:  # noqa: BLE001  sys.exit() in a call must not end the process
+            report = Failed.by(call.number, error)
+        finally:
+            self._calls.pop(call.number, None)
+        self._say(report)
+
+    def _say(self, report: ToOwner) -> None:
+        """Writes a report. Blocks while the pipe is full: the owner always reads."""
+        view = memoryview(framed(report))
+        while view:
+            view = view[os.write(self._reports, view) :]
+
+
+def _end_with_owner() -> None:
+    """Waits until the owner has closed stdin, and kills this process and its children if it does not end then."""
+    poll = select.poll()
+    poll.register(0, 0)
+    poll.poll()
+    time.sleep(2 * GRACE)
+    os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+def main() -> None:
+    reports = os.dup(1)
+    os.dup2(2, 1)  # what the code prints must not mix with the reports
+    threading.Thread(target=_end_with_owner, daemon=True).start()
+    with contextlib.suppress(BrokenPipeError, asyncio.IncompleteReadError):  # the owner has ended
+        asyncio.run(_Host(reports).serve())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # threads may still run the code of cancelled calls
+
+
+if __name__ == "__main__":
+    main()
