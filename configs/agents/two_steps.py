@@ -1,0 +1,27 @@
+"""An agent that adds in two steps: 60 + 7 is 60 + 4 and, in a second request, the model's answer + 3."""
+
+import re
+
+from openai import AsyncOpenAI
+
+# Rollouts share the connections: a client of its own for each rollout would cost more than the model's replies.
+CLIENT = AsyncOpenAI(base_url="http://127.0.0.1", api_key="of the rollout")
+
+
+async def run(task, endpoint):
+    """Returns the mean reward of the steps: 0.2 for an answer in its tags, and 0.8 for the right sum.
+
+    Without a number in the first answer there is no second request, and the second step counts as 0.
+    """
+    client = CLIENT.with_options(base_url=endpoint.base_url, api_key=endpoint.key)
+    total, rest = map(int, re.findall(r"\d+", task.prompt))
+    reward = 0.0
+    for addend in (rest - rest // 2, rest // 2):
+        question = [{"role": "user", "content": f"What is {total} + {addend}?"}]
+        answer = await client.chat.completions.create(model=endpoint.model, messages=question)
+        found = re.search(r"<answer>\s*(\d{1,3})\s*</answer>", answer.choices[0].message.content or "")
+        if found is None:
+            break
+        reward += 0.1 + 0.4 * (int(found[1]) == total + addend)
+        total = int(found[1])
+    return reward
