@@ -36,6 +36,8 @@ class Deployment:
     runs_dir: Path
     metrics_address: str | None = None
     """PORT or HOST:PORT of this process' /metrics for Prometheus; None serves no metrics."""
+    gateway_address: str | None = None
+    """PORT or HOST:PORT at which the gateway listens for agents elsewhere; None: the configuration's address."""
     api_token: str | None = field(default=None, repr=False)
     """Token for the trajectory API, from the file that GRISTMILL_API_TOKEN_FILE names. The token is in a file because
     other users can read a process' command line and environment."""
@@ -61,6 +63,7 @@ class Deployment:
             weights_dir=Path(get("WEIGHTS_DIR") or ".gristmill/weights"),
             runs_dir=Path(get("RUNS_DIR") or "runs"),
             metrics_address=get("METRICS_ADDRESS"),
+            gateway_address=get("GATEWAY_ADDRESS"),
             api_token=read_secret(environ, "GRISTMILL_API_TOKEN_FILE"),
         )
 

@@ -48,6 +48,25 @@ def test_the_step_by_step_flags_work_without_a_config() -> None:
     assert launch.run_id == "local"
 
 
+@pytest.mark.parametrize(
+    ("agent", "address"),
+    [
+        ("external", "0.0.0.0:9100"),
+        ("{external: true, address: 127.0.0.1:9300, timeout: 60}", "0.0.0.0:9100"),
+        ("my_agent.py:run", None),
+        ("{command: [python, agent.py]}", None),
+    ],
+)
+def test_gateway_address_is_the_deployments_for_agents_elsewhere(
+    tmp_path: Path, agent: str, address: str | None
+) -> None:
+    folder = config_file(tmp_path, f"agent: {agent}\ndataset: {{reward_functions: [episode]}}\n")
+    launch = read("--config sums", GRISTMILL_CONFIG_DIR=folder, GRISTMILL_GATEWAY_ADDRESS="0.0.0.0:9100")
+    assert launch.config.agent is not None
+    assert launch.config.agent.address == address
+    assert launch.config.agent.timeout == (60 if "timeout" in agent else 900)
+
+
 def test_flags_may_have_dashes_and_lists() -> None:
     config = read("--group-size 4 --reward-functions length format --no-ensure_scores_are_not_same").config
     assert config.group_size == 4

@@ -149,6 +149,10 @@ def _from_environment(deployment: Deployment, in_file: Mapping[str, Any]) -> dic
         values["run_id"] = deployment.run_id
     if deployment.metrics_address:
         values["metrics_address"] = deployment.metrics_address
+    agent = in_file.get("agent")
+    agent = {"external": True} if agent == "external" else agent
+    if deployment.gateway_address and isinstance(agent, Mapping) and agent.get("external"):
+        values["agent"] = {**agent, "address": deployment.gateway_address}
     return values
 
 

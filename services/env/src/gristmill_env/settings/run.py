@@ -81,8 +81,9 @@ class AgentSpec(Settings):
     """Seconds that one rollout may take. Then it has failed."""
 
     address: str | None = Field(default=None, coerce_numbers_to_str=True)
-    """Where the gateway listens: PORT, which only this machine reaches, or HOST:PORT. Default: a free port; 9100 for
-    external agents."""
+    """Where the gateway listens: PORT, which only this machine reaches, or HOST:PORT. For external agents
+    the variable GRISTMILL_GATEWAY_ADDRESS overrides the YAML. Default: a free port; for external agents 9100, which in
+    Compose the stack's network reaches too."""
 
     @model_validator(mode="before")
     @classmethod

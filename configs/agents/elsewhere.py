@@ -1,0 +1,46 @@
+"""An agent elsewhere: it asks a gateway for tasks, works on sixteen of them at a time, and reports their rewards.
+
+python elsewhere.py http://127.0.0.1:9100
+"""
+
+import asyncio
+import sys
+import time
+from types import SimpleNamespace
+
+import httpx
+from two_steps import run
+
+AT_A_TIME = 16
+PATIENCE = 120
+"""Seconds for which the gateway may be away. Then the run has ended."""
+
+
+async def work(gateway):
+    """Works on one task after another."""
+    seen = time.monotonic()
+    while time.monotonic() - seen < PATIENCE:
+        try:
+            given = await gateway.post("/agent/task")
+            seen = time.monotonic()
+            if given.status_code == 200:  # 204: no task now
+                task, endpoint = (SimpleNamespace(**given.json()[name]) for name in ("task", "endpoint"))
+                await gateway.post(f"/s/{endpoint.key}/reward", json=await result(task, endpoint))
+        except httpx.TransportError:
+            await asyncio.sleep(1)
+
+
+async def result(task, endpoint):
+    """Returns the body of the report."""
+    try:
+        return {"reward": await run(task, endpoint)}
+    except Exception as error:  # noqa: BLE001  the gateway tells it to the user
+        return {"error": repr(error)}
+
+
+async def main():
+    async with httpx.AsyncClient(base_url=sys.argv[1], timeout=60) as gateway:  # noqa: TID251
+        await asyncio.gather(*(work(gateway) for _ in range(AT_A_TIME)))
+
+
+asyncio.run(main())
