@@ -352,6 +352,28 @@ async def test_cancelled_serve_gives_its_permits_back(run: Run, held: dict[int, 
     assert (await run.api.status("sums")).outstanding == 0
 
 
+@pytest.mark.parametrize("dataset", [{"eval_split": None}], ids=[""])
+async def test_generation_of_a_group_ends_when_its_weights_are_too_old(
+    run: Run, held: dict[int, threading.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gristmill_env.serve._AGE_EVERY", 0.05)
+    held[GROUP_SIZE].clear()
+    await run.take()
+    await run.until_asked(GROUP_SIZE)
+    begun = (await run.api.status("sums")).outstanding
+    # One step later the groups are as old as the trainer accepts none any more (max_staleness: 0).
+    await run.api.record_version("sums", PolicyVersion(run.incarnation, 1))
+    for _ in range(1500):
+        if (await run.api.status("sums")).dropped.get("stale", 0) == begun:
+            break
+        await asyncio.sleep(0.02)
+    assert (await run.api.status("sums")).dropped == {"stale": begun}
+    held[GROUP_SIZE].set()
+    groups = await run.api.lease("sums", run.incarnation, "b1", 1, wait=30)
+    assert groups is not None
+    assert groups[0].oldest_version == PolicyVersion(run.incarnation, 1)
+
+
 async def test_rows_wait_while_a_due_evaluation_runs(run: Run, held: dict[int, threading.Event]) -> None:
     held[1].clear()
     await run.take()

@@ -108,6 +108,8 @@ class DropReason(StrEnum):
     TIMEOUT = "timeout"
     """The group took more than worker_timeout; or rollouts exceeded rollout_timeout or group_timeout, or got no reply
     for `patience` seconds, and fewer than min_rollouts are left."""
+    STALE = "stale"
+    """The run's weights became so much newer while the group was generated that the trainer would have dropped it."""
     BAD_ROW = "bad_row"
     """The row has no text where the prompt or the answer should be, or a text with half a character."""
     REFUSED = "refused"

@@ -69,6 +69,8 @@ _HOW_TO_BEGIN = (
 STALL = StallLimits(floor=120, frozen=900)
 """No work on the event loop takes seconds. If a reward's call holds the interpreter's lock, the reward's own limits end
 the call if possible."""
+_AGE_EVERY = 10.0
+"""Seconds between two comparisons of the generating groups' versions with the run's."""
 _PULSE = 1.0
 """Seconds between two reports of progress to the watchdog."""
 
@@ -157,6 +159,8 @@ class ServeLoop:
                 config, run.run_id, worker_id, api, measure, observers, permits.slots, permits.creation
             )
         self._trainer: _Trainer | None = None
+        self._generating: dict[str, _Generation] = {}
+        """By group id."""
         self._pace = Pace(run.run_id)
 
     async def run(self) -> None:
@@ -165,6 +169,7 @@ class ServeLoop:
         Then evaluates the last version. Raises an ExceptionGroup of what waiting cannot resolve.
         """
         async with asyncio.TaskGroup() as tasks:
+            ageing = tasks.create_task(self._give_up_stale())
             while (grant := await self._permits.take()) is not None:
                 if grant.version is None:  # the API issues no permits before a trainer has taken the run
                     continue
@@ -176,6 +181,7 @@ class ServeLoop:
                 version = PolicyVersion.parse(grant.version)
                 for permit in grant.permits:
                     tasks.create_task(self._row(permit, version))
+            ageing.cancel()
             if self._evaluations is not None:
                 await self._evaluations.at_end(self._permits.version)
 
@@ -184,7 +190,23 @@ class ServeLoop:
         record = await self._api.get_run(self._run_id)
         publishes = (record.trainer or {}).get("publisher") != "none"
         self._server.trust_only(is_version if publishes else None)
-        return _Trainer(incarnation, publishes, record.training_steps, record.groups_per_step)
+        return _Trainer(incarnation, publishes, record.training_steps, record.groups_per_step, record.max_staleness)
+
+    async def _give_up_stale(self) -> None:
+        """Ends the generation of groups that the trainer would drop because their weights have become too old."""
+        while True:
+            await asyncio.sleep(_AGE_EVERY)
+            trainer = self._trainer
+            if not self._generating or trainer is None or trainer.max_staleness is None:
+                continue
+            record = await self._api.get_run(self._run_id)
+            if record.version is None:
+                continue
+            oldest = PolicyVersion.parse(record.version).step - trainer.max_staleness
+            for generation in self._generating.values():
+                if generation.begun < oldest and not generation.bound.expired():
+                    generation.stale = True
+                    generation.bound.reschedule(0)
 
     async def _row(self, permit: Permit, version: PolicyVersion) -> None:
         """Finishes one row: submits its group, or drops the row with a reason. `version`: the newest at the grant."""
@@ -193,10 +215,12 @@ class ServeLoop:
             await self._permits.slots.opened()
             limit = self._config.worker_timeout
             attempt = Attempt(self._dataset.index(permit.row))
+            generation = None
             try:
                 async with asyncio.timeout(limit if limit > 0 else None) as bound:
                     attempt.item = item = self._dataset.item(permit.row)
-                    unscored = await self._generator.generate(item, permit.group_id, step=version.step, kept=kept)
+                    with self._ageing(permit.group_id, bound) as generation:
+                        unscored = await self._generator.generate(item, permit.group_id, step=version.step, kept=kept)
                     attempt.rollouts, attempt.sampling = unscored.rollouts, unscored.sampling
                     attempt.failed = unscored.failed
                     versions = self._versions(unscored, version)
@@ -205,7 +229,11 @@ class ServeLoop:
             except TimeoutError:
                 if not bound.expired():
                     raise
-                await self._drop(permit, DropReason.TIMEOUT, f"it took more than {limit:g} s", attempt)
+                if generation is not None and generation.stale:
+                    reason, why = DropReason.STALE, f"it began at step {generation.begun}, which is too old now"
+                else:
+                    reason, why = DropReason.TIMEOUT, f"it took more than {limit:g} s"
+                await self._drop(permit, reason, why, attempt)
                 return
             except ROW_ERRORS as error:
                 attempt.rollouts, attempt.failed = error.rollouts, error.failed
@@ -222,6 +250,16 @@ class ServeLoop:
             else:
                 errors = dict.fromkeys(score.error for score in scored.scores if score.error is not None)
                 await self._drop(permit, reason, "; ".join(errors), attempt)
+
+    @contextlib.contextmanager
+    def _ageing(self, group_id: str, bound: asyncio.Timeout) -> Iterator[_Generation]:
+        """Lets `_give_up_stale` end the block by `bound`."""
+        begun = PolicyVersion.parse(self._permits.version).step if self._permits.version is not None else 0
+        self._generating[group_id] = generation = _Generation(begun, bound)
+        try:
+            yield generation
+        finally:
+            del self._generating[group_id]
 
     def _versions(self, unscored: UnscoredGroup, granted: PolicyVersion) -> list[list[VersionSpan]]:
         """Returns which weights sampled each branch of each rollout.
@@ -296,6 +334,18 @@ class _Trainer:
     """Whether it updates the model servers."""
     steps: int | None
     groups_per_step: int | None
+    max_staleness: int | None
+
+
+@dataclass
+class _Generation:
+    """A group in work at the model servers."""
+
+    begun: int
+    """The run's step when it began. No token of the group is of older weights."""
+    bound: asyncio.Timeout
+    stale: bool = False
+    """Whether `bound` has ended it because its weights are too old."""
 
 
 @contextlib.asynccontextmanager
