@@ -19,7 +19,7 @@ def test_an_agent_in_a_container_plays_the_rollouts(tmp_path: Path) -> None:
     port = str(free_port())
     settings = {"CONFIG": "agent_elsewhere", "GATEWAY_PORT": port}
     with ComposeStack(tmp_path, "gristmill-agent", settings, [override]) as stack:
-        stack.compose("run", "--detach", "agent", timeout=900)
+        stack.compose("run", "--rm", "--detach", "agent", timeout=900)
         stack.wait_until(lambda: _answers(port), 300, "the gateway, at its port of this machine")
         stack.wait_for_end(timeout=600)
         rows = stack.metrics("agent_elsewhere", tmp_path)
