@@ -1,0 +1,114 @@
+"""Agents of others, unchanged, at the gateway before a real vLLM: their sequences are what the model sampled.
+
+`tiny` writes no tool calls and no code. The clients' own handling of its replies makes further turns.
+tests/unit/env/gateway has prescribed replies with tool calls.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.sampled_by import furthest_from_its_weights
+from tests.support.stack import Vllm
+
+from gristmill import Manifest, Permit, PolicyVersion, SamplingParams, VersionSpan
+from gristmill_env.agents.player import agents
+from gristmill_env.data import Item
+from gristmill_env.gateway import Policy
+from gristmill_env.inference import ModelServers
+from gristmill_env.rewards import Score
+from gristmill_env.rollouts.groups import RolloutGroup, build_group
+from gristmill_env.rollouts.prompts import PromptBuilder
+from gristmill_env.rollouts.turns import Ask, GroupPrompts
+from gristmill_env.settings import AgentSpec, ServerConfig
+from gristmill_trainer.policy import ModelSource
+from gristmill_trainer.policy import Policy as Trained
+from gristmill_trainer.publish import FilesystemTransport, ModelServer, claim_publishing
+from gristmill_trainer.publish import ModelServers as Published
+
+OPENAI = """
+from openai import OpenAI
+
+client, messages = OpenAI(), [{"role": "user", "content": "What is 3 + 4?"}]
+tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+for _ in range(2):
+    with client.chat.completions.stream(model="tiny", messages=messages, tools=[tool]) as stream:
+        reply = stream.get_final_completion().choices[0].message
+    messages += [reply, {"role": "user", "content": "Sure?"}]
+# The same history again: another branch from the first reply on.
+messages[2:] = [{"role": "user", "content": "Why?"}]
+client.chat.completions.create(model="tiny", messages=messages, tools=[tool])
+"""
+RESPONSES = """
+from openai import OpenAI
+
+client, said = OpenAI(), [{"role": "user", "content": "What is 3 + 4?"}]
+for _ in range(3):
+    said += client.responses.create(model="tiny", input=said).output
+    said.append({"role": "user", "content": "Sure?"})
+"""
+ANTHROPIC = """
+from anthropic import Anthropic
+
+client, messages = Anthropic(), [{"role": "user", "content": "What is 3 + 4?"}]
+for _ in range(3):
+    with client.messages.stream(model="tiny", max_tokens=24, system="Be brief.", messages=messages) as stream:
+        reply = stream.get_final_message()
+    messages += [{"role": "assistant", "content": reply.content}, {"role": "user", "content": "Sure?"}]
+"""
+SMOLAGENTS = """
+from smolagents import CodeAgent, OpenAIModel
+from smolagents.agents import EMPTY_PROMPT_TEMPLATES
+
+texts = {**EMPTY_PROMPT_TEMPLATES, "system_prompt": "Solve the task with Python code."}
+texts["final_answer"] = {"pre_messages": "Steps:", "post_messages": "Answer {{ task }}"}
+model = OpenAIModel("tiny")
+CodeAgent([], model, prompt_templates=texts, max_steps=2, code_block_tags=("<c>", "</c>")).run("3 + 4?")
+"""
+
+
+@pytest.fixture
+def weights(vllm: Vllm) -> Iterator[Path]:
+    """Publishes the model's own weights, because other tests publish others."""
+    manifest = Manifest.read(vllm.models_dir)
+    source = ModelSource(manifest.weights_path, manifest.tokenizer_path, None, 512)
+    server = ModelServer(vllm.url, claim_publishing(vllm.weights_dir), patience=30)
+    transport = FilesystemTransport(Published([server]), vllm.weights_dir / "agents", Path(manifest.serve_path))
+    transport.publish(Trained(source, "cpu").served_tensors(), PolicyVersion(1, 0))
+    return Path(manifest.weights_path)
+
+
+@pytest.mark.parametrize(
+    ("program", "turns", "branches"),
+    [
+        pytest.param(OPENAI, 3, 2, id="openai"),
+        pytest.param(RESPONSES, 3, 1, id="responses"),
+        pytest.param(ANTHROPIC, 3, 1, id="anthropic"),
+        # It adds "</c>" to the replies in its history, so that no request continues a reply: each is a branch.
+        pytest.param(SMOLAGENTS, 3, 3, id="smolagents"),
+    ],
+)
+async def test_sequences_of_a_client_are_what_the_model_sampled(
+    vllm: Vllm, weights: Path, tmp_path: Path, program: str, turns: int, branches: int
+) -> None:
+    (tmp_path / "agent.py").write_text(program)
+    sampling = SamplingParams(temperature=1.0, max_tokens=24)
+    item = Item(row=0, index=0, prompt="What is 3 + 4?", answer="7")
+    async with ModelServers([ServerConfig(base_url=vllm.url)], patience=30) as servers:
+        await servers.connect(patience=30)
+        prompts = PromptBuilder.load(Manifest.read(vllm.models_dir).tokenizer_path)
+        policy = Policy("tiny", prompts, servers, 2048, tools=True)
+        spec, log = AgentSpec(command=[sys.executable, "agent.py"]), tmp_path / "agent.log"
+        async with agents(spec, policy, tmp_path, log, {}) as player:
+            rollout = await player.play(item, Ask(GroupPrompts(prompts), sampling, evaluation=False))
+    assert (rollout.replies, len(rollout.branches)) == (turns, branches), log.read_text()
+    versions = [[VersionSpan("1.0", 0, len(branch.token_ids))] for branch in rollout.branches]
+    score = Score(1.0, {"episode": 1.0})
+    scored = RolloutGroup(item, sampling, [rollout], [score], 1.0)
+    group = build_group(scored, Permit(group_id="g00000000", row=0), "agents", "env-1", versions)
+    assert int(group.mask.sum()) == rollout.sampled if branches == 1 else int(group.mask.sum()) > rollout.sampled
+    # A token that was tokenized again, or a wrong place of the mask, would show here.
+    assert max(furthest_from_its_weights([group], lambda _: weights).values()) <= 1e-3
