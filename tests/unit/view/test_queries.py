@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +14,14 @@ from tests.support.run_folder import CREATED, RunFolderWriter, record_of
 from tests.unit.sdk.view.recorded import record
 
 import gristmill
+from gristmill import Example
 from gristmill.archive.run_file import write_run_file
+from gristmill.view import groups
 from gristmill.view.queries import group_of, highlights_of, rollouts_of, step_of
+from gristmill.view.samples import samples_of
 from gristmill.view.source import RolloutQuery
+from gristmill_api.examples import example as api_example
+from gristmill_trainer.data.samples import Statistics
 
 
 @pytest.fixture
@@ -157,3 +164,161 @@ def test_group_without_a_tokenizer_has_the_turns_that_the_environment_sent(
     found = group_of((tmp_path,), "test", "g00000000")
     assert (found["prompt"], found["messages"]) == (None, [{"role": "user", "content": "?"}])
     assert [one["turns"] for one in found["completions"]] == [[reply], [reply]]
+
+
+# --- Branches --------------------------------------------------------------------------------------------------
+SUM: Any = {"id": "c", "type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": [2]}}}
+ASKED = [{"role": "user", "content": "1 + 2?"}]
+
+
+def branched(number: int = 0, **changes: Any) -> gristmill.TrajectoryGroup:
+    """Three rollouts of 1, 2 and 3 branches with the rewards 0, 1 and 0.5.
+
+    Each branch is a prompt of 3 tokens, a reply of 2, an answer of 1 and a reply of 3. The branches of a rollout share
+    all but the last 4 tokens, and the first of them trains the shared reply.
+    """
+    rollouts = [0, 1, 1, 2, 2, 2]
+    made = make_group(
+        f"g{number:08d}",
+        lengths=[(3, 6)] * 6,
+        rewards=[0, 1, 1, 0.5, 0.5, 0.5],
+        rollouts=rollouts,
+        version="1.0",
+        seed=number,
+    )
+    tokens, mask = made.tokens.reshape(6, 9).copy(), made.mask.reshape(6, 9).copy()
+    mask[:, 5] = False
+    for sequence, rollout in enumerate(rollouts):
+        first = rollouts.index(rollout)
+        tokens[sequence, :3] = tokens[0, :3]
+        tokens[sequence, :5] = tokens[first, :5]
+        mask[sequence, 3:5] = sequence == first
+    logprobs = np.where(mask.ravel(), np.float32(-0.5), np.float32(0))
+    fields: dict[str, Any] = {"tokens": tokens.ravel(), "mask": mask.ravel(), "logprobs": logprobs, **changes}
+    return dataclasses.replace(made, **fields)
+
+
+def test_rollout_counts_once_in_every_number_of_a_step(run: RunFolderWriter, tmp_path: Path) -> None:
+    group = branched()
+    run.trained(record_of(group, 1))
+    run.archive(group)
+    mean = Statistics.of_groups([group]).reward_mean
+    assert mean == 0.5, "0.583 over sequences"
+    roots = (tmp_path,)
+    (shown,) = step_of(roots, "test", 1)["groups"]
+    assert (shown["rewards"], shown["sequences"]) == ([0, 1, 0.5], [0, 1, 3])
+    page = rollouts_of(roots, "test", RolloutQuery(step_from=1, step_to=1, order="reward"))
+    assert page["total"] == 3
+    assert [(row["rollout"], row["sequence"], row["branches"]) for row in page["rows"]] == [
+        (0, 0, 1),
+        (2, 5, 3),
+        (1, 2, 2),
+    ]
+    assert sum(bar["count"] for bar in page["histogram"]) == 3
+    example = Example.model_validate_json(api_example(group.group_id, group.encode(), 1 << 20))
+    samples = samples_of(example, None)
+    assert [sample.reward for sample in samples] == [0, 1, 0.5]
+    assert [row["reward"] for one in highlights_of(roots, "test", [1]) for row in one["rows"]] == [1, 0]
+    query = "SELECT avg(reward) AS mean FROM rollouts WHERE branch = 0"
+    assert gristmill.sql(run.path, query).to_pylist() == [{"mean": mean}]
+    assert f"(mean {mean})" in repr(group)
+
+
+def test_list_of_rollouts_has_the_last_branch_that_fits_its_filters(run: RunFolderWriter, tmp_path: Path) -> None:
+    group = branched()
+    run.archive(group)
+    tokens = group.tokens.reshape(6, 9)
+    text = " ".join(f"t{token}" for token in tokens[3, 6:])
+    page = rollouts_of((tmp_path,), "test", RolloutQuery(text=text))
+    assert [(row["rollout"], row["sequence"], row["branches"]) for row in page["rows"]] == [(2, 3, 3)]
+    run.drop("dropped", "g00000009", reason="stale")
+    run.evaluation("step-000001", "1.1", 2)
+    everything = rollouts_of((tmp_path,), "test", RolloutQuery())
+    assert everything["total"] == 3 + 1 + 2, "rows without content count too"
+
+
+def test_answer_of_a_rollout_is_known_in_all_its_branches(run: RunFolderWriter, tmp_path: Path) -> None:
+    run.archive(branched(meta={"extracted": ["3", None, "4"]}))
+    found = group_of((tmp_path,), "test", "g00000000")["completions"]
+    assert [one["extracted"] for one in found] == ["3", None, "4"]
+
+
+def nodes(entry: dict[str, Any]) -> list[tuple[Any, ...]]:
+    return [(node["parent"], node["sequences"], node["continues"], node["turns"]) for node in entry["tree"]]
+
+
+def test_rollout_with_branches_is_one_entry_with_a_tree_of_its_messages(run: RunFolderWriter, tmp_path: Path) -> None:
+    called = {"role": "assistant", "content": None, "tool_calls": [SUM], "reasoning_content": "a sum"}
+    path = [*ASKED, called, {"role": "tool", "tool_call_id": "c", "content": "3"}]
+    messages = [[*path, {"role": "assistant", "content": str(n)}] for n in range(5)]
+    side = [{"role": "user", "content": "a title?"}, called, path[-1], {"role": "assistant", "content": "Sums"}]
+    group = branched(messages=[*messages, side])
+    run.trained(record_of(group, 1))
+    run.archive(group)
+    found = group_of((tmp_path,), "test", "g00000000")
+    assert found["messages"] == ASKED
+    entries = found["completions"]
+    assert [(one["rollout"], one["sequence"], one["reward"]) for one in entries] == [(0, 0, 0), (1, 1, 1), (2, 3, 0.5)]
+    assert [len(one.get("branches", [])) for one in entries] == [0, 2, 3]
+    call = {"id": "c", "name": "add", "arguments": [["a", "1"], ["b", "[\n 2\n]"]]}
+    reply = {"role": "assistant", "content": "", "tool_calls": [call], "thinking": "a sum"}
+    result = {"role": "tool", "content": "3", "answers": {"id": "c", "name": "add"}}
+    assert entries[0]["turns"] == [reply, result, {"role": "assistant", "content": "0"}]
+
+    def said(text: str) -> dict[str, Any]:
+        return {"role": "assistant", "content": text, "trained": True}
+
+    assert nodes(entries[1]) == [
+        (None, [1, 2], True, [{**reply, "trained": True}, result]),
+        (0, [1], False, [said("1")]),
+        (0, [2], False, [said("2")]),
+    ]
+    assert nodes(entries[2]) == [
+        (None, [3, 4], True, [{**reply, "trained": True}, result]),
+        (0, [3], False, [said("3")]),
+        (0, [4], False, [said("4")]),
+        (None, [5], False, [side[0], {**reply, "trained": False}, result, said("Sums")]),
+    ]
+    assert [len(one["tokens"]) for one in entries[2]["branches"]] == [6, 3, 3], "from the first trained token on"
+    assert entries[2]["advantage"] == pytest.approx(0.5 - group.rewards.mean())
+
+
+def test_branches_without_messages_are_a_tree_of_their_tokens(run: RunFolderWriter, tmp_path: Path) -> None:
+    group = branched()
+    run.archive(group)
+    tokens = group.tokens.reshape(6, 9)
+
+    def text(sequence: int, start: int, end: int) -> str:
+        return " ".join(f"t{token}" for token in tokens[sequence, start:end])
+
+    found = group_of((tmp_path,), "test", "g00000000")
+    assert (found["messages"], found["prompt"]) == (None, text(0, 0, 3))
+
+    def reply(sequence: int, start: int, end: int) -> dict[str, Any]:
+        return {"role": "assistant", "content": text(sequence, start, end), "trained": True}
+
+    def answer(sequence: int) -> dict[str, Any]:
+        return {"role": "environment", "content": text(sequence, 5, 6)}
+
+    assert nodes(found["completions"][1]) == [
+        (None, [1, 2], True, [reply(1, 3, 5)]),
+        (0, [1], False, [answer(1), reply(1, 6, 9)]),
+        (0, [2], False, [answer(2), reply(2, 6, 9)]),
+    ]
+
+
+def test_one_reply_that_calls_tools_shows_its_calls(run: RunFolderWriter, tmp_path: Path) -> None:
+    reply = {"role": "assistant", "content": None, "tool_calls": [SUM]}
+    run.archive(group(messages=[[*ASKED, reply]] * 2))
+    turn = group_of((tmp_path,), "test", "g00000000")["completions"][0]["turns"][0]
+    assert (turn["content"], [call["name"] for call in turn["tool_calls"]]) == ("", ["add"])
+
+
+def test_tokens_of_all_branches_of_a_rollout_are_bounded(
+    run: RunFolderWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups, "_MOST_TOKENS", 8)
+    run.archive(branched())
+    found = group_of((tmp_path,), "test", "g00000000")["completions"]
+    assert [len(one["tokens"]) for one in found] == [6, 0, 0]
+    assert [[len(one["tokens"]) for one in entry["branches"]] for entry in found[1:]] == [[6, 2], [6, 2, 0]]

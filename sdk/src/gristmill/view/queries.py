@@ -8,10 +8,9 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
-import math
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -21,9 +20,10 @@ import msgspec
 from gristmill.archive.run_file import RUN_FILE
 from gristmill.errors import GristmillError
 from gristmill.metrics import METRICS_FILE
-from gristmill.view import turns
+from gristmill.view import groups
 from gristmill.view.facts import Facts, read_files
 from gristmill.view.folders import RunFolder, RunMissingError, list_runs
+from gristmill.view.groups import shown_id
 from gristmill.view.overview import flat, metric_names, overview, series, to_json
 from gristmill.view.run_source import flat_rows, line_of
 from gristmill.view.samples import question
@@ -34,16 +34,16 @@ Roots = tuple[Path, ...]
 _BARS: Final = 20
 _LINES: Final = 200
 _FRESH_S: Final = 10.0
-_MOST_TOKENS: Final = 20_000
-"""Tokens of one completion that the page gets."""
 _READ: Final = 20_000
 """Characters of a prompt of which the last message of the user is shown."""
 _SHOWN: Final = 2000
 _COLUMNS: Final = (
-    f"run, step, group_id, sequence, env_id, row, index, version_first, staleness, right(prompt, {_READ}) AS prompt, "
-    "left(completion, 2000) AS completion, completion_tokens, advantage, reward, reward_parts, finish_reason, outcome, "
-    "outcome_reason, left(error, 2000) AS error, answer, extracted, seconds"
+    "run, step, group_id, sequence, rollout, env_id, row, index, version_first, staleness, "
+    f"right(prompt, {_READ}) AS prompt, left(completion, 2000) AS completion, completion_tokens, advantage, reward, "
+    "reward_parts, finish_reason, outcome, outcome_reason, left(error, 2000) AS error, answer, extracted, seconds"
 )
+_ONE_ROW_EACH: Final = "coalesce(branch, 0) = 0"
+"""One row of each rollout, whatever its number of branches. Groups without content have no branches."""
 _NO_LISTS: Final = "* EXCLUDE (tokens, mask, sampler_logprobs, trainer_logprobs, advantages, entropy, replies)"
 
 
@@ -111,10 +111,10 @@ def step_of(roots: Roots, run: str, step: int) -> dict[str, Any]:
         roots,
         run,
         "SELECT group_id, any_value(env_id) AS env_id, any_value(row) AS row, "
-        "list(reward ORDER BY sequence) AS rewards, "
+        "list(reward ORDER BY sequence) AS rewards, list(sequence ORDER BY sequence) AS sequences, "
         "mode(outcome) AS outcome, any_value(outcome_reason) AS reason, any_value(staleness) AS staleness, "
         f"right(any_value(prompt), {_READ}) AS prompt_start FROM rollouts "
-        f"WHERE step = {step:d} AND outcome <> 'evaluation' "
+        f"WHERE step = {step:d} AND outcome <> 'evaluation' AND {_ONE_ROW_EACH} "
         "GROUP BY group_id ORDER BY row, group_id LIMIT 4096",
     )
     if metrics is None and not groups:
@@ -125,8 +125,9 @@ def step_of(roots: Roots, run: str, step: int) -> dict[str, Any]:
         found["recorded"] = _knows_steps(roots, run)
     for group in groups:
         group["prompt_start"] = question(group["prompt_start"] or "")[:_SHOWN]
-        group["rewards"] = [value for value in group["rewards"] if value is not None]
-        known = group["rewards"]
+        scored = [pair for pair in zip(group["rewards"], group["sequences"], strict=True) if pair[0] is not None]
+        known = group["rewards"] = [value for value, _ in scored]
+        group["sequences"] = [sequence for _, sequence in scored]
         group["same"] = len(known) > 1 and max(known) - min(known) < 1e-9
     return found
 
@@ -147,87 +148,7 @@ def group_of(roots: Roots, run: str, group_id: str) -> dict[str, Any]:
             f"The run {run} has no group {group_id!r} on disk.",
             remedy="A group appears when a checkpoint covers its step. Search the rollouts.",
         )
-    first = rows[0]
-    tokenizer = _tokenizer(roots, run)
-    kept = [row for row in rows if row["tokens"] or row["completion"] is not None]
-    messages, conversations = turns.split([row["messages"] for row in kept])
-    return {
-        "group_id": shown_id(group_id),
-        "row": first["row"],
-        "index": first["index"],
-        "env_id": first["env_id"],
-        "step": None if first["outcome"] == "evaluation" else first["step"],
-        "prompt": first["prompt"],
-        "question": None if first["prompt"] is None else question(first["prompt"]),
-        "answer": first["answer"],
-        "messages": messages,
-        "outcome": first["outcome"],
-        "reason": first["outcome_reason"],
-        "error": None if kept else first["error"],
-        "staleness": first["staleness"],
-        "completions": [
-            _completion(row, tokenizer, conversations[at] if conversations else None) for at, row in enumerate(kept)
-        ],
-    }
-
-
-def shown_id(group_id: str) -> str:
-    """Returns a group's id as it is in paths: the id of an evaluated prompt has a slash."""
-    return group_id.replace("/", "~")
-
-
-def _completion(row: Mapping[str, Any], tokenizer: Any, conversation: list[turns.Turn] | None) -> dict[str, Any]:
-    """`conversation`: the turns after the prompt, if the environment sent them."""
-    first, last = row["version_first"], row["version_last"]
-    return {
-        "sequence": row["sequence"],
-        "text": row["completion"],
-        "turns": _turns(row, tokenizer, conversation),
-        "reward": row["reward"],
-        "parts": dict(row["reward_parts"] or ()),
-        "advantage": row["advantage"],
-        **({"extracted": row["extracted"]} if row["answer_searched"] else {}),
-        "finish_reason": row["finish_reason"],
-        "version": first if first == last else f"{first} to {last}",
-        "outcome": row["outcome"],
-        "reason": row["outcome_reason"],
-        "error": row["error"],
-        "tokens": list(_tokens(row, tokenizer)) if row["tokens"] else [],
-    }
-
-
-def _turns(row: Mapping[str, Any], tokenizer: Any, conversation: list[turns.Turn] | None) -> list[turns.Turn]:
-    """Returns the turns; none if the completion is one text, which is then shown as the model sampled it."""
-    text = row["completion"]
-    if conversation is not None and (len(conversation) > 1 or text is None):
-        return conversation
-    if row["replies"] and tokenizer is not None:
-        return turns.of_mask(row["tokens"], row["replies"], functools.partial(_decoded, tokenizer))
-    turn = turns.with_thinking({"role": "assistant", "content": text})
-    return [turn] if "thinking" in turn else []
-
-
-def _tokens(row: Mapping[str, Any], tokenizer: Any) -> Iterator[dict[str, Any]]:
-    start = row["prompt_tokens"] or 0
-    ids = row["tokens"][start : start + _MOST_TOKENS]
-    mask, sampler, trainer = row["mask"], row["sampler_logprobs"], row["trainer_logprobs"]
-    entropy, advantages = row["entropy"], row["advantages"]
-    for at, (text, name) in enumerate(_pieces(tokenizer, ids), start):
-        trained = bool(mask[at]) if mask else True
-        ours = sampler[at] if sampler and trained else None
-        theirs = trainer[at] if trainer and trained else None
-        yield {
-            "text": text,
-            "name": name,
-            "mask": trained,
-            "sampler": ours,
-            "trainer": theirs,
-            "ratio": math.exp(min(60.0, max(-60.0, theirs - ours)))
-            if ours is not None and theirs is not None
-            else None,
-            "entropy": entropy[at] if entropy and trained else None,
-            "advantage": (advantages[at] if advantages else row["advantage"]) if trained else None,
-        }
+    return groups.group_json(rows, _tokenizer(roots, run))
 
 
 def _tokenizer(roots: Roots, run: str) -> Any:
@@ -242,28 +163,17 @@ def _tokenizer(roots: Roots, run: str) -> Any:
     return Tokenizer.from_file(str(path))
 
 
-def _decoded(tokenizer: Any, ids: Sequence[int], plain: bool) -> str:
-    return str(tokenizer.decode(list(ids), skip_special_tokens=plain))
-
-
-def _pieces(tokenizer: Any, ids: Sequence[int]) -> Iterator[tuple[str, str]]:
-    """Yields (text, name) of each token. Without a tokenizer the name is the id."""
-    if tokenizer is None:
-        yield from (("", str(number)) for number in ids)
-        return
-    from tokenizers.decoders import DecodeStream
-
-    # A character may be of several tokens: the last of them gets it, so that the texts make up the completion.
-    stream = DecodeStream(skip_special_tokens=True)
-    for number in ids:
-        text = stream.step(tokenizer, number) or ""
-        yield text, text or tokenizer.id_to_token(number) or str(number)
-
-
 # --- The list of rollouts --------------------------------------------------------------------------------------
 def rollouts_of(roots: Roots, run: str, query: RolloutQuery) -> dict[str, Any]:
-    """Returns a page of rollouts and the histogram of the rewards of all that fit the query."""
-    chosen = _where(query)
+    """Returns a page of rollouts and the histogram of the rewards of all that fit the query.
+
+    A rollout with branches is there once, as the last branch that fits the query.
+    """
+    fitting = _where(query)
+    chosen = (
+        f"{fitting} AND (sequence IS NULL OR (group_id, sequence) IN (SELECT (group_id, max(sequence)) FROM rollouts "
+        f"WHERE {fitting} GROUP BY group_id, coalesce(rollout, sequence)))"
+    )
     bars = _sql(
         roots,
         run,
@@ -291,8 +201,10 @@ def rollouts_of(roots: Roots, run: str, query: RolloutQuery) -> dict[str, Any]:
         f"LIMIT {query.limit:d} OFFSET {query.offset:d}",
         update=False,
     )
+    several = _branches(roots, run, {row["group_id"] for row in rows})
     for row in rows:
         row["reward_parts"] = dict(row["reward_parts"] or ())
+        row["branches"] = several.get((row["group_id"], row["rollout"]), 1)
         row["group_id"] = shown_id(row["group_id"])
         row["prompt"] = row["prompt"] and question(row["prompt"])[:_SHOWN]
     page = {"total": sum(bar["number"] for bar in bars), "rows": rows, "histogram": histogram}
@@ -301,8 +213,22 @@ def rollouts_of(roots: Roots, run: str, query: RolloutQuery) -> dict[str, Any]:
     return page
 
 
+def _branches(roots: Roots, run: str, group_ids: set[str]) -> dict[tuple[str, int], int]:
+    """Returns the number of branches of the rollouts of some groups that have more than one."""
+    if not group_ids:
+        return {}
+    found = _sql(
+        roots,
+        run,
+        f"SELECT group_id, rollout, count(*) AS branches FROM rollouts WHERE group_id IN "
+        f"({', '.join(map(_text, group_ids))}) AND rollout IS NOT NULL GROUP BY group_id, rollout HAVING branches > 1",
+        update=False,
+    )
+    return {(row["group_id"], row["rollout"]): row["branches"] for row in found}
+
+
 def highlights_of(roots: Roots, run: str, steps: Sequence[int]) -> list[dict[str, Any]]:
-    """Returns the best and the worst completion of some steps."""
+    """Returns the best and the worst rollout of some steps."""
     folder = _folder(roots, run)
     with _as_view_errors():
         found: list[dict[str, Any]] = _imported("gristmill.view.highlights").highlights(folder, steps)

@@ -29,7 +29,7 @@ from gristmill.group import PolicyVersion, TrajectoryGroup
 from gristmill.run import RunRecord
 
 _LOG = logging.getLogger(__name__)
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 OTHER_TRAINING: Final = -1
 """`creation` of an evaluation that an earlier training of the same run id made."""
 
@@ -157,16 +157,21 @@ class Submitted:
 
     @property
     def answer_searched(self) -> bool:
-        """Whether the environment sent what it found as the answers of the completions."""
+        """Whether the environment sent what it found as the answers of the rollouts."""
         found = self.meta.get("extracted")
-        return isinstance(found, list) and len(found) == len(self.tokens)
+        return isinstance(found, list) and len(found) == len(set(self.rollout_of))
 
     @property
     def extracted(self) -> Sequence[str | None]:
-        """The answer in each completion. None: no answer, or `answer_searched` is False."""
+        """The answer of each sequence's rollout. None: no answer, or `answer_searched` is False."""
         if not self.answer_searched:
             return [None] * len(self.tokens)
-        return [_text(one) for one in self.meta["extracted"]]
+        return [_text(self.meta["extracted"][rollout]) for rollout in self.rollout_of]
+
+    @property
+    def rollout_of(self) -> Sequence[int]:
+        """The rollout of each sequence, also without `rollouts`."""
+        return range(len(self.tokens)) if self.rollouts is None else self.rollouts
 
     @property
     def prompt_lengths(self) -> list[int]:
@@ -306,7 +311,7 @@ class Rows:
             staleness = step - 1 - group.oldest_step
         conversations = group.messages if group.messages is not None and len(group.messages) == len(starts) else None
         extracted = group.extracted
-        rollouts = range(len(starts)) if group.rollouts is None else group.rollouts
+        rollouts = group.rollout_of
         for index, (tokens, start) in enumerate(zip(group.tokens, starts, strict=True)):
             sampled = group.mask[index]
             sequence = None if record is None else record.sequences.get(index)
@@ -341,7 +346,7 @@ class Rows:
                 ],
                 finish_reason=None if group.finish_reasons is None else group.finish_reasons[index],
                 turns=len(replies) // 2,
-                replies=replies if len(replies) > 2 else None,
+                replies=replies if len(replies) > 2 or rollouts.count(rollouts[index]) > 1 else None,
                 messages=None if conversations is None else _json(conversations[index]),
                 temperature=group.temperature,
                 outcome=outcome,
@@ -404,6 +409,8 @@ class Rows:
                 creation=drop.creation,
                 group_id=drop.group_id,
                 sequence=None if completion is None else index,
+                rollout=None if completion is None else index,
+                branch=None if completion is None else 0,
                 env_id=drop.env_id or content.env_id,
                 row=drop.row,
                 index=content.index,
@@ -432,6 +439,8 @@ class Rows:
                 step=PolicyVersion.parse(labels[0]).step if labels and _is_version(labels[0]) else None,
                 group_id=f"{folder}/{record['number']}",
                 sequence=index,
+                rollout=index,
+                branch=None if index is None else 0,
                 row=record["index"],
                 index=record["index"],
                 version_first=labels[0] if labels else None,
