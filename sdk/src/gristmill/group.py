@@ -228,6 +228,11 @@ class TrajectoryGroup:
         return self.size if self.rollouts is None else int(self.rollouts[-1]) + 1
 
     @property
+    def rollout_rewards(self) -> F32:
+        """f32[R]: the reward of each rollout."""
+        return self.rewards[self.rollout_starts]
+
+    @property
     def logprobs_known(self) -> bool:
         """Whether `logprobs` come from the sampler. Some Atropos environments do not record them."""
         return self.meta.get(NO_LOGPROBS) is not True
@@ -253,10 +258,11 @@ class TrajectoryGroup:
 
     def __repr__(self) -> str:
         """Returns one short line, because the arrays of a group may hold millions of numbers."""
-        rewards = f"{self.rewards.min():.3g}..{self.rewards.max():.3g}"
+        rewards = f"{self.rewards.min():.3g}..{self.rewards.max():.3g} (mean {self.rollout_rewards.mean():.3g})"
+        branches = "" if self.rollouts is None else f" of {self.rollout_count} rollouts"
         return (
-            f"<TrajectoryGroup {self.group_id} of {self.run_id}, row {self.row}: {self.size} sequences, "
-            f"{len(self.tokens)} tokens, rewards {rewards} (mean {self.rewards.mean():.3g})>"
+            f"<TrajectoryGroup {self.group_id} of {self.run_id}, row {self.row}: {self.size} sequences{branches}, "
+            f"{len(self.tokens)} tokens, rewards {rewards}>"
         )
 
     def encode(self) -> bytes:

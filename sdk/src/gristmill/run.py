@@ -277,6 +277,15 @@ class Example(_Record):
     """Whether the token was sampled, and is trained on."""
     messages: list[Any] | None
     """A text that was cut ends with `[... N characters cut]`."""
+    rollouts: list[int] | None = None
+    """The rollout of each sequence. A rollout of an agent may have several sequences, its branches. None: each sequence
+    is a rollout."""
+
+    @property
+    def last_branches(self) -> list[int]:
+        """The last sequence of each rollout. Its last reply is the last reply of the rollout."""
+        numbers = range(len(self.rewards)) if self.rollouts is None else self.rollouts
+        return list({rollout: sequence for sequence, rollout in enumerate(numbers)}.values())
 
     def texts(self, tokenizer: Tokenizer) -> list[SequenceText]:
         """Returns prompt and completion of each sequence as text: of its tokens here, which may be cut."""

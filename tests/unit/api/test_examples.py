@@ -40,6 +40,14 @@ def test_small_group_is_shown_whole() -> None:
     assert found["trained"] == [[False] * 3 + [True] * 4, [False] * 3 + [True] * 2]
 
 
+def test_example_has_the_rollout_of_each_shown_sequence() -> None:
+    assert shown(make_group().encode())["rollouts"] is None
+    assert shown(make_group(rollouts=[0, 0], rewards=[1, 1]).encode())["rollouts"] == [0, 0]
+    many = MAX_SEQUENCES + 2
+    long = make_group(lengths=[(1, 1)] * many, rewards=[0] * many, rollouts=[number // 2 for number in range(many)])
+    assert shown(long.encode())["rollouts"] == [number // 2 for number in range(MAX_SEQUENCES)]
+
+
 @pytest.mark.parametrize("group", [full(), small(), {**full(), "env_id": None}])
 def test_group_of_atropos_has_the_example_of_its_binary_form(group: dict[str, Any]) -> None:
     text = from_message(ScoredData.model_validate(group)).text

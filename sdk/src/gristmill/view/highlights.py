@@ -1,4 +1,4 @@
-"""The best and the worst completion of some steps, read straight from a run's archive.
+"""The best and the worst rollout of some steps, read straight from a run's archive.
 
 A report shows a dozen completions. The table of rollouts has them too, but making the table decodes every completion of
 the run. This module reads the trainer's small records, and decodes only the groups of the chosen steps.
@@ -23,7 +23,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Found:
-    """One completion of a group."""
+    """One rollout of a group, as the last of its branches."""
 
     group: Submitted
     sequence: int
@@ -69,7 +69,8 @@ def _ends(run: RunFolder, steps: Sequence[int]) -> dict[int, list[_Found]]:
         step = step_without_record(group.oldest_step, record, created_ms) if known is None else known[group.group_id]
         if step is None or step not in wanted:
             continue
-        for sequence in range(len(group.tokens)):
+        last = {rollout: sequence for sequence, rollout in enumerate(group.rollout_of)}
+        for sequence in last.values():
             one = _Found(group, sequence)
             if step not in best or one.reward > best[step].reward:
                 best[step] = one

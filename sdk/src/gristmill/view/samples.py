@@ -13,6 +13,7 @@ from gristmill.group import Tokenizer
 from gristmill.logs import escaped
 from gristmill.run import Example
 from gristmill.sync_client import SyncClient
+from gristmill.view import turns
 from gristmill.view.folders import RunFolder
 
 _LOG = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ _READABLE = 4000
 
 
 class Sample(NamedTuple):
-    """One completion of a group."""
+    """One rollout of a group. Of several branches, the last."""
 
     group_id: str
     prompt: str
@@ -69,7 +70,7 @@ def load_tokenizer(run: RunFolder | None, models: Path | None) -> Tokenizer | No
 
 
 def read_samples(client: SyncClient, run_id: str, tokenizer: Tokenizer | None, limit: int = 1) -> list[Sample]:
-    """Returns the first completion of each of the groups that were submitted last, the newest first. `limit`: 1 to 8.
+    """Returns the first rollout of each of the groups that were submitted last, the newest first. `limit`: 1 to 8.
 
     Raises ApiError and ApiUnreachable as the client does.
     """
@@ -77,7 +78,7 @@ def read_samples(client: SyncClient, run_id: str, tokenizer: Tokenizer | None, l
 
 
 def samples_of(example: Example, tokenizer: Tokenizer | None) -> list[Sample]:
-    """Returns the completions of one group."""
+    """Returns the rollouts of one group."""
     if tokenizer is not None:
         texts: Sequence[tuple[str, str]] = [
             (question(text.prompt), text.completion) for text in example.texts(tokenizer)
@@ -91,12 +92,14 @@ def samples_of(example: Example, tokenizer: Tokenizer | None) -> list[Sample]:
             group_id=example.group_id,
             prompt=prompt,
             completion=completion,
-            reward=reward,
+            reward=example.rewards[place],
             parts={name: values[place] for name, values in example.reward_parts.items()},
             finish_reason=example.finish_reasons[place] if place < len(example.finish_reasons) else None,
             version=example.version,
         )
-        for place, ((prompt, completion), reward) in enumerate(zip(texts, example.rewards, strict=False))
+        for place in example.last_branches
+        if place < len(texts)
+        for prompt, completion in [texts[place]]
     ]
 
 
@@ -119,5 +122,14 @@ def one_line(text: str, longest: int = _READABLE) -> str:
 def _of_messages(messages: Any) -> tuple[str, str]:
     if not isinstance(messages, list) or not messages:
         return "", str(messages)
-    contents = [str(message.get("content", "")) if isinstance(message, dict) else str(message) for message in messages]
+    contents = list(map(_content, messages))
     return (contents[-2] if len(contents) > 1 else ""), contents[-1]
+
+
+def _content(message: Any) -> str:
+    """Returns the text of a message and its tool calls, `name(arguments)`."""
+    if not isinstance(message, dict):
+        return str(message)
+    content = message.get("content")
+    calls = [f"{call.name}({call.text})" for call in turns.tool_calls(message)]
+    return "\n".join([*([] if content is None else [str(content)]), *calls])

@@ -202,7 +202,7 @@ def tail(options: argparse.Namespace, place: Place, console: Console) -> int:
     started_ms = time.time() * 1000
     examples = client.examples(run_id, min(options.last, _EXAMPLES)) if options.last > 0 else []
     for example in reversed(examples):
-        _say_group(console, samples_of(example, tokenizer), example.rewards, options.completions)
+        _say_group(console, samples_of(example, tokenizer), options.completions)
     if client.get_run(run_id).state == RunState.FINISHED:
         return 0
     newest = examples[0].group_id if examples else None
@@ -235,14 +235,14 @@ def _say_submitted(
         example = next((other for other in client.examples(run_id, _EXAMPLES) if other.group_id == group_id), None)
     if example is None:
         return
-    _say_group(console, samples_of(example, tokenizer), example.rewards, most)
+    _say_group(console, samples_of(example, tokenizer), most)
 
 
-def _say_group(console: Console, samples: Sequence[Sample], rewards: Sequence[float], most: int) -> None:
+def _say_group(console: Console, samples: Sequence[Sample], most: int) -> None:
     if not samples:
         return
     first = samples[0]
-    mean = sum(rewards) / len(rewards)
+    mean = sum(sample.reward for sample in samples) / len(samples)
     version = f"  version {first.version}" if first.version else ""
     console.print(Text.assemble((first.group_id, "bold"), f"{version}  mean reward {mean:.3f}"), soft_wrap=True)
     if first.prompt:

@@ -52,6 +52,7 @@ def _of_binary(body: bytes) -> Example:
         tokens=[group.tokens[span].tolist() for span in spans],
         trained=[group.mask[span].tolist() for span in spans],
         messages=messages.beginning_of(group.messages),
+        rollouts=None if group.rollouts is None else group.rollouts[:MAX_SEQUENCES].tolist(),
         cut=messages.cut or group.size > MAX_SEQUENCES or max(lengths, default=0) > most,
     )
 

@@ -178,7 +178,7 @@ class StoreGauges(Collector):
 
     def _by_state(self) -> Iterator[Metric]:
         groups = GaugeMetricFamily("gristmill_api_groups", "Groups by state", labels=["run", "state"])
-        sequences = GaugeMetricFamily("gristmill_api_sequences", "Their sequences", labels=["run", "state"])
+        sequences = GaugeMetricFamily("gristmill_api_sequences", "Their rollouts", labels=["run", "state"])
         size = GaugeMetricFamily("gristmill_api_group_bytes", "Their payload bytes", labels=["run", "state"])
         for run, status in self.runs.items():
             groups.add_metric([run, "trained"], status.trained)

@@ -77,8 +77,8 @@ COUNTER, HISTOGRAM = Kind.COUNTER, Kind.HISTOGRAM
 EXPORTED: Final = (
     Exported("step", "step", "Optimizer steps done"),
     Exported("policy_version", "incarnation", "Incarnation in the policy version", convert=_incarnation),
-    Exported("reward_mean", "reward_mean", "Mean reward of the sequences of the last step"),
-    Exported("reward_std", "reward_std", "Standard deviation of the reward over the sequences of the last step"),
+    Exported("reward_mean", "reward_mean", "Mean reward of the rollouts of the last step"),
+    Exported("reward_std", "reward_std", "Standard deviation of the reward over the rollouts of the last step"),
     Exported("reward_parts", "reward_part_mean", "Mean of each reward in the last step", label="reward"),
     Exported("loss", "loss", "Loss of the last step"),
     Exported("grad_norm", "grad_norm", "Global L2 norm of the gradient before clipping"),

@@ -35,6 +35,30 @@ def test_samples_without_a_tokenizer_are_messages_or_token_ids() -> None:
     assert (sample.prompt, sample.completion) == ("2 + 2?", "4")
 
 
+def test_rollout_is_one_sample_whatever_its_number_of_branches() -> None:
+    example = EXAMPLE.model_copy(
+        update={
+            "rollouts": [0, 0, 1],
+            "rewards": [1.0, 1.0, 0.0],
+            "reward_parts": {"accuracy": [1.0, 1.0, None]},
+            "finish_reasons": ["length", "stop", "stop"],
+            "tokens": [*EXAMPLE.tokens, [5, 9]],
+            "trained": [*EXAMPLE.trained, [False, True]],
+        }
+    )
+    shown = [
+        (one.completion, one.reward, one.parts["accuracy"], one.finish_reason) for one in samples_of(example, Letters())
+    ]
+    assert shown == [("8", 1.0, 1.0, "stop"), ("9", 0.0, None, "stop")]
+
+
+def test_reply_that_only_calls_tools_shows_its_calls() -> None:
+    call = {"function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
+    turns = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": None, "tool_calls": [call, call]}]
+    sample = samples_of(EXAMPLE.model_copy(update={"messages": [turns, turns]}), None)[0]
+    assert sample.completion == "add(a=1, b=2)\nadd(a=1, b=2)"
+
+
 def test_group_of_atropos_has_no_finish_reasons() -> None:
     sample = samples_of(EXAMPLE.model_copy(update={"finish_reasons": [], "version": None}), Letters())[0]
     assert (sample.finish_reason, sample.version) == (None, None)

@@ -63,7 +63,7 @@ def _std(rewards: F64) -> float:
 
 def rollout_rewards(group: TrajectoryGroup) -> F64:
     """Returns f64[R]: the environment's reward of each rollout."""
-    return group.rewards[group.rollout_starts].astype(np.float64)
+    return group.rollout_rewards.astype(np.float64)
 
 
 def truncated(group: TrajectoryGroup) -> Bool:

@@ -53,7 +53,7 @@ class Statistics:
     reward_mean: float
     """Mean of the environment's rewards, without the length penalty."""
     reward_std: float
-    """Standard deviation over all sequences, ddof = 0."""
+    """Standard deviation over all rollouts, ddof = 0."""
     reward_parts: dict[str, float]
     """Mean of each reward part, over the sequences with a value for that part."""
     completion_tokens_mean: float
