@@ -22,6 +22,8 @@ VIEWS = (
     "/view/quickstart/step/30",
     "/view/quickstart/group/g00000203#s3t2",
     "/view/hostile/group/g00000001",
+    "/view/agents/group/g00000000#s5",
+    "/view/agents/group/g00000001",
     "/view/quickstart/rollouts?outcome=dropped",
     "/view/compare?runs=quickstart,quickstart-lr3",
 )
@@ -261,7 +263,13 @@ def test_compare_shows_both_runs_and_the_settings_that_differ(page: Any, demo: D
 
 
 @pytest.mark.parametrize(
-    "path", ["/view/hostile/group/g00000001", "/view/hostile/rollouts?text=%3Cscript", "/view/hostile/step/3"]
+    "path",
+    [
+        "/view/hostile/group/g00000001",
+        "/view/agents/group/g00000001",
+        "/view/hostile/rollouts?text=%3Cscript",
+        "/view/hostile/step/3",
+    ],
 )
 def test_hostile_output_stays_text(page: Any, demo: Demo, path: str) -> None:
     opened(page, demo, path)
@@ -416,6 +424,102 @@ def test_group_shows_the_turns_of_a_conversation_and_folds_its_thinking(page: An
     assert page.locator(".card .thinking[open]").count() == 0
     assert page.locator(".card .thinking").count() == 1
     assert "<b>higher</b>" in shown.nth(1).inner_text()
+
+
+# --- Rollouts of agents ----------------------------------------------------------------------------------------
+def test_rollout_with_three_branches_is_one_entry_with_a_tree(page: Any, demo: Demo) -> None:
+    opened(page, demo, "/view/agents/group/g00000000")
+    assert page.locator(".card .nth").all_inner_texts() == ["#0", "#1", "#2"]
+    assert page.locator(".card > header .chip").all_inner_texts() == ["0.00", "1.00", "0.50"]
+    card = page.locator("#s3")
+    assert "3 branches" in card.locator(".facts-line").inner_text()
+    assert card.locator(".branch").count() == 4, "the shared beginning, and three branches"
+    shared = card.locator(".tree > .branch").first
+    assert shared.locator(":scope > summary b").inner_text() == "2 branches begin like this"
+    assert shared.locator(".branch > summary b").all_inner_texts() == ["branch 0", "branch 1"]
+    assert card.locator(".tree > .branch").nth(1).locator(":scope > summary").inner_text().startswith("branch 2")
+    assert card.locator(".call h4 code").all_inner_texts() == ["add", "note"], "the shared reply is shown once"
+    assert card.locator(".call dt").all_inner_texts() == ["left", "right", "arguments"]
+    assert card.locator(".call dd").all_inner_texts() == ["26", "[31]", "{not JSON"]
+    results = shared.locator(":scope > .by-tool h3 code")
+    assert results.all_inner_texts() == ["note", "add"], "each result names the call that it answers"
+    assert card.locator(".turn .trained").all_inner_texts() == ["trained"] * 4
+
+
+def test_reply_with_tool_calls_shows_them_without_branches(page: Any, demo: Demo) -> None:
+    opened(page, demo, "/view/agents/group/g00000000")
+    card = page.locator("#s0")
+    assert card.locator(".call h4 code").all_inner_texts() == ["add", "note"]
+    assert card.locator(".turn").first.locator("pre.nothing").count() == 0, "a call is not empty"
+    assert card.locator(".tree, .trained").count() == 0
+
+
+def test_replies_that_are_not_trained_are_marked(page: Any, demo: Demo) -> None:
+    turns = [{"role": "assistant", "content": text, "trained": text == "b"} for text in "ab"]
+    branch = {"sequence": 0, "tokens": [], "finish_reason": "stop"}
+    nodes = [{"parent": None, "sequences": [0], "continues": True, "turns": turns}]
+    completion = {"sequence": 0, "reward": 1.0, "branches": [branch, {**branch, "sequence": 1}], "tree": nodes}
+    changed(page, "/view/api/runs/agents/groups/g00000000$", completions=[completion])
+    opened(page, demo, "/view/agents/group/g00000000")
+    assert page.locator(".turn .trained").all_inner_texts() == ["not trained", "trained"]
+    assert page.locator(".turn.untrained pre").all_inner_texts() == ["a"]
+
+
+def test_tree_opens_and_folds_by_keyboard(page: Any, demo: Demo) -> None:
+    opened(page, demo, "/view/agents/group/g00000000")
+    for key in ("j", "j", "j", "Tab"):
+        page.keyboard.press(key)
+    assert page.evaluate("() => document.activeElement.innerText") == "2 branches begin like this"
+    branch = page.locator("#s3 .branch .branch").first
+    assert branch.is_visible()
+    page.keyboard.press("Enter")
+    assert not branch.is_visible()
+    page.keyboard.press("Space")
+    assert branch.is_visible()
+
+
+def test_token_link_opens_the_branch_and_its_strip(page: Any, demo: Demo) -> None:
+    opened(page, demo, "/view/agents/group/g00000000#s4t1")
+    page.wait_for_selector("#s3 .strip canvas")
+    assert page.locator(".card.named").get_attribute("id") == "s3"
+    assert page.locator(".strip").count() == 1
+    assert page.locator("#s3 [data-sequence='4'] .readout b").first.inner_text() == "1"
+    page.locator("#s3 canvas").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.url.endswith("#s4t2")
+
+
+def test_part_of_a_tree_that_is_too_deep_is_not_inside_another(page: Any, demo: Demo) -> None:
+    """400 pixels have no room for 300 boxes inside each other."""
+    branches = [{"sequence": at, "tokens": [], "finish_reason": "stop"} for at in range(300)]
+    reply = [{"role": "assistant", "content": "a", "trained": True}]
+    nodes = [
+        {"parent": at - 1 if at else None, "sequences": list(range(at, 300)), "continues": True, "turns": reply}
+        for at in range(300)
+    ]
+    completion = {"sequence": 0, "reward": 1.0, "branches": branches, "tree": nodes}
+    changed(page, "/view/api/runs/agents/groups/g00000000$", completions=[completion])
+    page.set_viewport_size({"width": 400, "height": 800})
+    opened(page, demo, "/view/agents/group/g00000000")
+    assert page.locator(".branch").count() == 300
+    assert page.locator(" ".join([".branch"] * 6)).count() == 0
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 400
+
+
+def test_list_of_rollouts_and_step_link_to_a_rollout_with_branches(page: Any, demo: Demo) -> None:
+    row = {"step": 1, "group_id": "g00000000", "sequence": 4, "rollout": 2, "branches": 3, "reward": 0.5}
+    row |= {"completion": "x", "prompt": "y", "outcome": "trained", "reward_parts": {}, "seconds": 1, "error": None}
+    changed(page, r"/view/api/runs/agents/rollouts\?", rows=[row], total=1, histogram=[])
+    opened(page, demo, "/view/agents/rollouts")
+    assert "g00000000 #2" in page.locator("tbody tr").inner_text()
+    assert "3 branches" in page.locator("tbody tr").inner_text()
+    page.locator("tbody a:not(.second)").click()
+    page.wait_for_selector("#s3.named")
+    group = {"group_id": "g00000000", "row": 0, "rewards": [0, 1, 0.5], "sequences": [0, 1, 3], "outcome": "trained"}
+    changed(page, "/view/api/runs/agents/steps/1$", groups=[group])
+    opened(page, demo, "/view/agents/step/1")
+    links = page.locator(".chips a").evaluate_all("(all) => all.map((one) => one.hash)")
+    assert links == ["#s0", "#s1", "#s3"]
 
 
 def test_curves_of_a_long_run_have_fewer_points_than_steps(page: Any, demo: Demo) -> None:

@@ -6,6 +6,7 @@ training       the same, live: one step every two seconds of the clock
 crashed        a run whose trainer stopped at step 37
 long           10,000 steps and 100,000 rollouts
 hostile        completions that try to be more than text
+agents         rollouts of one, two and three branches with tool calls; every second group is hostile
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from tests.support.demo_agents import agent_group
 
 from gristmill.view.source import (
     Download,
@@ -68,6 +70,7 @@ class _Run:
     hostile: bool = False
     live: bool = False
     thinking: bool = False
+    agents: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -84,6 +87,7 @@ _RUNS: Final = {
         _Run("crashed", 60, 37, state="stopped", seed=3),
         _Run("long", 10_000, 10_000, groups=1, size=10, seed=4, thinking=True),
         _Run("hostile", 12, 12, groups=2, size=6, seed=5, hostile=True),
+        _Run("agents", 4, 4, groups=2, size=3, seed=6, agents=True),
     )
 }
 
@@ -344,6 +348,8 @@ class DemoSource:
             raise ViewError("group_missing", f"The run {run} has no group {group_id!r}.", remedy="Search the rollouts.")
         columns = _columns(found)
         first = number * found.size
+        if found.agents:
+            return agent_group(group_id, int(columns["step"][first]), HOSTILE if number % 2 else ())
         question, answer = self._row(found, number)
         outcome = columns["outcome"][first]
         lost = outcome == "lost"

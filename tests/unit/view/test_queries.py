@@ -260,7 +260,7 @@ def test_rollout_with_branches_is_one_entry_with_a_tree_of_its_messages(run: Run
     entries = found["completions"]
     assert [(one["rollout"], one["sequence"], one["reward"]) for one in entries] == [(0, 0, 0), (1, 1, 1), (2, 3, 0.5)]
     assert [len(one.get("branches", [])) for one in entries] == [0, 2, 3]
-    call = {"id": "c", "name": "add", "arguments": [["a", "1"], ["b", "[\n 2\n]"]]}
+    call = {"id": "c", "name": "add", "arguments": [["a", "1"], ["b", "[2]"]]}
     reply = {"role": "assistant", "content": "", "tool_calls": [call], "thinking": "a sum"}
     result = {"role": "tool", "content": "3", "answers": {"id": "c", "name": "add"}}
     assert entries[0]["turns"] == [reply, result, {"role": "assistant", "content": "0"}]

@@ -92,7 +92,8 @@ def test_tool_calls_and_reasoning_stay_and_unknown_fields_go() -> None:
 @pytest.mark.parametrize(
     ("given", "shown"),
     [
-        ({"a": [1, 2]}, [("a", "[\n 1,\n 2\n]")]),
+        ({"a": [1, 2]}, [("a", "[1, 2]")]),
+        ({"a": ["x" * 60]}, [("a", f'[\n "{"x" * 60}"\n]')]),
         ('{"a": 1', [("", '{"a": 1')]),
         ('{"a": 1, "a": 2}', [("", '{"a": 1, "a": 2}')]),
         ("[1]", [("", "[1]")]),
@@ -215,6 +216,13 @@ def test_reply_that_no_branch_trains_is_marked() -> None:
     one = Conversation(0, "q", "!a", "b", "!c", trained=[1, 3])
     two = Conversation(1, "short", "!x", "d", "!e", trained=[3])
     assert tree(one, two) == [(None, ["q", "!a+", "b", "!c+"], [0]), (None, ["short", "!x-", "d", "!e+"], [1])]
+
+
+def test_reply_of_which_only_a_part_is_shared_is_not_a_reply_of_both() -> None:
+    one = turns.Branch(0, [], np.array([1, 2, 3, 4, 5], np.int32), [(1, 3), (4, 5)])
+    two = turns.Branch(1, [], np.array([1, 2, 3, 6], np.int32), [(3, 4)])
+    three = turns.Branch(2, [], np.array([1, 2, 9, 6], np.int32), [(3, 4)])
+    assert turns.sampled_spans([one, two, three]) == [[(1, 3), (4, 5)], [(1, 3), (3, 4)], [(3, 4)]]
 
 
 def test_replies_are_not_marked_if_they_cannot_be_told_apart() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,6 +31,8 @@ _MOST_NAMED: Final = 50
 """Arguments of one call that are shown one by one."""
 _MOST_INDENTED: Final = 10_000
 """Characters of an argument that is shown on several lines."""
+_SHORT: Final = 60
+"""Characters of an argument that is shown on one line."""
 _DEEPEST_INDENT: Final = 16
 """Lists and objects inside each other in an argument that is shown on several lines."""
 
@@ -199,7 +201,7 @@ def _json_text(value: Any) -> str:
         text = json.dumps(value, ensure_ascii=False)
     except RecursionError:
         return "[nested too deep]"
-    lines = len(text) <= _MOST_INDENTED and not is_deeper(value, _DEEPEST_INDENT)
+    lines = _SHORT < len(text) <= _MOST_INDENTED and not is_deeper(value, _DEEPEST_INDENT)
     return json.dumps(value, ensure_ascii=False, indent=1) if lines else text
 
 
@@ -216,16 +218,13 @@ def sampled_spans(branches: Sequence[Branch]) -> list[list[Span]]:
     """Returns the replies of each branch: those that it trains, and those that another branch with the same beginning
     trains."""
     order = sorted(range(len(branches)), key=lambda at: branches[at].tokens.astype(">i4").tobytes())
-    masks = [np.zeros(len(branch.tokens), np.bool_) for branch in branches]
-    for mask, branch in zip(masks, branches, strict=True):
-        for start, end in branch.trained:
-            mask[start:end] = True
+    found = [set(branch.trained) for branch in branches]
     # In the order of their tokens, what a branch shares with any other it shares with all branches between them.
     for places in (order, order[::-1]):
         for before, at in itertools.pairwise(places):
             shared = _shared(branches[before].tokens, branches[at].tokens)
-            masks[at][:shared] |= masks[before][:shared]
-    return [_spans(mask) for mask in masks]
+            found[at] |= {span for span in found[before] if span[1] <= shared}
+    return [_apart(spans) for spans in found]
 
 
 def tree(branches: Sequence[Branch], prompt: Sequence[Turn]) -> list[Node]:
@@ -318,6 +317,10 @@ def _shared(one: npt.NDArray[np.int32], other: npt.NDArray[np.int32]) -> int:
     return int(np.argmax(differ)) if differ.any() else length
 
 
-def _spans(mask: npt.NDArray[np.bool_]) -> list[Span]:
-    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
-    return list(zip(edges[::2], edges[1::2], strict=True))
+def _apart(spans: Iterable[Span]) -> list[Span]:
+    """Returns the spans in their order, without those that overlap one before them."""
+    kept: list[Span] = []
+    for start, end in sorted(spans):
+        if not kept or start >= kept[-1][1]:
+            kept.append((start, end))
+    return kept

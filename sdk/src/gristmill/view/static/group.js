@@ -5,33 +5,38 @@ import { links, plural, reward, signed } from "./format.js";
 import { chip, cursor, ends, legend, outcome } from "./rows.js";
 import { choice } from "./step.js";
 import { limits, MEASURES, measured, place, Strip } from "./strip.js";
+import { scrolled, text, tree, turn } from "./turns.js";
 
-const LONG = 12_000;
 const SPANS = 3000;
 const ORDERS = {
   sampled: ["as sampled", () => 0],
   best: ["best first", (a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity)],
   worst: ["worst first", (a, b) => (a.reward ?? Infinity) - (b.reward ?? Infinity)],
-  long: ["longest first", (a, b) => (b.tokens?.length ?? 0) - (a.tokens?.length ?? 0)],
+  long: ["longest first", (a, b) => length(b) - length(a)],
 };
+const sequences = (card) => card.branches ?? [card];
+const length = (card) => sequences(card).reduce((sum, one) => sum + (one.tokens?.length ?? 0), 0);
 
 export async function view({ run, group: id, main, signal, search, go, title }) {
   title(`${id} · ${run}`);
   const path = `runs/${encodeURIComponent(run)}`;
   const group = await get(`${path}/groups/${encodeURIComponent(id)}`, signal);
-  const cards = group.completions.map((completion, at) => ({ ...completion, at }));
-  const tokens = cards.flatMap((card) => card.tokens ?? []);
+  // `at` is the sequence in links, `number` the rollout.
+  const cards = group.completions.map((one, index) => ({ ...one, at: one.sequence ?? index, number: one.rollout ?? index }));
+  const tokens = cards.flatMap(sequences).flatMap((one) => one.tokens ?? []);
   const scale = limits(tokens);
   const [low, high] = ends(cards.map((card) => card.reward));
   const state = { order: search.get("order") ?? "sampled", shade: search.get("shade") ?? "none" };
-  const shades = { none: ["no shading"], ...Object.fromEntries(measured(tokens).map((name) => [name, [MEASURES[name].title]])) };
-  const made = cards.map((card) => new Card(card, { run, id, low, high, scale, answer: group.answer, choose: (at) => pick(card.at, at) }));
+  const names = cards.some((card) => !card.branches) ? measured(tokens) : []; // the texts of a tree have no tokens
+  const shades = { none: ["no shading"], ...Object.fromEntries(names.map((name) => [name, [MEASURES[name].title]])) };
+  const context = { run, id, low, high, scale, answer: group.answer, choose: (sequence, token) => pick(sequence, token) };
+  const made = cards.map((card) => new (card.branches ? TreeCard : Card)(card, context));
   const grid = h("div", { class: "cards" });
   const marked = cursor(() => [...grid.children]);
 
   const pick = (sequence, token) => {
     history.replaceState(history.state, "", `${location.pathname}${location.search}${links.group(run, id, sequence, token).replace(/^[^#]*/, "")}`);
-    made.forEach((card) => card.pick(card.at === sequence ? token : null));
+    made.forEach((card) => card.pick(sequence, token));
   };
   const change = (values) => {
     Object.assign(state, values);
@@ -78,12 +83,13 @@ export async function view({ run, group: id, main, signal, search, go, title }) 
     end: () => made.forEach((card) => card.end()),
     hash: (hash) => {
       const found = /^#s(\d+)(?:t(\d+))?$/.exec(hash);
-      const card = found && made[Number(found[1])];
+      const sequence = Number(found?.[1]);
+      const card = found && made.find(({ card: one }) => one.at === sequence || one.branches?.some((branch) => branch.sequence === sequence));
       if (!card) return;
-      card.element.scrollIntoView({ block: "start" });
       card.element.classList.add("named");
       marked.mark([...grid.children].indexOf(card.element));
-      if (found[2] !== undefined) { card.open(); card.pick(Number(found[2])); announce(`completion ${found[1]}, token ${found[2]}`); }
+      if (found[2] !== undefined) { card.pick(sequence, Number(found[2])); announce(`completion ${found[1]}, token ${found[2]}`); }
+      (card.branch?.(sequence) ?? card.element).scrollIntoView({ block: "start" });
     },
     keys: {
       ...marked.keys, u: () => go(group.step ? links.step(run, group.step) : links.run(run)),
@@ -105,54 +111,69 @@ function prompt(group) {
     : "The prompt's text is not known: no tokenizer was found.");
 }
 
-function turn(message) {
-  const content = typeof message.content === "string" ? message.content
-    : Array.isArray(message.content) ? message.content.map((part) => (typeof part?.text === "string" ? part.text : `[${part?.type ?? "part"}]`)).join("") : "";
-  const tools = message.tool_calls ? [h("h4", {}, "tool calls"), text(JSON.stringify(message.tool_calls, null, 1))] : null;
-  return h("div", { class: `turn by-${/^\w+$/.test(message.role ?? "") ? message.role : "other"}` }, h("h3", {}, visible(message.role ?? "")),
-    h("div", {}, message.thinking ? h("details", { class: "thinking" }, h("summary", {}, `thinking, ${message.thinking.length.toLocaleString("en")} characters`), text(message.thinking)) : null,
-      text(content), tools));
+/** The tokens of one sequence, drawn when they are opened. */
+class Tokens {
+  constructor(sequence, list, { scale, choose }, opened = () => {}) {
+    this.list = list;
+    this.strip = null;
+    this.draw = () => new Strip(list, scale, (at) => choose(sequence, at));
+    this.element = h("details", { class: "tokens" }, h("summary", {}, `Tokens (${list.length.toLocaleString("en")})`));
+    this.element.addEventListener("toggle", () => { if (this.element.open) { this.open(); opened(); } });
+  }
+
+  open() {
+    this.element.open = true;
+    if (!this.strip) this.element.append((this.strip = this.draw()).element);
+  }
+
+  pick(at) {
+    if (at !== null && at < this.list.length) {
+      this.open();
+      this.strip.choose(at);
+    } else if (this.strip && this.strip.chosen !== null) {
+      this.strip.chosen = null;
+      this.strip.draw();
+    }
+  }
+
+  end() {
+    this.strip?.end();
+  }
 }
 
-/** Text of a model. Beyond LONG characters the rest comes on demand, because layout of a very long text is slow. */
-function text(content) {
-  if (!content) return h("pre", { class: "nothing" }, "empty");
-  if (content.length <= LONG) return h("pre", scrolled(content), shown(content));
-  const pre = h("pre", scrolled(content), shown(content.slice(0, LONG)));
-  const more = h("button", { type: "button", class: "more", onclick: () => { fill(pre, shown(content)); more.remove(); } },
-    `Show all ${content.length.toLocaleString("en")} characters`);
-  return [pre, more];
+/** The entry of a rollout: its numbers, and a body. */
+function entry(card, { run, id, low, high, answer }, ...body) {
+  const parts = Object.entries(card.parts ?? {});
+  const right = card.extracted !== null && card.extracted !== undefined && answer !== null && card.extracted === answer;
+  const name = `completion ${card.number}`;
+  return h("article", { class: card.branches ? "card wide" : "card", id: `s${card.at}`, "aria-label": name },
+    h("header", {},
+      h("a", { class: "nth", href: links.group(run, id, card.at), title: "a link to this completion", "aria-label": name }, `#${card.number}`), chip(card.reward, low, high),
+      parts.map(([part, value]) => h("span", { class: "part" }, `${visible(part)} `, h("b", {}, value === null ? "no score" : reward(value)))),
+      h("span", { class: "part" }, "advantage ", h("b", { class: card.advantage > 0 ? "up" : card.advantage < 0 ? "down" : null }, card.advantage === null || card.advantage === undefined ? NONE : signed(card.advantage)))),
+    h("p", { class: "facts-line" },
+      card.branches ? h("span", {}, plural(card.branches.length, "branch", "branches")) : null,
+      // Without `extracted` nothing searched for an answer: another environment, or a reward without one.
+      card.extracted === undefined ? null : h("span", {}, "answer ", card.extracted === null ? h("i", {}, "none found") : h("code", { class: right ? "right" : null }, shown(card.extracted))),
+      card.branches ? null : fate(card)),
+    card.error ? h("p", { class: "cut" }, shown(card.error)) : null, body);
 }
 
-/** What a box needs that may scroll, so that the keyboard can scroll it too. */
-const scrolled = (content) => (content.length > 1200 || content.split("\n").length > 20 ? { tabindex: 0, role: "region", "aria-label": "text" } : {});
+/** How a sequence ended and what became of it. */
+const fate = (one) => [
+  h("span", { class: one.finish_reason === "length" ? "cut" : null }, one.finish_reason === "length" ? "cut off at its limit" : visible(one.finish_reason ?? "")),
+  h("span", {}, one.version ? `weights ${visible(one.version)}` : ""),
+  outcome(one.outcome, one.reason)];
 
+/** A rollout of one sequence. */
 class Card {
   constructor(card, context) {
     this.card = card;
-    this.at = card.at;
     this.context = context;
-    this.strip = null;
     this.spans = null;
-    const { run, id, low, high, answer } = context;
-    const parts = Object.entries(card.parts ?? {});
-    const right = card.extracted !== null && card.extracted !== undefined && answer !== null && card.extracted === answer;
     this.body = h("div", { class: "body" });
-    this.tokens = h("details", { class: "tokens" }, h("summary", {}, `Tokens (${(card.tokens ?? []).length.toLocaleString("en")})`));
-    this.tokens.addEventListener("toggle", () => this.tokens.open && this.open());
-    this.element = h("article", { class: "card", id: `s${this.at}`, "aria-label": `completion ${this.at}` },
-      h("header", {},
-        h("a", { class: "nth", href: links.group(run, id, this.at), title: "a link to this completion", "aria-label": `completion ${this.at}` }, `#${this.at}`), chip(card.reward, low, high),
-        parts.map(([name, value]) => h("span", { class: "part" }, `${visible(name)} `, h("b", {}, value === null ? "no score" : reward(value)))),
-        h("span", { class: "part" }, "advantage ", h("b", { class: card.advantage > 0 ? "up" : card.advantage < 0 ? "down" : null }, card.advantage === null || card.advantage === undefined ? NONE : signed(card.advantage)))),
-      h("p", { class: "facts-line" },
-        // Without `extracted` nothing searched for an answer: another environment, or a reward without one.
-        card.extracted === undefined ? null : h("span", {}, "answer ", card.extracted === null ? h("i", {}, "none found") : h("code", { class: right ? "right" : null }, shown(card.extracted))),
-        h("span", { class: card.finish_reason === "length" ? "cut" : null }, card.finish_reason === "length" ? "cut off at its limit" : visible(card.finish_reason ?? "")),
-        h("span", {}, card.version ? `weights ${visible(card.version)}` : ""),
-        outcome(card.outcome, card.reason)),
-      card.error ? h("p", { class: "cut" }, shown(card.error)) : null,
-      this.body, card.tokens?.length ? this.tokens : null);
+    this.tokens = new Tokens(card.at, card.tokens ?? [], context, () => this.spans ?? this.write(true));
+    this.element = entry(card, context, this.body, card.tokens?.length ? this.tokens.element : null);
     this.write();
   }
 
@@ -165,7 +186,7 @@ class Card {
     if (spans && list.length <= SPANS && list.map((token) => token.text).join("") === card.text) {
       this.spans = list.map((token, at) => {
         const span = h("span", { class: token.mask ? null : "masked" }, shown(token.text));
-        span.addEventListener("click", () => this.context.choose(at));
+        span.addEventListener("click", () => this.context.choose(card.at, at));
         return span;
       });
       fill(this.body, h("pre", { class: "spans", ...scrolled(card.text) }, this.spans));
@@ -176,7 +197,7 @@ class Card {
 
   shade(name) {
     if (name === "none") {
-      if (this.spans && !this.tokens.open) this.write();
+      if (this.spans && !this.tokens.element.open) this.write();
       this.spans?.forEach((span) => { span.style.background = ""; });
       return;
     }
@@ -187,26 +208,47 @@ class Card {
     });
   }
 
-  open() {
-    this.tokens.open = true;
-    if (!this.strip) {
-      this.strip = new Strip(this.card.tokens, this.context.scale, this.context.choose);
-      this.tokens.append(this.strip.element);
-    }
-    if (!this.spans) this.write(true);
-  }
-
-  pick(at) {
-    if (at === null) {
-      if (this.strip && this.strip.chosen !== null) { this.strip.chosen = null; this.strip.draw(); }
-    } else if (at < (this.card.tokens ?? []).length) {
-      this.open();
-      this.strip.choose(at);
-    }
+  pick(sequence, token) {
+    const at = sequence === this.card.at ? token : null;
+    if (at !== null && at < this.tokens.list.length && !this.spans) this.write(true);
+    this.tokens.pick(at);
     this.spans?.forEach((span, index) => span.classList.toggle("picked", index === at));
   }
 
   end() {
-    this.strip?.end();
+    this.tokens.end();
+  }
+}
+
+/** A rollout of several sequences, its branches. */
+class TreeCard {
+  constructor(card, context) {
+    this.card = card;
+    this.tokens = new Map(card.branches.map((one) => [one.sequence, new Tokens(one.sequence, one.tokens ?? [], context)]));
+    const end = (sequence) => {
+      const at = card.branches.findIndex((one) => one.sequence === sequence);
+      const one = card.branches[at], tokens = this.tokens.get(sequence);
+      return [[h("b", {}, `branch ${at}`), fate(one)], [one.error ? h("p", { class: "cut" }, shown(one.error)) : null, tokens.list.length ? tokens.element : null]];
+    };
+    this.element = entry(card, context, h("div", { class: "body" }, tree(card.tree, end)));
+  }
+
+  shade() {} // the strips of its branches show the measures
+
+  pick(sequence, token) {
+    for (const [number, tokens] of this.tokens) {
+      const picked = number === sequence && token !== null;
+      // A strip is drawn in the width that it has, so the parts around it are open before.
+      if (picked) for (let part = this.branch(number); part; part = part.parentElement.closest("details.branch")) part.open = true;
+      tokens.pick(picked ? token : null);
+    }
+  }
+
+  branch(sequence) {
+    return this.element.querySelector(`details.branch[data-sequence="${sequence}"]`);
+  }
+
+  end() {
+    this.tokens.forEach((tokens) => tokens.end());
   }
 }

@@ -94,7 +94,7 @@ function table(run, groups, low, high) {
     h("thead", {}, h("tr", {}, ["group", "rewards", "mean", "became", "stale", "prompt"].map((name) => h("th", { scope: "col" }, name)))),
     h("tbody", {}, groups.map((group) => h("tr", { class: group.same ? "same" : null },
       h("td", {}, h("a", { href: links.group(run, group.group_id) }, visible(group.group_id)), h("small", {}, `row ${group.row ?? "–"} · ${visible(group.env_id ?? "")}`)),
-      h("td", {}, h("div", { class: "chips" }, group.rewards.map((value, at) => h("a", { href: links.group(run, group.group_id, at), tabindex: -1 }, chip(value, low, high))),
+      h("td", {}, h("div", { class: "chips" }, group.rewards.map((value, at) => h("a", { href: links.group(run, group.group_id, group.sequences?.[at] ?? at), tabindex: -1 }, chip(value, low, high))),
         group.same ? h("small", { class: "note" }, "all equal") : null)),
       h("td", { class: "number" }, reward(group.rewards.length ? mean(group) : null)),
       h("td", {}, outcome(group.outcome, group.reason)),
