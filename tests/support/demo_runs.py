@@ -481,7 +481,8 @@ class DemoSource:
         outcome = columns["outcome"][index]
         return {
             "run": run.name, "step": int(columns["step"][index]), "group_id": f"g{index // run.size:08d}",
-            "sequence": index % run.size, "env_id": "env-1", "row": index // run.size, "prompt": question,
+            "sequence": index % run.size, "rollout": index % run.size, "branches": 1, "env_id": "env-1",
+            "row": index // run.size, "prompt": question,
             "completion": None if outcome == "lost" else text,
             "completion_tokens": int(columns["completion_tokens"][index]),
             "reward": float(columns["reward"][index]),

@@ -218,7 +218,8 @@ def test_rollout_counts_once_in_every_number_of_a_step(run: RunFolderWriter, tmp
     example = Example.model_validate_json(api_example(group.group_id, group.encode(), 1 << 20))
     samples = samples_of(example, None)
     assert [sample.reward for sample in samples] == [0, 1, 0.5]
-    assert [row["reward"] for one in highlights_of(roots, "test", [1]) for row in one["rows"]] == [1, 0]
+    best_and_worst = highlights_of(roots, "test", [1])[0]["rows"]
+    assert [(row["reward"], row["rollout"], row["sequence"]) for row in best_and_worst] == [(1, 1, 2), (0, 0, 0)]
     query = "SELECT avg(reward) AS mean FROM rollouts WHERE branch = 0"
     assert gristmill.sql(run.path, query).to_pylist() == [{"mean": mean}]
     assert f"(mean {mean})" in repr(group)

@@ -36,7 +36,7 @@ class _Found:
 def highlights(run: RunFolder, steps: Sequence[int]) -> list[dict[str, Any]]:
     """Returns {"step", "rows"} for each of the steps of which the archive has a completion with a text.
 
-    `rows`: the completion with the highest reward, and the completion with the lowest if it is another one.
+    `rows`: the rollout with the highest reward, and the rollout with the lowest if it is another one.
     """
     ends = _ends(run, steps)
     texts = Texts(run.tokenizer()) if ends else None
@@ -50,7 +50,7 @@ def highlights(run: RunFolder, steps: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def _ends(run: RunFolder, steps: Sequence[int]) -> dict[int, list[_Found]]:
-    """Returns the best and the worst completion of each step; one of them if both are the same."""
+    """Returns the best and the worst rollout of each step; one of them if both are the same."""
     wanted = frozenset(steps)
     recorded, record = _recorded(run, wanted), run.record()
     newest = 0 if record is None else record.created_ms
@@ -117,6 +117,7 @@ def _row(one: _Found, texts: Texts) -> dict[str, Any]:
     return {
         "group_id": group.group_id,
         "sequence": sequence,
+        "rollout": group.rollout_of[sequence],
         "prompt": texts.prompt(tokens[:start]),
         "completion": completion,
         "completion_tokens": len(tokens) - start,
