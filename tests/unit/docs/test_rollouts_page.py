@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from tests.support.run_folder import synthetic_run
+from tests.support.run_folder import RunFolderWriter, record_of, synthetic_run
 
 import gristmill
+from gristmill import TrajectoryGroup
 
 pytest.importorskip("duckdb")
 PAGE = (Path(__file__).parents[3] / "docs" / "rollouts.md").read_text()
@@ -19,6 +22,44 @@ QUESTIONS = dict(re.findall(r"### (.*?)\n.*?```sql\n(.*?)```", PAGE, re.S))
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return synthetic_run(tmp_path_factory.mktemp("runs"), steps=20, groups_per_step=6, group_size=4).path
+
+
+@pytest.fixture(scope="module")
+def branched(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run with rollouts of 1, 2, 3 and 1 branches. Further branches train the last token of the first one."""
+    writer = RunFolderWriter(tmp_path_factory.mktemp("branched"), "synthetic")
+    writer.tokenizer()
+    steps = gristmill.sql(run, "SELECT DISTINCT group_id, step FROM rollouts WHERE acked").to_pylist()
+    step_of = {row["group_id"]: row["step"] for row in steps}
+    for whole in gristmill.read_rollouts(run):
+        group = with_branches(whole)
+        writer.trained(record_of(group, step_of[group.group_id]))
+        writer.archive(group)
+    (writer.path / "metrics.jsonl").write_bytes((run / "metrics.jsonl").read_bytes())
+    return writer.path
+
+
+def with_branches(group: TrajectoryGroup) -> TrajectoryGroup:
+    source = np.repeat(np.arange(4), (1, 2, 3, 1))
+    is_first = np.diff(source, prepend=-1) > 0
+    ends = np.cumsum(group.lengths)[:-1]
+    tokens, mask = np.split(group.tokens, ends), np.split(group.mask, ends)
+    masks = [mask[at].copy() for at in source]
+    for place in np.flatnonzero(~is_first):
+        masks[place][:-1] = False
+    reasons = [group.finish_reasons[at] if first else "stop" for at, first in zip(source, is_first, strict=True)]
+    return dataclasses.replace(
+        group,
+        lengths=group.lengths[source],
+        tokens=np.concatenate([tokens[at] for at in source]),
+        mask=np.concatenate(masks),
+        logprobs=np.where(np.concatenate(masks), np.float32(-1), np.float32(0)),
+        rewards=group.rewards[source],
+        reward_parts={name: [values[at] for at in source] for name, values in group.reward_parts.items()},
+        finish_reasons=reasons,
+        versions=[group.versions[at] for at in source],
+        rollouts=source.astype(np.int32),
+    )
 
 
 def answer(run: Path, words: str) -> list[dict[str, Any]]:
@@ -91,6 +132,35 @@ def test_ratio_is_listed_by_staleness(run: Path) -> None:
 def test_versions_are_compared_in_their_order(run: Path) -> None:
     found = answer(run, "versions")
     assert [row["version"] for row in found] == [f"1.{step}" for step in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("words", "columns"),
+    [
+        ("worst", ("group_id", "reward", "completions")),
+        ("hard rows", ("part", "prompts", "first_quarter", "last_quarter")),
+        ("always right", ("prompt", "groups", "verdict")),
+        ("disagree", ("group_id", "reward")),
+        ("truncated", ("step", "truncated")),
+        ("How long", ("step", "median", "slowest")),
+        ("versions", ("version", "completions", "reward")),
+    ],
+)
+def test_rollout_with_branches_counts_once(run: Path, branched: Path, words: str, columns: tuple[str, ...]) -> None:
+    def shown(path: Path) -> list[Any]:
+        values = [[row[name] for name in columns] for row in answer(path, words)]
+        return sorted([round(one, 9) if isinstance(one, float) else one for one in row] for row in values)
+
+    assert shown(branched) == shown(run)
+
+
+def test_length_of_a_rollout_is_the_length_of_all_its_branches(run: Path, branched: Path) -> None:
+    whole, parts = answer(run, "longer"), answer(branched, "longer")
+    assert sum(row["completions"] for row in parts) == sum(row["completions"] for row in whole)
+    rewards = [sum(row["completions"] * row["reward"] for row in rows) for rows in (whole, parts)]
+    assert rewards[0] == pytest.approx(rewards[1])
+    tokens = [sum(24 * row["tokens"] for row in answer(path, "truncated")) for path in (run, branched)]
+    assert tokens[1] == pytest.approx(tokens[0] + 20 * 6 * 3), "three further branches per group train one token each"
 
 
 def test_python_blocks_of_the_page_run(

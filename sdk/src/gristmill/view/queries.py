@@ -169,11 +169,13 @@ def rollouts_of(roots: Roots, run: str, query: RolloutQuery) -> dict[str, Any]:
 
     A rollout with branches is there once, as the last branch that fits the query.
     """
-    fitting = _where(query)
-    chosen = (
-        f"{fitting} AND (sequence IS NULL OR (group_id, sequence) IN (SELECT (group_id, max(sequence)) FROM rollouts "
-        f"WHERE {fitting} GROUP BY group_id, coalesce(rollout, sequence)))"
-    )
+    chosen = _where(query)
+    (most,) = _sql(roots, run, "SELECT max(branch) AS branch FROM rollouts")
+    if most["branch"]:
+        chosen += (
+            " AND (sequence IS NULL OR (group_id, sequence) IN (SELECT (group_id, max(sequence)) FROM rollouts "
+            f"WHERE {chosen} GROUP BY group_id, coalesce(rollout, sequence)))"
+        )
     bars = _sql(
         roots,
         run,
@@ -181,6 +183,7 @@ def rollouts_of(roots: Roots, run: str, query: RolloutQuery) -> dict[str, Any]:
         "max(reward) AS high FROM chosen) SELECT count(*) AS number, any_value(low) AS low, any_value(high) AS high, "
         f"least({_BARS - 1}, floor((reward - low) / nullif(high - low, 0) * {_BARS}))::INTEGER AS bar, "
         "bool_and(reward IS NULL) AS unscored FROM chosen, ends GROUP BY bar, reward IS NULL",
+        update=False,
     )
     scored = [bar for bar in bars if not bar["unscored"]]
     histogram: list[dict[str, float]] = []
@@ -201,7 +204,7 @@ def rollouts_of(roots: Roots, run: str, query: RolloutQuery) -> dict[str, Any]:
         f"LIMIT {query.limit:d} OFFSET {query.offset:d}",
         update=False,
     )
-    several = _branches(roots, run, {row["group_id"] for row in rows})
+    several = _branches(roots, run, {row["group_id"] for row in rows}) if most["branch"] else {}
     for row in rows:
         row["reward_parts"] = dict(row["reward_parts"] or ())
         row["branches"] = several.get((row["group_id"], row["rollout"]), 1)
@@ -215,7 +218,7 @@ def rollouts_of(roots: Roots, run: str, query: RolloutQuery) -> dict[str, Any]:
 
 def _branches(roots: Roots, run: str, group_ids: set[str]) -> dict[tuple[str, int], int]:
     """Returns the number of branches of the rollouts of some groups that have more than one."""
-    if not group_ids:
+    if not group_ids:  # SQL has no empty list
         return {}
     found = _sql(
         roots,
