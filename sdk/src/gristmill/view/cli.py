@@ -142,8 +142,8 @@ def _run_of_files(run_id: str, place: Place) -> dict[str, Any]:
 
 # --- rollouts and sql ------------------------------------------------------------------------------------------
 _COLUMNS = (
-    "step", "group_id", "sequence", "env_id", "row", "index", "reward", "finish_reason", "outcome", "outcome_reason",
-    "error", "completion",
+    "step", "group_id", "sequence", "rollout", "branch", "env_id", "row", "index", "reward", "finish_reason", "outcome",
+    "outcome_reason", "error", "completion",
 )  # fmt: skip
 _ORDERS = ("step", "reward", "completion_tokens", "advantage", "staleness", "seconds", "row")
 
