@@ -32,12 +32,12 @@ def branches_of(rollout: int) -> int:
 def _rollouts(hostile: list[str]) -> list[list[list[Message]]]:
     """Returns the conversations of the branches of each rollout."""
     text = hostile or ["What is 26 + 31?", "I add both numbers.", "The sum is 57.", "57"]
-    question = [{"role": "system", "content": "Use the tools."}, {"role": "user", "content": text[0]}]
+    question: list[Message] = [{"role": "system", "content": "Use the tools."}, {"role": "user", "content": text[0]}]
     name = hostile[1] if hostile else "add"
     calls = [_call("call_1", name, {"left": 26, hostile[2] if hostile else "right": hostile or [31]})]
     calls += [_call("call_2", "note", "{not JSON" + (hostile[3] if hostile else ""))]
-    ask = {"role": "assistant", "content": None, "tool_calls": calls, "reasoning_content": text[1]}
-    results = [{"role": "tool", "tool_call_id": "call_2", "content": "noted"}]
+    ask: Message = {"role": "assistant", "content": None, "tool_calls": calls, "reasoning_content": text[1]}
+    results: list[Message] = [{"role": "tool", "tool_call_id": "call_2", "content": "noted"}]
     results += [{"role": "tool", "tool_call_id": "call_1", "content": text[3]}]
     main = [*question, ask, *results, _said(text[2])]
     retry = [*question, ask, *results, {"role": "user", "content": "Again."}, _said("It is 57, again.")]

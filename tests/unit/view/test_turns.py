@@ -141,7 +141,9 @@ class Conversation:
 
     def __init__(self, sequence: int, *messages: str, trained: Sequence[int] = ()) -> None:
         """`messages`: texts; those that begin with "!" are replies. `trained`: places of the replies in `messages`."""
-        self.turns, tokens, self.spans = [], [], []
+        self.turns: list[Turn] = []
+        self.spans: list[turns.Span] = []
+        tokens: list[int] = []
         for place, text in enumerate(messages):
             reply = text.startswith("!")
             self.turns.append(said("assistant" if reply else "user", text))
