@@ -16,7 +16,9 @@ from __future__ import annotations
 import ipaddress
 import socket
 import ssl
-from collections.abc import Callable
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -44,6 +46,9 @@ _PRIVATE_DOMAINS: Final = (".localhost", ".local", ".internal", ".lan", ".home.a
 """Domains that no public name server has. Kubernetes ends the names of its services in .svc or .svc.cluster.local."""
 _LIMITS: Final = httpx.Limits(max_connections=100, max_keepalive_connections=20)
 """The defaults of httpx."""
+_ONE: Final = httpx.Limits(max_connections=1)
+_IDLE_S: Final = 5.0
+"""Seconds for which a connection without a request stays open."""
 
 T = TypeVar("T")
 
@@ -57,10 +62,15 @@ def client(
 
 
 def async_client(
-    url: str, *, verify: ssl.SSLContext | bool = True, limits: httpx.Limits = _LIMITS, **options: Any
+    url: str, *, verify: ssl.SSLContext | bool = True, limits: httpx.Limits | None = _LIMITS, **options: Any
 ) -> httpx.AsyncClient:  # noqa: TID251
-    """Returns the same as `client`, for asyncio."""
-    transport = _transport(httpx.AsyncHTTPTransport, url, verify, limits)
+    """Returns the same as `client`, for asyncio. `limits`: None for any number of connections."""
+    transport: httpx.AsyncBaseTransport
+    if limits is None:
+        tls = verify if isinstance(verify, ssl.SSLContext) else httpx.create_ssl_context(verify)
+        transport = _AnyNumber(lambda: _transport(httpx.AsyncHTTPTransport, url, tls, _ONE))
+    else:
+        transport = _transport(httpx.AsyncHTTPTransport, url, verify, limits)
     return httpx.AsyncClient(base_url=url, transport=transport, **options)  # noqa: TID251
 
 
@@ -81,6 +91,61 @@ def _is_own(host: str) -> bool:
         return not ipaddress.ip_address(host).is_global
     except ValueError:
         return "." not in host or host.endswith(_PRIVATE_DOMAINS) or ".svc." in host or host == socket.gethostname()
+
+
+class _AnyNumber(httpx.AsyncBaseTransport):
+    """Sends each request on a connection that is free, or on a new one.
+
+    httpx's own pool compares all connections with each other for each request: with 256 connections this takes
+    hundreds of milliseconds of processor time. Here each connection is a pool of its own.
+    """
+
+    def __init__(self, open_one: Callable[[], httpx.AsyncHTTPTransport]) -> None:
+        """`open_one`: returns a transport of at most one connection. Raises what it raises."""
+        self._open_one = open_one
+        self._free = deque([(open_one(), time.monotonic())])
+        """The connections without a request, and the times since when; the last one was used last."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Sends a request. Raises httpx.TransportError."""
+        one = self._free.pop()[0] if self._free else self._open_one()
+        try:
+            response = await one.handle_async_request(request)
+        except BaseException:
+            await self._give_back(one)  # which has closed its connection
+            raise
+        assert isinstance(response.stream, httpx.AsyncByteStream)
+        response.stream = _Watched(response.stream, lambda: self._give_back(one))
+        return response
+
+    async def aclose(self) -> None:
+        """Closes the connections. Those with a request close when its answer is read."""
+        free, self._free = self._free, deque()
+        for one, _ in free:
+            await one.aclose()
+
+    async def _give_back(self, one: httpx.AsyncHTTPTransport) -> None:
+        now = time.monotonic()
+        self._free.append((one, now))
+        while self._free and self._free[0][1] <= now - _IDLE_S:
+            await self._free.popleft()[0].aclose()
+
+
+class _Watched(httpx.AsyncByteStream):
+    """The body of an answer, which reports that it is closed."""
+
+    def __init__(self, body: httpx.AsyncByteStream, closed: Callable[[], Awaitable[None]]) -> None:
+        self._body, self._closed = body, closed
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for part in self._body:
+            yield part
+
+    async def aclose(self) -> None:
+        try:
+            await self._body.aclose()
+        finally:
+            await self._closed()
 
 
 def _transport(kind: Callable[..., T], url: str, verify: ssl.SSLContext | bool, limits: httpx.Limits) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import sys
@@ -183,3 +184,76 @@ def test_unusable_proxy_of_a_public_host_is_named(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(ConfigError) as refused:
             make("https://api.openai.com/v1")
         assert (refused.value.code, refused.value.values["proxy"]) == ("proxy_unusable", named)
+
+
+class _Counting(ThreadingHTTPServer):
+    """Counts its connections, and answers a path that begins with /held only after `go_on` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Echo)
+        self.connections = 0
+        self.held = threading.Semaphore(0)
+        self.go_on = threading.Event()
+
+    def finish_request(self, *arguments: Any) -> None:
+        self.connections += 1
+        super().finish_request(*arguments)
+
+
+class _Echo(BaseHTTPRequestHandler):
+    """Answers with the request's path."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        assert isinstance(self.server, _Counting)
+        if self.path.startswith("/held"):
+            self.server.held.release()
+            self.server.go_on.wait(30)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.path)))
+        self.end_headers()
+        self.wfile.write(self.path.encode())
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def counting() -> Iterator[_Counting]:
+    with _Counting() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.go_on.set()
+        server.shutdown()
+
+
+async def test_client_without_a_limit_uses_free_connections_again(counting: _Counting) -> None:
+    async with connections.async_client(f"http://127.0.0.1:{counting.server_port}", limits=None, timeout=30) as client:
+        held = [asyncio.create_task(client.get(f"/held/{number}")) for number in range(30)]
+        for _ in held:
+            await asyncio.to_thread(counting.held.acquire)
+        counting.go_on.set()
+        assert [answer.text for answer in await asyncio.gather(*held)] == [f"/held/{number}" for number in range(30)]
+        again = await asyncio.gather(*(client.get(f"/{number}") for number in range(30)))
+        assert [answer.text for answer in again] == [f"/{number}" for number in range(30)]
+        assert counting.connections == 30
+
+
+async def test_connection_of_a_cancelled_request_gives_its_answer_to_no_other(counting: _Counting) -> None:
+    async with connections.async_client(f"http://127.0.0.1:{counting.server_port}", limits=None, timeout=30) as client:
+        held = asyncio.create_task(client.get("/held"))
+        await asyncio.to_thread(counting.held.acquire)
+        held.cancel()
+        await asyncio.gather(held, return_exceptions=True)
+        counting.go_on.set()
+        assert [(await client.get(f"/{number}")).text for number in range(3)] == ["/0", "/1", "/2"]
+        assert counting.connections == 2
+
+
+async def test_idle_connections_are_closed(counting: _Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_IDLE_S", 0.0)
+    async with connections.async_client(f"http://127.0.0.1:{counting.server_port}", limits=None, timeout=30) as client:
+        await client.get("/0")
+        await client.get("/1")
+        assert counting.connections == 2

@@ -17,6 +17,7 @@ T = TypeVar("T")
 
 _CONNECT = 10.0
 """Seconds to connect. Shorter than the time for an answer, so that a missing machine is detected early."""
+_JSON = {"Content-Type": "application/json"}
 _LONGEST_WAIT_ASKED = 120.0
 _OF_THE_REQUEST = frozenset({400, 413, 422})
 
@@ -57,13 +58,11 @@ class ServerHttp:
         """The address for messages, without a password."""
         self._root = url
         self.timeout = timeout
-        # `Endpoint` limits the number of requests. A limit of the connection pool would only hide their queue.
-        limits = httpx.Limits(max_connections=None)
         self._client = connections.async_client(
             url,
             headers={"Authorization": f"Bearer {api_key.get_secret_value()}"} if api_key else {},
             timeout=httpx.Timeout(None, connect=_CONNECT),
-            limits=limits,
+            limits=None,  # `Endpoint` limits the number of requests; a limit here would only hide their queue
         )
 
     async def ask(self, method: str, path: str, kind: type[T], *, json: Any = None, timeout: float | None = None) -> T:
@@ -75,9 +74,10 @@ class ServerHttp:
         """
         allowed = self.timeout if timeout is None else timeout
         told = self.path(path)
+        content = None if json is None else msgspec.json.encode(json)
         try:
             async with asyncio.timeout(allowed):
-                answer = await self._client.request(method, path, json=json)
+                answer = await self._client.request(method, path, content=content, headers=_JSON if content else None)
         except TimeoutError as error:
             raise ServerTroubleError(told, f"no answer within {allowed:g} s") from error
         except httpx.RequestError as error:
