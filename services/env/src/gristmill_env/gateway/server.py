@@ -36,6 +36,9 @@ _LARGEST: Final = 32 * 2**20
 """Bytes of a request's body."""
 _KEEP_ALIVE: Final = 5.0
 """Seconds between two signs of life of a streamed answer that is not complete."""
+_IDLE: Final = 60
+"""Seconds for which a connection without a request stays open: longer than clients keep one, so that the client closes
+it. A server that closes it may do so while the next request is on its way."""
 _RETRIES: Final = "x-stainless-retry-count"
 """OpenAI's and Anthropic's clients count the repetitions of a request in this header."""
 
@@ -151,7 +154,7 @@ async def serving(
         gateway = Gateway(sessions, model, f"http://{_reached(host)}:{port}")
         config = uvicorn.Config(
             gateway.app(AllowedHosts.read(environ), more), log_config=None, log_level="warning", access_log=False,
-            lifespan="off", timeout_graceful_shutdown=1, ws="none",
+            lifespan="off", timeout_graceful_shutdown=1, timeout_keep_alive=_IDLE, ws="none",
         )  # fmt: skip
         server = _Server(config)
         task = asyncio.create_task(server.serve([listener]))

@@ -168,7 +168,7 @@ class Session:
         # A client that is gone often repeats its request, which then finds this reply.
         turn = await asyncio.shield(task)
         self._unread.discard(turn.number)
-        prompt = len(turn.token_ids) - len(turn.sampled)
+        prompt = turn.length - len(turn.sampled)
         reason = "tool_calls" if turn.answer.get("tool_calls") else turn.finish_reason
         return Reply(turn.key.hex()[:24], self._policy.name, dict(turn.answer), reason, prompt, len(turn.sampled))
 

@@ -13,7 +13,6 @@ contains it, and is context in the others.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +25,7 @@ from gristmill_env.data import Message
 from gristmill_env.gateway.dialects import template_message
 from gristmill_env.inference import Completion, LabelSpan
 
+_ENCODER = msgspec.json.Encoder(order="deterministic")
 _KEYS = ("role", "content", "name", "tool_calls", "tool_call_id")
 """The keys of a message that decide whether two messages are the same. Clients add others, such as `refusal: null`,
 and few send a reply's reasoning back."""
@@ -55,6 +55,8 @@ class Turn:
     """Identifies the request's messages and tools (`Place.key`)."""
     key: bytes
     """Identifies the conversation up to and including the reply, with the tools."""
+    length: int
+    """Number of tokens up to the end of this reply."""
 
     @property
     def reply(self) -> Message:
@@ -153,6 +155,7 @@ class Turns:
             answer=answer,
             request=place.key,
             key=_digest(place.key, _identity(template_message(answer))),
+            length=_length(place.parent) + len(given) + len(completion.token_ids),
         )
         self._append(turn)
         return turn
@@ -175,11 +178,13 @@ class Turns:
 
     def restore(self, stored: Stored) -> Turn:
         """Adds a turn that `encode` wrote. Raises IndexError for a turn without its parent."""
+        parent = None if stored.parent is None else self._turns[stored.parent]
+        given, sampled = np.frombuffer(stored.given, "<i4"), np.frombuffer(stored.sampled, "<i4")
         turn = Turn(
             number=len(self._turns),
-            parent=None if stored.parent is None else self._turns[stored.parent],
-            given=np.frombuffer(stored.given, "<i4"),
-            sampled=np.frombuffer(stored.sampled, "<i4"),
+            parent=parent,
+            given=given,
+            sampled=sampled,
             logprobs=np.frombuffer(stored.logprobs, "<f4"),
             labels=tuple(stored.labels),
             finish_reason=stored.finish_reason,
@@ -187,6 +192,7 @@ class Turns:
             answer=stored.answer,
             request=stored.request,
             key=stored.key,
+            length=_length(parent) + len(given) + len(sampled),
         )
         self._append(turn)
         return turn
@@ -229,6 +235,10 @@ def encode(turn: Turn) -> bytes:
     return msgspec.json.encode(stored)
 
 
+def _length(turn: Turn | None) -> int:
+    return 0 if turn is None else turn.length
+
+
 def _branch(path: Sequence[Turn], used: set[int]) -> Branch:
     ids, logprobs, mask, labels = [], [], [], []
     place = 0
@@ -258,5 +268,4 @@ def _identity(message: Message) -> Mapping[str, Any]:
 
 
 def _digest(key: bytes, value: object) -> bytes:
-    text = json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
-    return hashlib.sha256(key + text).digest()
+    return hashlib.sha256(key + _ENCODER.encode(value)).digest()
