@@ -2,10 +2,13 @@
 
 import re
 
-from openai import AsyncOpenAI
+import httpx
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-# Rollouts share the connections: a client of its own for each rollout would cost more than the model's replies.
-CLIENT = AsyncOpenAI(base_url="http://127.0.0.1", api_key="of the rollout")
+# Rollouts share the client, because a client for each rollout would cost more than the model's replies. It keeps no
+# free connections: httpx compares all of them with each other for each request.
+HTTP = DefaultAsyncHttpxClient(limits=httpx.Limits(max_keepalive_connections=0))
+CLIENT = AsyncOpenAI(base_url="http://127.0.0.1", api_key="of the rollout", http_client=HTTP)
 
 
 async def run(task, endpoint):
