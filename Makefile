@@ -8,7 +8,7 @@ endif
 VENV := .venv/bin
 ARGS ?=
 
-.PHONY: setup dev local secure help fmt packages images quick test test-long lint types unit browser integration integration-store integration-loop integration-valkey e2e resilience mutants bench-api bench-env bench-trainer bench-learning bench-durability bench-rollouts bench-page bench-receipts bench-recovery bench-scaling bench-capacity clean
+.PHONY: setup dev local secure help fmt packages images quick test test-long lint types unit browser integration integration-store integration-loop integration-valkey e2e resilience mutants bench-api bench-env bench-trainer bench-learning bench-durability bench-rollouts bench-page bench-receipts bench-recovery bench-scaling bench-capacity bench-gateway clean
 
 # One stamp per device: after `make setup` for a CPU, `DEVICE=cuda make setup` makes the environments again.
 READY := .venv/.ready-$(DEVICE)
@@ -150,6 +150,9 @@ bench-scaling: $(DEV_READY) ## rates of one, two and four environments, and with
 
 bench-capacity: $(DEV_READY) ## submits with one and two API processes, and the cost of an idle stack: three minutes
 	PYTHONPATH=.:scripts $(VENV)/python benchmarks/capacity.py --results benchmarks/results $(ARGS)
+
+bench-gateway: $(DEV_READY) ## measure the gateway for agents: share of vLLM's rate, milliseconds per turn, memory; fifteen minutes
+	PYTHONPATH=.:scripts $(VENV)/python benchmarks/gateway.py --results benchmarks/results $(ARGS)
 
 clean: ## remove environments, local models and Redis data; runs stay
 	rm -rf .venv .venv-model .venv-atropos .gristmill

@@ -1,6 +1,7 @@
 """Replaces vLLM in measurements of everything else: each request takes STUB_LATENCY_S seconds, at any load.
 
-With STUB_AT_A_TIME, the server works on this number of requests at a time; the others wait.
+With STUB_AT_A_TIME, the server works on this number of requests at a time; the others wait. STUB_LENGTH is the most
+tokens of a conversation.
 
 An ASGI application for uvicorn with the endpoints of one server that environments and trainers call. All completions
 have the same tokens and log-probabilities, so nothing can be learned from them.
@@ -18,7 +19,13 @@ _LATENCY: Final = float(os.environ.get("STUB_LATENCY_S", "1"))
 _PLACES: Final = asyncio.Semaphore(int(os.environ.get("STUB_AT_A_TIME", "1000000")))
 _TOKENS: Final = list(range(40, 56))
 _LOGPROBS: Final = {"content": [{"token_id": token, "logprob": -1.0} for token in _TOKENS]}
-_MODEL: Final = {"id": "tiny", "root": "tiny", "max_model_len": 512, "owned_by": "vllm"}
+_LENGTH: Final = int(os.environ.get("STUB_LENGTH", "512"))
+_MODEL: Final = {"id": "tiny", "root": "tiny", "max_model_len": _LENGTH, "owned_by": "vllm"}
+_CHAT: Final = {
+    "id": "chat", "object": "chat.completion", "created": 0, "model": "tiny",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "stub"}, "finish_reason": "stop"}],
+    "usage": {"prompt_tokens": 16, "completion_tokens": len(_TOKENS), "total_tokens": 16 + len(_TOKENS)},
+}  # fmt: skip
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -59,6 +66,10 @@ async def _answer(method: str, path: str, body: bytes) -> tuple[int, dict[str, A
             async with _PLACES:
                 await asyncio.sleep(_LATENCY)
             return 200, {"choices": [_choice()] * json.loads(body)["sampling_params"]["n"]}
+        case "POST", "/v1/chat/completions":
+            async with _PLACES:
+                await asyncio.sleep(_LATENCY)
+            return 200, _CHAT
         case "GET", "/inference/v1/generate":
             return 405, {}
     return 404, {}
