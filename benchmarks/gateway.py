@@ -242,7 +242,11 @@ async def _conversation(
 def _stack() -> Iterator[tuple[LocalStack, Path]]:
     """Yields a stack without processes, and a folder, which has the processes' output."""
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "output.log").open("w") as log:
-        with LocalStack(lambda name, text: print(f"{name} | {text}", file=log, flush=True)) as stack:
+
+        def say(name: str, text: str) -> None:
+            print(f"{name} | {text}", file=log, flush=True)
+
+        with LocalStack(say) as stack:
             yield stack, Path(folder)
 
 
