@@ -1,0 +1,149 @@
+"""Anthropic's Messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from gristmill_env.gateway.dialects.base import (
+    ChatRequest,
+    Dialect,
+    JsonObject,
+    Reply,
+    RequestError,
+    error_kind,
+    event,
+    function_tool,
+    invalid,
+    object_of,
+    other_distribution,
+    read_count,
+    read_messages,
+    read_stop,
+    text_of_content,
+    unsupported,
+)
+
+
+class Messages(Dialect):
+    """Anthropic's POST /v1/messages."""
+
+    keep_alive = event({"type": "ping"}, "ping")
+    _STOP: ClassVar[Mapping[str, str]] = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+    def read(self, body: JsonObject) -> ChatRequest:
+        choice = (body.get("tool_choice") or {}).get("type", "auto")
+        if choice in {"any", "tool"}:
+            raise other_distribution("tool_choice")
+        messages: list[JsonObject] = []
+        if system := text_of_content(body.get("system")):
+            messages.append({"role": "system", "content": system})
+        given = body.get("messages")
+        if not isinstance(given, list):
+            raise invalid("'messages' must be a list of messages", "messages")
+        for message in given:
+            messages += _from_blocks(message)
+        tools = [] if choice == "none" else body.get("tools") or []
+        return ChatRequest(
+            messages=read_messages(messages),
+            tools=tuple(_tool_of_anthropic(tool) for tool in tools),
+            max_tokens=read_count(body, "max_tokens"),
+            stop=read_stop(body, "stop_sequences"),
+            parallel_tool_calls=not (body.get("tool_choice") or {}).get("disable_parallel_tool_use"),
+            stream=bool(body.get("stream")),
+        )
+
+    def answer(self, reply: Reply) -> JsonObject:
+        return {
+            **self._begun(reply),
+            "content": [block for block, _ in self._blocks(reply)],
+            "stop_reason": self._STOP.get(reply.finish_reason, "end_turn"),
+            "usage": {"input_tokens": reply.prompt_tokens, "output_tokens": reply.completion_tokens},
+        }
+
+    def events(self, reply: Reply, request: ChatRequest) -> Iterator[bytes]:
+        def named(kind: str, **fields: Any) -> bytes:
+            return event({"type": kind, **fields}, kind)
+
+        yield named("message_start", message=self._begun(reply))
+        for index, (block, delta) in enumerate(self._blocks(reply)):
+            empty = {
+                **block,
+                **{key: "" if key != "input" else {} for key in block if key in {"text", "thinking", "input"}},
+            }
+            yield named("content_block_start", index=index, content_block=empty)
+            yield named("content_block_delta", index=index, delta=delta)
+            yield named("content_block_stop", index=index)
+        stop = {"stop_reason": self._STOP.get(reply.finish_reason, "end_turn"), "stop_sequence": None}
+        yield named("message_delta", delta=stop, usage={"output_tokens": reply.completion_tokens})
+        yield named("message_stop")
+
+    def error(self, error: RequestError) -> JsonObject:
+        return {"type": "error", "error": {"type": error_kind(error), "message": f"{error} [{error.code}]"}}
+
+    def error_event(self, error: RequestError) -> bytes:
+        return event(self.error(error), "error")
+
+    def _begun(self, reply: Reply) -> JsonObject:
+        return {
+            "id": f"msg_{reply.id}", "type": "message", "role": "assistant", "model": reply.model, "content": [],
+            "stop_reason": None, "stop_sequence": None,
+            "usage": {"input_tokens": reply.prompt_tokens, "output_tokens": 0},
+        }  # fmt: skip
+
+    def _blocks(self, reply: Reply) -> Iterator[tuple[JsonObject, JsonObject]]:
+        """Yields each content block, and the same as one delta."""
+        if thinking := reply.message.get("reasoning"):
+            yield (
+                {"type": "thinking", "thinking": thinking, "signature": ""},
+                {"type": "thinking_delta", "thinking": thinking},
+            )
+        if reply.text or not reply.calls:
+            yield {"type": "text", "text": reply.text}, {"type": "text_delta", "text": reply.text}
+        for call in reply.calls:
+            arguments = call["function"]["arguments"]
+            block = {"type": "tool_use", "id": call["id"], "name": call["function"]["name"]}
+            yield {**block, "input": object_of(arguments)}, {"type": "input_json_delta", "partial_json": arguments}
+
+
+def _tool_of_anthropic(tool: Any) -> JsonObject:
+    if not isinstance(tool, dict) or "input_schema" not in tool:
+        raise unsupported("tools", "a tool without input_schema runs on Anthropic's servers; use tools with a schema")
+    function = {
+        "name": tool.get("name"),
+        "description": tool.get("description", ""),
+        "parameters": tool["input_schema"],
+    }
+    return function_tool({"function": function})
+
+
+def _from_blocks(message: Any) -> list[JsonObject]:
+    """Returns a message of Anthropic's form in OpenAI's form. Each tool result is a message."""
+    if not isinstance(message, dict) or message.get("role") not in {"user", "assistant"}:
+        raise invalid("a message must have the role user or assistant", "messages")
+    content, role = message.get("content"), message["role"]
+    if not isinstance(content, list):
+        return [{"role": role, "content": content}]
+    results: list[JsonObject] = []
+    texts: list[JsonObject] = []
+    calls: list[JsonObject] = []
+    reasoning = ""
+    for block in content:
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "tool_use":
+            function = {"name": block.get("name"), "arguments": block.get("input") or {}}
+            calls.append({"id": block.get("id"), "function": function})
+        elif kind == "tool_result":
+            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": block.get("content")})
+        elif kind == "thinking":
+            reasoning += block.get("thinking", "")
+        elif kind != "redacted_thinking":
+            texts.append(block)
+    if texts or calls or not results:
+        whole: JsonObject = {"role": role, "content": texts}
+        if calls:
+            whole["tool_calls"] = calls
+        if reasoning:
+            whole["reasoning"] = reasoning
+        results.append(whole)
+    return results
