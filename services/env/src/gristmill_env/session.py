@@ -130,6 +130,7 @@ def _agents(
         reasoning=known is not None and known.reasoning_parser is not None,
         stop=tuple(config.dataset.stop),
         stop_token_ids=tuple(config.dataset.stop_token_ids),
+        untrained=config.agent.off_policy == "untrained",
     )
     folder = run.config_path.parent if run.config_path is not None else None
     log = run.run_folder / "logs" / "agent.log"

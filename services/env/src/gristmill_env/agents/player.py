@@ -140,7 +140,10 @@ def rollout_of(session: Session, reward: float | None, prompts: PromptBuilder) -
     *others, last = sorted(branches, key=lambda branch: branch.turns[-1].number)
     rollout = _part(last, reward, prompts)
     return dataclasses.replace(
-        rollout, others=tuple(_part(branch, reward, prompts) for branch in others), replies=len(session.turns)
+        rollout,
+        others=tuple(_part(branch, reward, prompts) for branch in others),
+        replies=len(session.turns),
+        counts=session.turns.counts(),
     )
 
 

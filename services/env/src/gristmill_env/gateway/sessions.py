@@ -67,6 +67,8 @@ class Policy:
     stop: tuple[str, ...] = ()
     """The run's texts that end a reply, in addition to those of a request."""
     stop_token_ids: tuple[int, ...] = ()
+    untrained: bool = False
+    """Whether requests for another distribution are answered, and their replies not trained. Otherwise refused."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,14 @@ class Session:
             raise RequestError(
                 400, "no_tool_parser", "the model server parses no tool calls: set MODEL_TOOL_PARSER, or send no tools",
                 "tools",
+            )  # fmt: skip
+        if request.constraint.fields and not self._policy.untrained:
+            field = request.constraint.fields[0]
+            raise RequestError(
+                400, "other_distribution",
+                f"'{field}' would make the model sample from another distribution than the one that is trained; leave "
+                "it out, or set off_policy: untrained of the agent",
+                field,
             )  # fmt: skip
         if request.messages[-1]["role"] == "assistant":
             raise RequestError(400, "ends_with_reply", "the last message must not be the model's", "messages")
@@ -220,6 +230,7 @@ class Session:
             stop=(*self._policy.stop, *request.stop),
             stop_token_ids=self._policy.stop_token_ids,
             earlier=self._server,
+            constraint=request.constraint.sampling,
         )
         try:
             (completion,) = await self._policy.servers.generate(asked, evaluation=self._evaluation)
@@ -233,7 +244,8 @@ class Session:
             raise RequestError(503, error.code, str(error)) from error
         self.failure = None
         self._server = completion.server
-        turn = self.turns.add(prepared.place, prepared.given, completion, answer)
+        trained = not request.constraint.fields
+        turn = self.turns.add(prepared.place, prepared.given, completion, answer, trained=trained)
         self._unread.add(turn.number)
         if self._file is not None:
             await asyncio.to_thread(self._file.append, encode(turn))
@@ -243,6 +255,8 @@ class Session:
         """Returns the reply as a message of OpenAI's form. The model server parses tool calls and reasoning."""
         request, prompts = prepared.request, self._policy.prompts
         ids = prompts.without_end(completion.token_ids)
+        if calls := request.constraint.calls(prompts.decode(ids)) if ids else []:
+            return {"role": "assistant", "content": None, "tool_calls": calls}
         if not ids or not (request.tools or self._policy.reasoning):
             return {"role": "assistant", "content": prompts.decode(ids) if ids else ""}
         asked: dict[str, Any] = {"messages": [{"role": "user", "content": ""}]}

@@ -57,6 +57,8 @@ class Turn:
     """Identifies the conversation up to and including the reply, with the tools."""
     length: int
     """Number of tokens up to the end of this reply."""
+    trained: bool = True
+    """Whether the reply was sampled from the distribution that is trained."""
 
     @property
     def reply(self) -> Message:
@@ -141,8 +143,16 @@ class Turns:
         said = tuple(messages[: after - 1]) if parent is not None else ()
         return Place(parent, said, tuple(messages[after:]), key)
 
-    def add(self, place: Place, given: Sequence[int], completion: Completion, answer: Mapping[str, Any]) -> Turn:
-        """Stores a reply. `given`: the prompt's tokens that the parent does not have."""
+    def add(
+        self,
+        place: Place,
+        given: Sequence[int],
+        completion: Completion,
+        answer: Mapping[str, Any],
+        *,
+        trained: bool = True,
+    ) -> Turn:
+        """Stores a reply. `given`: the prompt's tokens that the parent does not have. `trained`: `Turn.trained`."""
         turn = Turn(
             number=len(self._turns),
             parent=place.parent,
@@ -156,6 +166,7 @@ class Turns:
             request=place.key,
             key=_digest(place.key, _identity(template_message(answer))),
             length=_length(place.parent) + len(given) + len(completion.token_ids),
+            trained=trained,
         )
         self._append(turn)
         return turn
@@ -176,6 +187,18 @@ class Turns:
                 used |= {turn.number for turn in path}
         return branches
 
+    def counts(self) -> dict[str, int]:
+        """Returns facts about the turns for the log, without those that are 0.
+
+        `conversations`: beginnings, if there are several. `unknown`: requests with a reply that the model did not
+        give, for example one that the agent has changed. `untrained`: replies to requests for another distribution.
+        """
+        roots = sum(turn.parent is None for turn in self._turns)
+        unknown = sum(any(message["role"] == "assistant" for message in turn.more) for turn in self._turns)
+        untrained = sum(not turn.trained for turn in self._turns)
+        found = {"conversations": roots if roots > 1 else 0, "unknown": unknown, "untrained": untrained}
+        return {name: count for name, count in found.items() if count}
+
     def restore(self, stored: Stored) -> Turn:
         """Adds a turn that `encode` wrote. Raises IndexError for a turn without its parent."""
         parent = None if stored.parent is None else self._turns[stored.parent]
@@ -193,6 +216,7 @@ class Turns:
             request=stored.request,
             key=stored.key,
             length=_length(parent) + len(given) + len(sampled),
+            trained=stored.trained,
         )
         self._append(turn)
         return turn
@@ -216,6 +240,7 @@ class Stored(msgspec.Struct, tag="turn"):
     answer: dict[str, Any]
     request: bytes
     key: bytes
+    trained: bool = True
 
 
 def encode(turn: Turn) -> bytes:
@@ -231,6 +256,7 @@ def encode(turn: Turn) -> bytes:
         answer=dict(turn.answer),
         request=turn.request,
         key=turn.key,
+        trained=turn.trained,
     )
     return msgspec.json.encode(stored)
 
@@ -243,7 +269,7 @@ def _branch(path: Sequence[Turn], used: set[int]) -> Branch:
     ids, logprobs, mask, labels = [], [], [], []
     place = 0
     for turn in path:
-        trained = turn.number not in used
+        trained = turn.trained and turn.number not in used
         given = turn.given if turn.parent is not None else turn.given[:0]
         place += len(given)
         if trained:

@@ -263,7 +263,7 @@ def _sampling(request: GenerationRequest) -> dict[str, Any]:
         sampling["stop"] = list(request.stop)  # the answer still includes its tokens
     if request.stop_token_ids:
         sampling["stop_token_ids"] = list(request.stop_token_ids)
-    return sampling
+    return sampling | dict(request.constraint)
 
 
 def _token_completion(url: str, choice: Choice) -> Completion:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -40,6 +40,8 @@ class GenerationRequest:
     """Tokens that end a completion, in addition to the model's own end tokens. They remain in the completion."""
     earlier: str | None = None
     """URL of the server that sampled the earlier turns, and so has computed this prompt's beginning."""
+    constraint: Mapping[str, Any] = field(default_factory=dict)
+    """More fields of vLLM's sampling parameters, which change the distribution: the completion is not trained."""
 
     @property
     def cost(self) -> int:
@@ -56,7 +58,7 @@ class GenerationRequest:
         """
         system = [message for message in self.messages[:1] if message.get("role") == "system"]
         short = [{"role": message["role"], "content": "Hi"} for message in (*system, {"role": "user"})]
-        return dataclasses.replace(self, token_ids=self.token_ids[:_SHORT], messages=short, count=1)
+        return dataclasses.replace(self, token_ids=self.token_ids[:_SHORT], messages=short, count=1, constraint={})
 
     def with_count(self, count: int) -> GenerationRequest:
         """Returns the same request for another number of completions."""

@@ -273,6 +273,9 @@ class RolloutGenerator:
             fields |= {"version": version, "finish": rollout.finish_reason}
             if rollout.replies > 1:
                 fields["turns"] = rollout.replies
+            if rollout.others:
+                fields["branches"] = len(rollout.branches)
+            fields |= rollout.counts
             text = repr(rollout.text) if rollout.replies == 1 else repr([dict(m) for m in rollout.messages])
             logger.info(line("completion", **fields) + (f" text={text}" if testing else ""))
 

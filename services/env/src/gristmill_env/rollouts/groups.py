@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
@@ -66,6 +66,8 @@ class Rollout:
     """The sum of the environment's rewards, or the agent's reward; None if there is none."""
     others: tuple[Rollout, ...] = ()
     """Earlier branches of an agent's rollout, as sequences of their own: sub-agents, retries, shortened histories."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Facts about an agent's requests, for the log (`gateway.Turns.counts`)."""
 
     @property
     def branches(self) -> tuple[Rollout, ...]:

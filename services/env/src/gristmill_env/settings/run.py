@@ -80,6 +80,11 @@ class AgentSpec(Settings):
     timeout: float = Field(default=900.0, gt=0)
     """Seconds that one rollout may take. Then it has failed."""
 
+    off_policy: Literal["refuse", "untrained"] = "refuse"
+    """What happens to requests for which the model samples from another distribution than the one that is trained
+    (tool_choice, response_format, logit_bias): refuse answers 400; untrained answers, and trains no token of the
+    reply."""
+
     address: str | None = Field(default=None, coerce_numbers_to_str=True)
     """Where the gateway listens: PORT, which only this machine reaches, or HOST:PORT. For external agents
     the variable GRISTMILL_GATEWAY_ADDRESS overrides the YAML. Default: a free port; for external agents 9100, which in
@@ -102,7 +107,12 @@ class AgentSpec(Settings):
 
     def recorded(self) -> dict[str, Any]:
         """Returns the settings that distinguish this agent from others."""
-        return {"function": self.function, "command": self.command, "external": self.external}
+        return {
+            "function": self.function,
+            "command": self.command,
+            "external": self.external,
+            "off_policy": self.off_policy,
+        }
 
 
 def _server_url(url: str) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from gristmill_env.data import Message
@@ -23,6 +24,43 @@ class RequestError(Exception):
         self.status, self.code, self.field = status, code, field
 
 
+_CALL = {"name", "parameters"}
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """Fields of a request with which the model samples from another distribution than the one that is trained."""
+
+    fields: tuple[str, ...] = ()
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """The same as fields of vLLM's sampling parameters."""
+    tool: str | None = None
+    """The tool whose arguments the reply must be."""
+    tools: bool = False
+    """Whether the reply must be a list of calls: [{"name", "parameters"}]."""
+
+    def calls(self, text: str) -> list[JsonObject]:
+        """Returns a reply's tool calls in OpenAI's form; none if it was cut, or if the constraint is not about tools.
+
+        `text`: the reply, without the tokens that end it.
+        """
+        try:
+            found = json.loads(text)
+        except ValueError:
+            return []
+        named = [{"name": self.tool, "parameters": found}] if self.tool is not None else found if self.tools else []
+        if not isinstance(named, list) or not all(isinstance(call, dict) and call.keys() == _CALL for call in named):
+            return []  # the server has ignored the constraint
+        return [
+            {
+                "id": f"call_{uuid.uuid4().hex[:24]}",
+                "type": "function",
+                "function": {"name": call["name"], "arguments": json.dumps(call["parameters"], ensure_ascii=False)},
+            }
+            for call in named
+        ]
+
+
 @dataclass(frozen=True)
 class ChatRequest:
     """A request of any dialect."""
@@ -37,6 +75,7 @@ class ChatRequest:
     stream: bool = False
     with_usage: bool = True
     """Whether a stream ends with the numbers of tokens."""
+    constraint: Constraint = field(default_factory=Constraint)
 
 
 @dataclass(frozen=True)
@@ -133,13 +172,54 @@ def unsupported(field: str, remedy: str) -> RequestError:
     return RequestError(400, "not_supported", f"'{field}' is not supported: {remedy}", field)
 
 
-def other_distribution(field: str) -> RequestError:
-    return RequestError(
-        400,
-        "other_distribution",
-        f"'{field}' would make the model sample from another distribution than the one that is trained; leave it out",
-        field,
-    )
+def constraint(
+    tools: Sequence[JsonObject], choice: object, form: object, more: Mapping[str, Any], form_field: str
+) -> Constraint:
+    """Returns a request's constraint. Raises RequestError.
+
+    `choice`: "required" for a call of any tool, the name of a tool as {"name"}, or None. `form`: the form of the
+    reply, {"type": "json_object"} or {"type": "json_schema", "schema"}, or None. `more`: fields that vLLM's sampling
+    parameters have too. `form_field`: the name of the form in this API.
+    """
+    fields = [name for name, value in more.items() if value]
+    sampling = {name: value for name, value in more.items() if value}
+    name = None
+    if choice is not None:
+        fields.append("tool_choice")
+        functions = {tool["function"]["name"]: tool["function"] for tool in tools}
+        name = choice.get("name") if isinstance(choice, dict) else None
+        if not functions or (choice != "required" and name not in functions):
+            raise invalid("'tool_choice' must be auto, none, required, or one of the request's tools", "tool_choice")
+        schema = _arguments(functions[name]) if name is not None else _any_call(list(functions.values()))
+        sampling["structured_outputs"] = {"json": schema}
+    kind = form.get("type", "text") if isinstance(form, dict) else "text"
+    if kind != "text":
+        if "structured_outputs" in sampling or kind not in ("json_object", "json_schema"):
+            raise unsupported(form_field, "ask for one form of the reply: json_object, json_schema or a tool")
+        assert isinstance(form, dict)
+        fields.append(form_field)
+        schema = form.get("schema")
+        if kind == "json_schema" and not isinstance(schema, dict):
+            raise invalid(f"'{form_field}' has no schema", form_field)
+        sampling["structured_outputs"] = {"json": schema} if kind == "json_schema" else {"json_object": True}
+    return Constraint(tuple(fields), sampling, name, choice is not None and name is None)
+
+
+def _arguments(function: JsonObject) -> JsonObject:
+    return function.get("parameters") or {"type": "object", "properties": {}}
+
+
+def _any_call(functions: Sequence[JsonObject]) -> JsonObject:
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": function["name"]}, "parameters": _arguments(function)},
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        for function in functions
+    ]
+    return {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
 
 
 def read_messages(given: object) -> tuple[Message, ...]:

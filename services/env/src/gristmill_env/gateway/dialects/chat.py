@@ -11,10 +11,10 @@ from gristmill_env.gateway.dialects.base import (
     JsonObject,
     Reply,
     RequestError,
+    constraint,
     error_kind,
     event,
     function_tool,
-    other_distribution,
     read_count,
     read_messages,
     read_stop,
@@ -26,20 +26,28 @@ class ChatCompletions(Dialect):
     """OpenAI's POST /v1/chat/completions."""
 
     def read(self, body: JsonObject) -> ChatRequest:
-        refuse_other_distributions(body)
+        refuse_unknown_constraints(body)
         if body.get("logprobs"):
             raise unsupported("logprobs", "the gateway keeps log-probabilities for the training itself")
         choice = body.get("tool_choice")
-        tools = [] if choice == "none" else body.get("tools") or []
+        tools = tuple(function_tool(tool) for tool in ([] if choice == "none" else body.get("tools") or []))
+        form = body.get("response_format") or {}
         options = body.get("stream_options") or {}
         return ChatRequest(
             messages=read_messages(body.get("messages")),
-            tools=tuple(function_tool(tool) for tool in tools),
+            tools=tools,
             max_tokens=read_count(body, "max_completion_tokens") or read_count(body, "max_tokens"),
             stop=read_stop(body, "stop"),
             parallel_tool_calls=body.get("parallel_tool_calls") is not False,
             stream=bool(body.get("stream")),
             with_usage=bool(options.get("include_usage")),
+            constraint=constraint(
+                tools,
+                forced_tool(choice, "function"),
+                {**form, "schema": (form.get("json_schema") or {}).get("schema")},
+                {name: body.get(name) for name in ("logit_bias", "structured_outputs")},
+                "response_format",
+            ),
         )
 
     def answer(self, reply: Reply) -> JsonObject:
@@ -72,17 +80,23 @@ class ChatCompletions(Dialect):
         return {"id": f"chatcmpl-{reply.id}", "object": what, "created": int(time.time()), "model": reply.model}
 
 
-def refuse_other_distributions(body: JsonObject) -> None:
-    choice = body.get("tool_choice")
-    if choice not in (None, "auto", "none"):
-        raise other_distribution("tool_choice")
-    if (body.get("response_format") or {}).get("type", "text") != "text":
-        raise other_distribution("response_format")
-    for field in ("logit_bias", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "bad_words"):
+def refuse_unknown_constraints(body: JsonObject) -> None:
+    """Refuses what would change the model's distribution in a way that cannot be passed on. Raises RequestError."""
+    for field in ("guided_json", "guided_regex", "guided_choice", "bad_words"):
         if body.get(field):
-            raise other_distribution(field)
+            raise unsupported(field, "use response_format")
     if body.get("n") not in (None, 1):
         raise unsupported("n", "one request is one reply, so that a rollout is one conversation at a time")
+
+
+def forced_tool(choice: object, inner: str | None = None) -> object:
+    """Returns the tool that a request's `tool_choice` forces: its {"name"}, "required" for any, or None.
+
+    `inner`: the key of the object with the name.
+    """
+    if choice in (None, "auto", "none"):
+        return None
+    return choice.get(inner) or {} if isinstance(choice, dict) and inner is not None else choice
 
 
 def _usage(reply: Reply) -> JsonObject:

@@ -11,12 +11,12 @@ from gristmill_env.gateway.dialects.base import (
     JsonObject,
     Reply,
     RequestError,
+    constraint,
     error_kind,
     event,
     function_tool,
     invalid,
     object_of,
-    other_distribution,
     read_count,
     read_messages,
     read_stop,
@@ -32,9 +32,8 @@ class Messages(Dialect):
     _STOP: ClassVar[Mapping[str, str]] = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
     def read(self, body: JsonObject) -> ChatRequest:
-        choice = (body.get("tool_choice") or {}).get("type", "auto")
-        if choice in {"any", "tool"}:
-            raise other_distribution("tool_choice")
+        chosen = body.get("tool_choice") or {}
+        choice = chosen.get("type", "auto")
         messages: list[JsonObject] = []
         if system := text_of_content(body.get("system")):
             messages.append({"role": "system", "content": system})
@@ -43,14 +42,16 @@ class Messages(Dialect):
             raise invalid("'messages' must be a list of messages", "messages")
         for message in given:
             messages += _from_blocks(message)
-        tools = [] if choice == "none" else body.get("tools") or []
+        tools = tuple(_tool_of_anthropic(tool) for tool in ([] if choice == "none" else body.get("tools") or []))
+        forced = {"any": "required", "tool": chosen}.get(choice)
         return ChatRequest(
             messages=read_messages(messages),
-            tools=tuple(_tool_of_anthropic(tool) for tool in tools),
+            tools=tools,
             max_tokens=read_count(body, "max_tokens"),
             stop=read_stop(body, "stop_sequences"),
-            parallel_tool_calls=not (body.get("tool_choice") or {}).get("disable_parallel_tool_use"),
+            parallel_tool_calls=not chosen.get("disable_parallel_tool_use"),
             stream=bool(body.get("stream")),
+            constraint=constraint(tools, forced, None, {}, "output_format"),
         )
 
     def answer(self, reply: Reply) -> JsonObject:

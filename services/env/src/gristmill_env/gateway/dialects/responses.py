@@ -11,25 +11,22 @@ from gristmill_env.gateway.dialects.base import (
     JsonObject,
     Reply,
     RequestError,
+    constraint,
     event,
     function_tool,
     invalid,
-    other_distribution,
     read_count,
     read_messages,
     unsupported,
 )
-from gristmill_env.gateway.dialects.chat import ChatCompletions, refuse_other_distributions
+from gristmill_env.gateway.dialects.chat import ChatCompletions, forced_tool, refuse_unknown_constraints
 
 
 class Responses(ChatCompletions):
     """OpenAI's POST /v1/responses."""
 
     def read(self, body: JsonObject) -> ChatRequest:
-        refuse_other_distributions(body)
-        form = (body.get("text") or {}).get("format") or {}
-        if form.get("type", "text") != "text":
-            raise other_distribution("text.format")
+        refuse_unknown_constraints(body)
         for field in ("previous_response_id", "conversation"):
             if body.get(field):
                 raise unsupported(field, "send the whole conversation as `input`")
@@ -38,13 +35,21 @@ class Responses(ChatCompletions):
         if not isinstance(items, list) or not items:
             raise invalid("'input' must be text or a list of items", "input")
         messages = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
-        tools = [] if body.get("tool_choice") == "none" else body.get("tools") or []
+        choice = body.get("tool_choice")
+        tools = tuple(_flat_tool(tool) for tool in ([] if choice == "none" else body.get("tools") or []))
         return ChatRequest(
             messages=read_messages([*messages, *_joined_items(items)]),
-            tools=tuple(_flat_tool(tool) for tool in tools),
+            tools=tools,
             max_tokens=read_count(body, "max_output_tokens"),
             parallel_tool_calls=body.get("parallel_tool_calls") is not False,
             stream=bool(body.get("stream")),
+            constraint=constraint(
+                tools,
+                forced_tool(choice),
+                (body.get("text") or {}).get("format"),
+                {name: body.get(name) for name in ("logit_bias", "structured_outputs")},
+                "text.format",
+            ),
         )
 
     def answer(self, reply: Reply) -> JsonObject:
