@@ -109,7 +109,11 @@ async def test_cancelled_function_ends(folder: Path, name: str, monkeypatch: pyt
 async def test_command_gets_addresses_and_task_and_writes_its_reward(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GRISTMILL_API_TOKEN", "secret")
+    for name in ("GRISTMILL_API_TOKEN", "HF_TOKEN", "JUDGE_API_KEY", "DB_PASSWORD"):
+        monkeypatch.setenv(name, "hidden")
+    monkeypatch.setenv("STORE_URL", "redis://user:hidden@localhost:6379")
+    monkeypatch.setenv("WANDB_API_KEY", "passed on")
+    monkeypatch.setenv("DATA_FOLDER", "/data")
     code = (
         "import json, os\n"
         "task = json.load(open(os.environ['GRISTMILL_TASK']))\n"
@@ -117,11 +121,13 @@ async def test_command_gets_addresses_and_task_and_writes_its_reward(
         "open(os.environ['GRISTMILL_REWARD'], 'w').write(str(len(task['prompt'])))\n"
     )
     log = tmp_path / "logs" / "agent.log"
-    assert await CommandAgent([sys.executable, "-c", code], tmp_path, log).run(TASK, ENDPOINT) == len(TASK.prompt)
+    agent = CommandAgent([sys.executable, "-c", code], tmp_path, log, {"WANDB_API_KEY": os.environ["WANDB_API_KEY"]})
+    assert await agent.run(TASK, ENDPOINT) == len(TASK.prompt)
     seen = json.loads(log.read_text())
     assert (seen["OPENAI_BASE_URL"], seen["OPENAI_API_KEY"]) == (ENDPOINT.base_url, "k")
     assert (seen["ANTHROPIC_BASE_URL"], seen["ANTHROPIC_API_KEY"]) == (ENDPOINT.anthropic_url, "k")
-    assert "secret" not in log.read_text()
+    assert (seen["DATA_FOLDER"], seen["WANDB_API_KEY"]) == ("/data", "passed on")
+    assert "hidden" not in log.read_text()
 
 
 @pytest.mark.parametrize(

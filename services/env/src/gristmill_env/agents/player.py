@@ -118,7 +118,7 @@ async def agents(
     if spec.function is not None:
         runner = FunctionAgent(spec.function, folder)
     elif spec.command is not None:
-        runner = CommandAgent(spec.command, folder, log)
+        runner = CommandAgent(spec.command, folder, log, spec.env)
     else:
         runner = ExternalAgent()
     address = ("127.0.0.1", PORT if spec.external else 0) if spec.address is None else parse_address(spec.address)

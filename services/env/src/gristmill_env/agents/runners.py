@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from gristmill.redaction import redact_text
+from gristmill.redaction import is_secret, redact_text, secrets_in_urls
 from gristmill_env.agents.child import Order, Report
 from gristmill_env.agents.task import AgentTask, Endpoint
 from gristmill_env.errors import EpisodeError
@@ -171,9 +171,12 @@ class _Child:
 class CommandAgent(AgentRunner):
     """A command per rollout, with its addresses in environment variables."""
 
-    def __init__(self, command: list[str], folder: Path | None, log: Path) -> None:
-        """`folder`: in which the command runs. `log`: the file that receives what the commands print."""
-        self._command, self._folder, self._log = command, folder, log
+    def __init__(
+        self, command: list[str], folder: Path | None, log: Path, env: Mapping[str, str] | None = None
+    ) -> None:
+        """`folder`: in which the command runs. `log`: the file that receives what the commands print. `env`: variables
+        for the command, which may be secret."""
+        self._command, self._folder, self._log, self._env = command, folder, log, dict(env or {})
 
     async def run(self, task: AgentTask, endpoint: Endpoint) -> Any:
         with tempfile.TemporaryDirectory(prefix="gristmill-agent-") as place:
@@ -205,9 +208,11 @@ class CommandAgent(AgentRunner):
             return _written(reward)
 
     def _environ(self, endpoint: Endpoint, task: Path, reward: Path) -> Mapping[str, str]:
-        """Returns the agent's variables: this process' own without its secrets, and the endpoint."""
-        own = {name: value for name, value in os.environ.items() if not name.startswith(("GRISTMILL_", "API_"))}
-        return own | {
+        """Returns the agent's variables: this process' own without secrets, the configured ones, and the endpoint."""
+        own = {name: value for name, value in os.environ.items() if not _is_withheld(name, value)}
+        return {
+            **own,
+            **self._env,
             "OPENAI_BASE_URL": endpoint.base_url,
             "OPENAI_API_KEY": endpoint.key,
             "ANTHROPIC_BASE_URL": endpoint.anthropic_url,
@@ -216,6 +221,11 @@ class CommandAgent(AgentRunner):
             "GRISTMILL_TASK": str(task),
             "GRISTMILL_REWARD": str(reward),
         }
+
+
+def _is_withheld(name: str, value: str) -> bool:
+    """Returns whether an agent must not inherit a variable: those of Gristmill's services, and secrets."""
+    return name.startswith(("GRISTMILL_", "API_")) or is_secret(name) or bool(secrets_in_urls(value))
 
 
 def _written(path: Path) -> float | None:

@@ -74,6 +74,9 @@ class AgentSpec(Settings):
     ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY lead its clients to the model, GRISTMILL_TASK names a file with the task,
     and GRISTMILL_REWARD the file for its reward."""
 
+    env: dict[str, str] = Field(default_factory=dict)
+    """Variables for the command: {NAME: value}. The command inherits no secret; ${NAME} as a value passes one on."""
+
     external: bool = False
     """Programs elsewhere ask the gateway for tasks and report rewards (docs/agents.md)."""
 
@@ -103,6 +106,10 @@ class AgentSpec(Settings):
             raise PydanticCustomError("agent_kind", "an agent has one of function, command and external")
         if self.command == []:
             raise PydanticCustomError("agent_kind", "the agent's command is empty")
+        if self.env and self.command is None:
+            raise PydanticCustomError(
+                "agent_kind", "env belongs to an agent's command; a function inherits all variables"
+            )
         return self
 
     def recorded(self) -> dict[str, Any]:
