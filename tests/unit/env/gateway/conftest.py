@@ -32,6 +32,7 @@ TEMPLATE = (
     "{% for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+THOUGHT = re.compile("<think>(.*?)</think>", re.DOTALL)
 CALL = re.compile("<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
@@ -72,7 +73,8 @@ class ScriptedModel:
             self.calls += 1
             function = {"name": call["name"], "arguments": json.dumps(call["arguments"])}
             calls.append({"id": f"call_{self.calls}", "type": "function", "function": function})
-        message = {"content": CALL.sub("", text) or None, "tool_calls": calls}
+        said = THOUGHT.sub("", CALL.sub("", text))
+        message = {"content": said or None, "tool_calls": calls, "reasoning": "".join(THOUGHT.findall(text)) or None}
         return 200, {"choices": [{"message": message, "finish_reason": "stop"}]}
 
 

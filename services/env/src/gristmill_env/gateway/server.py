@@ -79,7 +79,7 @@ class Gateway:
         async def answer(request: Request) -> Response:
             try:
                 session = self.sessions.find(lambda: _keys(request))
-                prepared = session.prepare(dialect.read(await read_body(request)))
+                prepared = session.prepare(_read(dialect, await read_body(request)))
                 repeats = request.headers.get(_RETRIES, "0") != "0"
                 reply = session.reply(prepared, idempotency=request.headers.get("idempotency-key"), again=repeats)
                 if not prepared.request.stream:
@@ -93,6 +93,15 @@ class Gateway:
             return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
         return answer
+
+
+def _read(dialect: Dialect, body: dict[str, Any]) -> ChatRequest:
+    """Reads a request. Raises RequestError, also for values of other types than the API has."""
+    try:
+        return dialect.read(body)
+    except (TypeError, ValueError, AttributeError, KeyError) as error:
+        text = f"a value of the request has another type than the API has: {error}"
+        raise RequestError(400, "bad_request", text) from error
 
 
 async def _unless_gone(coming: Coroutine[Any, Any, Reply], request: Request) -> Reply:
