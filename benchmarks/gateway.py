@@ -102,15 +102,16 @@ def _throughput(stack: LocalStack, folder: Path, tokenizer: Path, options: argpa
     with _gateway(stack, folder, url, tokenizer, conversations) as (service, through):
         sides = [Side("vLLM", f"{url}/v1", ["any"], through.model), through]
         asyncio.run(_talk_for(5.0, sides[0], iter(range(10**9)), options.agents))  # warms up
-        cpu, requests, numbers = machine.cpu_seconds(service.process.pid), 0, iter(range(conversations))
+        cpu, requests, numbers = 0.0, 0, iter(range(conversations))
         for index in range(options.rounds):
             for side in sides if index % 2 else sides[::-1]:
-                began = time.monotonic()
+                began, before = time.monotonic(), machine.cpu_seconds(service.process.pid)
                 replies = asyncio.run(_talk_for(options.seconds, side, numbers, options.agents))
                 found[side.name].append(sum(replies) / (time.monotonic() - began))
-                requests += len(replies) if side is through else 0
+                if side is through:
+                    requests += len(replies)
+                    cpu += machine.cpu_seconds(service.process.pid) - before
                 print(f"round {index + 1}: {side.name}: {found[side.name][-1]:.1f} tokens/s", file=sys.stderr)
-        cpu = machine.cpu_seconds(service.process.pid) - cpu
     direct, gateway = (statistics.median(rates) for rates in found.values())
     return [
         "## Throughput",

@@ -146,7 +146,8 @@ async def serving(
     """
     host, port = address
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
+    # With a protocol, because asyncio sends without delay (TCP_NODELAY) only on sockets that have one.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     with contextlib.closing(listener):
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
