@@ -17,33 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gristmill.settings import did_you_mean
+from gristmill_env.data.messages import Message, message_problem, template_form, user
 from gristmill_env.data.sources import load_rows
 from gristmill_env.data.template import PromptTemplate
 from gristmill_env.errors import DatasetError
 from gristmill_env.settings import DatasetConfig
-from gristmill_env.values import NotTextError, half_characters, is_storable, text_of
-
-Message = Mapping[str, Any]
-"""One message of a conversation, in the form of chat templates and servers.
-
-`role` (system, user, assistant, tool) and `content`, text; a template may use more keys.
-"""
-
-
-def system(content: str) -> Message:
-    """Returns a message with instructions for the model."""
-    return {"role": "system", "content": content}
-
-
-def user(content: str) -> Message:
-    """Returns a message for the model to answer."""
-    return {"role": "user", "content": content}
-
-
-def assistant(content: str) -> Message:
-    """Returns a message by the model."""
-    return {"role": "assistant", "content": content}
-
+from gristmill_env.values import NotTextError, half_characters, text_of
 
 _SEARCHED = 100
 """Rows that are searched for a field."""
@@ -192,11 +171,10 @@ class PromptDataset:
         if not value:
             raise DatasetError("no_messages", f"{where} holds no message", row=index, field=path)
         for message in value:
-            fits = isinstance(message, Mapping) and isinstance(message.get("role"), str)
-            if not fits or not isinstance(message.get("content"), str) or not is_storable(message):
+            if (problem := message_problem(message)) is not None:
                 raise DatasetError(
                     "not_a_message",
-                    f"{where} is a list, but {message!r:.60} in it is not a message with role and content",
+                    f"{where} is a list, but {message!r:.60} in it is not a message with role and content: {problem}",
                     row=index,
                     field=path,
                 )
@@ -207,7 +185,7 @@ class PromptDataset:
                 row=index,
                 field=path,
             )
-        return tuple(value)
+        return tuple(map(template_form, value))
 
 
 class RowOrder:
