@@ -20,9 +20,10 @@ from gristmill_env.data import Item
 from gristmill_env.gateway import Policy
 from gristmill_env.inference import ModelServers
 from gristmill_env.rewards import Score
+from gristmill_env.rollouts.conversations import GroupPrompts
 from gristmill_env.rollouts.groups import RolloutGroup, build_group
 from gristmill_env.rollouts.prompts import PromptBuilder
-from gristmill_env.rollouts.turns import Ask, GroupPrompts
+from gristmill_env.rollouts.turns import Ask
 from gristmill_env.settings import AgentSpec, ServerConfig
 from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.policy import Policy as Trained

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import json
 import os
 import signal
@@ -10,8 +11,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -22,130 +25,75 @@ from tests.support.errors import raises
 from tests.unit.env.conftest import FailingServer
 from tests.unit.env.inference.conftest import CHAT, answers, said
 
-from gristmill_env.data import Item, Message, user
-from gristmill_env.environments import Environment, EnvironmentFactory, EnvironmentRunner, Reply, StepResult
+from gristmill_env.data import Item, user
+from gristmill_env.environments import (
+    Environment,
+    EnvironmentFactory,
+    EnvironmentRunner,
+    Model,
+    Reply,
+    StepResult,
+    child,
+    create_environment,
+)
 from gristmill_env.environments import runner as environment_runner
-from gristmill_env.errors import DatasetError, EnvError, EpisodeError, RewardError
+from gristmill_env.environments.model import End, LeaveOut, Said, Say
+from gristmill_env.errors import DatasetError, EpisodeError
 from gristmill_env.inference import ModelServers
 from gristmill_env.rewards import Scorer, WeightedReward, create_reward
 from gristmill_env.rollouts.generator import RolloutGenerator
 from gristmill_env.rollouts.groups import RolloutGroup
 from gristmill_env.rollouts.prompts import PromptBuilder
-from gristmill_env.running import runner
+from gristmill_env.running import code_process
 from gristmill_env.settings import EnvConfig, ServerConfig
 
 pytestmark = pytest.mark.slow
 
 ITEM = Item(row=0, index=0, prompt="?", answer="2")
-REPLY = Reply("2", "stop", 1)
-
-
-class Recorded(Environment):
-    """Records the calls on each of its objects."""
-
-    made: list[Recorded]
-    let_go: threading.Event
-
-    def __init__(self) -> None:
-        self.number = len(self.made)
-        self.closed = 0
-        self.steps = 0
-        self.made.append(self)
-
-    def reset(self, item: Item) -> Sequence[Message]:
-        return [user(f"{item.prompt} {self.number}")]
-
-    def step(self, reply: Reply) -> StepResult:
-        return StepResult.end(1.0)
-
-    def close(self) -> None:
-        self.closed += 1
-
-
-class Talks(Recorded):
-    """Four turns."""
-
-    def step(self, reply: Reply) -> StepResult:
-        self.steps += 1
-        return StepResult.end(1.0) if self.steps == 4 else StepResult((user("again"),))
-
-
-class FailsToReset(Recorded):
-    def reset(self, item: Item) -> Sequence[Message]:
-        if self.number == 1:
-            raise KeyError("no board")
-        return super().reset(item)
-
-
-class HangsToOpen(Recorded):
-    def __init__(self) -> None:
-        super().__init__()
-        if self.number == 1:
-            self.let_go.wait()
-
-
-class HangsToOpenOrFailsToReset(HangsToOpen):
-    def reset(self, item: Item) -> Sequence[Message]:
-        if self.number == 2:
-            raise KeyError("no board")
-        return super().reset(item)
-
-
-class FailsToStep(Recorded):
-    def step(self, reply: Reply) -> StepResult:
-        if self.number == 1:
-            raise KeyError("no board")
-        return super().step(reply)
-
-
-class FailsToClose(Recorded):
-    def close(self) -> None:
-        super().close()
-        raise KeyError("the sandbox is gone")
-
-
-class Hangs(Recorded):
-    """Blocks in its second step. It ends only when the test releases it."""
-
-    def step(self, reply: Reply) -> StepResult:
-        if self.number == 1:
-            self.let_go.wait()
-        return super().step(reply)
-
-
-class HangsAsync(Recorded):
-    async def step(self, reply: Reply) -> StepResult:  # type: ignore[override]
-        if self.number == 1:
-            await asyncio.get_running_loop().create_future()
-        return StepResult.end(1.0)
-
-
-class BlocksItsLoop(Recorded):
-    async def step(self, reply: Reply) -> StepResult:  # type: ignore[override]
-        self.steps += 1
-        if self.number == 1:
-            self.let_go.wait()  # in place of an await
-        else:
-            await asyncio.sleep(60)
-        return StepResult.end(1.0)
-
-
-class ClosesAsync(Recorded):
-    async def close(self) -> None:  # type: ignore[override]
-        await asyncio.sleep(0)
-        self.closed += 1
-
+BRIEF = 2.0
+"""Seconds that an environment has to close, and a process to end, where a test waits for that."""
 
 Roll = Callable[[], Any]
 Make = Callable[..., Roll]
 
 
+class Log:
+    """The lines that the environments of `games` have written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "log"
+        self.let_go = folder / "let_go"
+
+    def numbers(self, what: str) -> list[int]:
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        return [int(line.split()[1]) for line in lines if line.split()[0] == what]
+
+    @property
+    def all_closed_once(self) -> bool:
+        """Whether each environment that was made was closed once."""
+        return Counter(self.numbers("closed")) == Counter(self.numbers("made"))
+
+    async def until(self, happened: Callable[[Log], bool]) -> None:
+        async with asyncio.timeout(60):
+            while not happened(self):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+
 @pytest.fixture
-async def rolls(failing_server: FailingServer) -> AsyncIterator[Make]:
-    """Returns a generator that rolls a group of three in an environment, against a server that gives text."""
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Log:
+    log = Log(tmp_path)
+    monkeypatch.setenv("GAMES_LOG", str(log.path))
+    return log
+
+
+@pytest.fixture
+async def rolls(failing_server: FailingServer, log: Log) -> AsyncIterator[Make]:
+    """Returns a generator that rolls a group of three in an environment, against a server that gives text.
+
+    The environment is the name of a class of `games`, which runs in a process, or a class, which runs in place.
+    """
     failing_server.takes_tokens = False
     failing_server.answers[CHAT] = lambda: answers(said("2"))
-    Recorded.made, Recorded.let_go = [], threading.Event()
     rewards = [WeightedReward(create_reward("accuracy"), 1.0)]
     runners: list[EnvironmentRunner] = []
     async with (
@@ -154,25 +102,45 @@ async def rolls(failing_server: FailingServer) -> AsyncIterator[Make]:
     ):
         await servers.connect(patience=5)
 
-        def make(kind: type[Environment], *, step_timeout: float = 60.0) -> Roll:
-            runners.append(EnvironmentRunner(EnvironmentFactory(kind), step_timeout))
-            config = EnvConfig(group_size=3, min_rollouts=3, rollout_retries=0)
+        def make(kind: str | type[Environment], *, step_timeout: float = 60.0, **settings: Any) -> Roll:
+            runners.append(EnvironmentRunner(factory(kind), step_timeout))
+            config = EnvConfig.model_validate({"group_size": 3, "min_rollouts": 3, "rollout_retries": 0, **settings})
             generator = RolloutGenerator(config, PromptBuilder(None), servers, scorer, runners[-1], max_length=1024)
             return lambda: generator.generate_and_score(ITEM, "test")
 
         yield make
-        Recorded.let_go.set()
         for one in runners:
-            one.stop()
+            await one.close()
+
+
+def factory(kind: str | type[Environment], **params: Any) -> EnvironmentFactory:
+    return create_environment(f"{GAMES}:{kind}", params) if isinstance(kind, str) else EnvironmentFactory(kind)
+
+
+GAMES = "tests.unit.env.games"
+
+
+async def reply(asked: Say | LeaveOut) -> Said:
+    """Answers an environment at once."""
+    return Said(0, "2", "2", "", [], "stop", 1)
 
 
 async def test_turns_of_a_rollout_stay_on_the_server_of_its_first_turn(
     two_servers: tuple[FailingServer, FailingServer],
 ) -> None:
+    made: list[Environment] = []
+
+    class Talks(Environment):
+        async def play(self, item: Item, model: Model) -> float:
+            made.append(self)
+            await model.say(f"{item.prompt} {len(made)}")
+            for _ in range(3):
+                await model.say("again")
+            return 1.0
+
     for server in two_servers:
         server.takes_tokens, server.delay = False, 0.05
         server.answers[CHAT] = lambda: answers(said("2"))
-    Recorded.made = []
     rewards = [WeightedReward(create_reward("accuracy"), 1.0)]
     talks = EnvironmentRunner(EnvironmentFactory(Talks), 60.0)
     configs = [ServerConfig(base_url=server.url) for server in two_servers]
@@ -182,133 +150,160 @@ async def test_turns_of_a_rollout_stay_on_the_server_of_its_first_turn(
         generator = RolloutGenerator(config, PromptBuilder(None), servers, scorer, talks, max_length=1024)
         for _ in range(5):
             await generator.generate_and_score(ITEM, "test")
-    talks.stop()
     begun = [[body["messages"][0]["content"] for body in server.bodies] for server in two_servers]
     assert not set(begun[0]) & set(begun[1])
     assert [len(prompts) for prompts in begun] == [5 * 4, 5 * 4]
 
 
-def closed() -> list[int]:
-    """Returns how often each environment was closed."""
-    return [environment.closed for environment in Recorded.made]
-
-
-@pytest.mark.parametrize("kind", [Recorded, ClosesAsync])
-async def test_environments_are_closed_when_their_attempts_end(rolls: Make, kind: type[Environment]) -> None:
+# --- Ends and closes -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", ["Recorded", "ClosesAsync"])
+async def test_environments_are_closed_when_their_attempts_end(rolls: Make, log: Log, kind: str) -> None:
     group: RolloutGroup = await rolls(kind)()
     assert [rollout.reward for rollout in group.rollouts] == [1.0] * 3
-    assert closed() == [1] * 3
+    assert (sorted(log.numbers("made")), log.all_closed_once) == ([0, 1, 2], True)
 
 
-@pytest.mark.parametrize("kind", [FailsToReset, FailsToStep])
-async def test_all_environments_of_a_group_are_closed_when_one_fails(rolls: Make, kind: type[Environment]) -> None:
-    with raises(EpisodeError, "environment_raised", error="KeyError"):
+@pytest.mark.parametrize(
+    ("kind", "error"), [("FailsToReset", "KeyError"), ("FailsToStep", "KeyError"), ("Exits", "SystemExit")]
+)
+async def test_all_environments_of_a_group_are_closed_when_one_fails(
+    rolls: Make, log: Log, kind: str, error: str
+) -> None:
+    with raises(EpisodeError, "environment_raised", error=error):
         await rolls(kind)()
-    await all_are_closed()
-    assert len(Recorded.made) >= 2
+    await log.until(lambda log: log.all_closed_once)
+    assert len(log.numbers("made")) >= 2
+
+
+async def test_first_exception_of_a_method_is_logged_with_its_traceback(
+    rolls: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    with raises(EpisodeError, "environment_raised", method="FailsToStep.step"):
+        await rolls("FailsToStep")()
+    assert 'raise KeyError("no board")' in caplog.text
 
 
 async def test_environment_that_fails_to_close_fails_no_attempt(rolls: Make, caplog: pytest.LogCaptureFixture) -> None:
-    group: RolloutGroup = await rolls(FailsToClose)()
+    group: RolloutGroup = await rolls("FailsToClose")()
     assert [rollout.reward for rollout in group.rollouts] == [1.0] * 3
     assert "the sandbox is gone" in caplog.text
 
 
-@pytest.mark.parametrize("kind", [Hangs, HangsAsync, BlocksItsLoop])
-async def test_step_that_hangs_ends_with_its_time_limit_and_all_are_closed(
-    rolls: Make, kind: type[Environment]
-) -> None:
-    with pytest.raises(EpisodeError):
-        await rolls(kind, step_timeout=1.0)()
-    assert closed() == [1] * 3
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment_runner, "_GOODBYE", BRIEF)
+    monkeypatch.setattr(code_process, "GRACE", BRIEF)
+    monkeypatch.setattr(environment_runner, "GRACE", BRIEF)
 
 
-@pytest.mark.parametrize("kind", [Hangs, HangsAsync])
-async def test_environments_are_closed_when_their_group_is_cancelled(rolls: Make, kind: type[Environment]) -> None:
-    task = asyncio.create_task(rolls(kind)())
-    while len(Recorded.made) < 3 or sum(closed()) < 2:  # noqa: ASYNC110  the two that do not hang
-        await asyncio.sleep(0.01)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert closed() == [1] * 3
-
-
-async def all_are_closed() -> None:
-    async with asyncio.timeout(60):
-        while closed() != [1] * len(Recorded.made):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+@pytest.mark.usefixtures("brief")
+async def test_close_that_hangs_fails_no_attempt(rolls: Make, log: Log) -> None:
+    group: RolloutGroup = await rolls("HangsToClose", step_timeout=1.0)()
+    assert [rollout.reward for rollout in group.rollouts] == [1.0] * 3
+    assert log.all_closed_once
 
 
 @pytest.mark.parametrize(
-    ("kind", "step_timeout"), [(HangsToOpen, 1.0), (HangsToOpenOrFailsToReset, 60.0)], ids=["overruns", "cancelled"]
+    ("kind", "code", "method"),
+    [
+        ("Hangs", "call_overran", "Hangs.step"),
+        ("HangsAsync", "call_overran", "HangsAsync.step"),
+        ("BlocksItsLoop", "loop_blocked", "BlocksItsLoop"),
+    ],
 )
-async def test_environment_whose_init_returns_after_its_group_failed_is_closed(
-    rolls: Make, kind: type[Environment], step_timeout: float, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("brief")
+async def test_step_that_hangs_ends_with_its_time_limit_and_all_are_closed(
+    rolls: Make, log: Log, kind: str, code: str, method: str
 ) -> None:
-    monkeypatch.setattr(environment_runner, "_GOODBYE", 0.1)
-    with pytest.raises(EpisodeError):
-        await rolls(kind, step_timeout=step_timeout)()
-    assert Recorded.made[1].closed == 0
-    Recorded.let_go.set()
-    await all_are_closed()
+    with raises(EpisodeError, code, method=method, seconds=1.0):
+        await rolls(kind, step_timeout=1.0)()
+    if kind != "BlocksItsLoop":  # whose process cannot do anything any more
+        assert log.all_closed_once
 
 
-async def test_environment_is_closed_if_the_interruption_of_its_init_arrives_late(
-    rolls: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The interruption of a call that overran may arrive when the call has already returned."""
-    loop = asyncio.get_running_loop()
-    call_soon = loop.call_soon_threadsafe
-    reports: list[object] = []
-
-    def interrupted(callback: Callable[..., object], *arguments: Any, **options: Any) -> object:
-        if getattr(callback, "__name__", "") == "_set_made":
-            reports.append(callback)
-            if len(reports) == 1:
-                raise SystemExit
-        return call_soon(callback, *arguments, **options)
-
-    monkeypatch.setattr(loop, "call_soon_threadsafe", interrupted)
-    late: list[asyncio.Task[None]] = []
-    async with EnvironmentRunner(EnvironmentFactory(HangsToOpen), 0.3) as environments:
-        await environments.open(late.append)
-        with pytest.raises(EpisodeError):
-            await environments.open(late.append)
-        Recorded.let_go.set()
-        await asyncio.gather(*late)
-    assert closed() == [0, 1]
-
-
-async def test_group_that_is_cancelled_closes_an_environment_whose_init_is_running(rolls: Make) -> None:
-    task = asyncio.create_task(rolls(HangsToOpen)())
-    while len(Recorded.made) < 3:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+@pytest.mark.parametrize("kind", ["Hangs", "HangsAsync"])
+async def test_environments_are_closed_when_their_group_is_cancelled(rolls: Make, log: Log, kind: str) -> None:
+    task = asyncio.create_task(rolls(kind)())
+    await log.until(lambda log: len(log.numbers("closed")) == 2 and log.numbers("hangs") == [1])
     task.cancel()
-    asyncio.get_running_loop().call_later(0.1, Recorded.let_go.set)
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert closed() == [1] * 3
+    assert log.all_closed_once
 
 
-async def test_a_step_is_not_done_twice_when_another_blocks_the_loop(rolls: Make) -> None:
-    async with EnvironmentRunner(EnvironmentFactory(BlocksItsLoop), 1.0) as environments:
-        opened = [await environments.open(lambda _: None) for _ in range(3)]
-        steps = [environments.step(environment, REPLY) for environment in opened]
-        ended = await asyncio.gather(*steps, return_exceptions=True)
-    assert [type(end) for end in ended] == [EpisodeError] * 3
-    assert [environment.steps for environment in Recorded.made] == [1, 1, 1]
+class Watched:
+    """Reads what environments ask, and keeps the failures among it."""
+
+    def __init__(self) -> None:
+        self.failures: list[str] = []
+        self._decoder = child.asked
+
+    def decode(self, body: bytes) -> Any:
+        asked = self._decoder.decode(body)
+        if isinstance(asked, End) and asked.failure is not None:
+            self.failures.append(str(asked.failure.code))
+        return asked
 
 
-async def test_too_many_steps_that_hang_end_the_run(rolls: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "MOST_HANGING", 1)
-    roll = rolls(Hangs, step_timeout=0.3)
-    with pytest.raises(EpisodeError):
-        await roll()
-    Recorded.made.clear()
-    with pytest.raises(EnvError) as error:
-        await roll()
-    assert not isinstance(error.value, EpisodeError)
+@pytest.mark.parametrize(
+    ("kind", "step_timeout", "code"),
+    [("HangsToOpen", 1.0, "call_overran"), ("HangsToOpenOrFailsToReset", 60.0, "environment_raised")],
+    ids=["overruns", "cancelled"],
+)
+async def test_environment_whose_init_returns_after_its_group_failed_is_closed(
+    rolls: Make, log: Log, kind: str, step_timeout: float, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched()
+    monkeypatch.setattr(child, "asked", watched)
+    task = asyncio.create_task(rolls(kind, step_timeout=step_timeout)())
+    await log.until(lambda _: watched.failures == [code])
+    assert 1 not in log.numbers("closed")
+    log.let_go.touch()
+    with raises(EpisodeError, code):
+        await task
+    assert log.all_closed_once
+
+
+async def test_group_that_is_cancelled_closes_an_environment_whose_init_is_running(rolls: Make, log: Log) -> None:
+    task = asyncio.create_task(rolls("HangsToOpen")())
+    await log.until(lambda log: len(log.numbers("made")) == 3)
+    task.cancel()
+    asyncio.get_running_loop().call_later(0.1, log.let_go.touch)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert log.all_closed_once
+
+
+# --- Processes -------------------------------------------------------------------------------------------------
+@pytest.mark.usefixtures("brief")
+async def test_hanging_step_costs_its_process_and_not_the_run(rolls: Make, log: Log) -> None:
+    group: RolloutGroup = await rolls("HangsInFirstProcess", step_timeout=1.0, rollout_retries=1)()
+    assert len({rollout.reward for rollout in group.rollouts}) == 1, "all of them end in the second process"
+    assert (Counter(log.numbers("made")), log.all_closed_once) == (Counter({0: 2, 1: 2, 2: 2}), True)
+
+
+async def test_process_that_dies_fails_its_rollouts_and_not_the_run(rolls: Make, log: Log) -> None:
+    with raises(EpisodeError, "process_died"):
+        await rolls("DiesInFirstProcess")()
+    group: RolloutGroup = await rolls("DiesInFirstProcess")()
+    assert [rollout.reward for rollout in group.rollouts] == [1.0] * 3
+
+
+async def test_plain_steps_of_256_rollouts_run_at_the_same_time() -> None:
+    async with EnvironmentRunner(factory("Meets"), 120) as environments:
+        ends = await asyncio.gather(*(environments.play(ITEM, reply) for _ in range(256)))
+    assert [end.reward for end in ends] == [1.0] * 256
+
+
+async def test_row_reaches_the_process_as_it_is() -> None:
+    when = datetime.date(2026, 11, 26)
+    item = replace(ITEM, columns={"when": when})
+    async with EnvironmentRunner(factory("Reads", column="when"), 60) as environments:
+        assert (await environments.opening(item)).messages == [user(f"date {when}")]
+        end = await environments.play(item, reply)
+        assert end.reward != os.getpid()
+        with raises(EpisodeError, "row_not_picklable", row=0):
+            await environments.play(replace(ITEM, columns={"when": lambda: 0}), reply)
 
 
 async def test_environments_do_not_wait_for_the_executor_of_the_loop(rolls: Make) -> None:
@@ -317,28 +312,36 @@ async def test_environments_do_not_wait_for_the_executor_of_the_loop(rolls: Make
     stuck = loop.run_in_executor(None, let_go.wait)
     try:
         async with asyncio.timeout(60):
-            assert len((await rolls(Recorded)()).rollouts) == 3
+            assert len((await rolls("Recorded")()).rollouts) == 3
     finally:
         let_go.set()
         await stuck
 
 
-async def test_runner_closes_an_environment_that_is_only_opened(rolls: Make) -> None:
-    Recorded.made.clear()
-    async with EnvironmentRunner(EnvironmentFactory(Recorded), 60) as environments:
-        assert await environments.opening(ITEM) == [user("? 0")]
-    assert closed() == [1]
+async def test_runner_closes_an_environment_that_is_only_opened(log: Log) -> None:
+    async with EnvironmentRunner(factory("Recorded"), 60) as environments:
+        assert (await environments.opening(ITEM)).messages == [user("? 0")]
+        assert (log.numbers("made"), log.numbers("closed"), log.numbers("step")) == ([0], [0], [])
 
 
 async def test_own_errors_are_raised_unchanged(rolls: Make) -> None:
-    class Refuses(Recorded):
-        def reset(self, item: Item) -> Sequence[Message]:
-            raise DatasetError("row_unplayable", "not this row", row=item.row)
-
-    with raises(DatasetError, "row_unplayable"):
-        await rolls(Refuses)()
+    with raises(DatasetError, "row_unplayable", row=0):
+        await rolls("RefusesRow")()
 
 
+async def test_errors_of_other_packages_parts_are_errors_of_the_environment(rolls: Make) -> None:
+    with raises(EpisodeError, "environment_raised", error="RewardError"):
+        await rolls("RefusesReply")()
+
+
+async def test_rollout_without_retries_is_played_again_after_an_error_that_may_pass(rolls: Make, log: Log) -> None:
+    group: RolloutGroup = await rolls("FailsForAWhile")()
+    assert [rollout.reward for rollout in group.rollouts] == [1.0] * 3
+    assert len(log.numbers("made")) == 7, "each failed rollout is played again, and no other rollout"
+    assert log.all_closed_once
+
+
+# --- Values ----------------------------------------------------------------------------------------------------
 MESSAGES_WRONG: dict[str, Any] = {
     "nothing": None, "text": "again", "texts": ["again"], "mapping": {"role": "user", "content": "x"}, "number": 3,
     "without content": [{"role": "user"}], "no text": [{"role": "user", "content": None}],
@@ -356,7 +359,7 @@ WRONG_STEPS: dict[str, Any] = {f"messages: {name}": StepResult(value) for name, 
 }  # fmt: skip
 
 
-class Returns(Recorded):
+class Returns(Environment):
     """Returns a test's values."""
 
     opening: Any
@@ -388,12 +391,11 @@ async def test_wrong_return_value_names_method_value_and_row(
             with raises(EpisodeError, "environment_value", method=f"{kind.__name__}.{method}", row=0) as raised:
                 await rolls(kind)()
             assert raised.value.values["value"], name
-    await all_are_closed()
 
 
 @pytest.mark.parametrize("turns", [None, 0, "4", 1.5, True])
 async def test_wrong_number_of_turns_is_an_error_of_the_environment(rolls: Make, turns: Any) -> None:
-    kind = type("Turns", (Recorded,), {"max_turns": turns})
+    kind = type("Turns", (Returns,), {"max_turns": turns})
     with raises(EpisodeError, "environment_value", method="Turns.max_turns", row=0):
         await rolls(kind)()
 
@@ -404,29 +406,6 @@ async def test_numbers_of_other_types_are_rewards(rolls: Make, monkeypatch: pyte
     monkeypatch.setattr(Returns, "result", StepResult(done=np.True_, reward=reward), raising=False)  # type: ignore[arg-type]
     group: RolloutGroup = await rolls(Returns)()
     assert [(type(rollout.reward), rollout.reward) for rollout in group.rollouts] == [(float, 1.0)] * 3
-
-
-class FailsForAWhile(Recorded):
-    def step(self, reply: Reply) -> StepResult:
-        if self.number < 4:
-            raise ConnectionRefusedError("no sandbox")
-        return super().step(reply)
-
-
-async def test_rollout_without_retries_is_played_again_after_an_error_that_may_pass(rolls: Make) -> None:
-    group: RolloutGroup = await rolls(FailsForAWhile)()
-    assert [rollout.reward for rollout in group.rollouts] == [1.0] * 3
-    assert len(Recorded.made) == 7, "each failed rollout is played again, and no other rollout"
-    assert closed() == [1] * 7
-
-
-async def test_errors_of_other_packages_parts_are_errors_of_the_environment(rolls: Make) -> None:
-    class Refuses(Recorded):
-        def step(self, reply: Reply) -> StepResult:
-            raise RewardError("unknown_reward", "not of this row")
-
-    with raises(EpisodeError, "environment_raised", error="RewardError"):
-        await rolls(Refuses)()
 
 
 GAME = """

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.errors import raises
+from tests.support.rollouts import Said, rollout_of
 
 from gristmill import Permit, SamplingParams, TrajectoryGroup, VersionSpan
 from gristmill_env.data import user
@@ -23,7 +24,6 @@ from gristmill_env.rewards.reward import FunctionReward
 from gristmill_env.rollouts.groups import (
     Rollout,
     RolloutGroup,
-    Transcript,
     build_group,
     drop_reason,
     trainable,
@@ -34,10 +34,9 @@ from gristmill_env.rollouts.prompts import Prompt
 
 def completion(*tokens: int, labels: tuple[tuple[str, int, int], ...] = ()) -> Rollout:
     """Returns a rollout of one reply."""
-    transcript = Transcript(Prompt("?", (100, 101, 102), (user("?"),)))
     logprobs = [-token / 10 for token in tokens]
-    transcript.add_reply(Completion(list(tokens), logprobs, "stop", [LabelSpan(*span) for span in labels]), "text")
-    return transcript.end("stop")
+    reply = Completion(list(tokens), logprobs, "stop", [LabelSpan(*span) for span in labels])
+    return rollout_of(Prompt("?", (100, 101, 102), (user("?"),)), Said(reply, "text"))
 
 
 def rollout_group(*scores: Score, completions: list[Rollout] | None = None) -> RolloutGroup:
@@ -133,24 +132,23 @@ def test_group_with_equal_scores_among_scored_completions_is_dropped() -> None:
 
 
 def test_rollout_with_nothing_to_train_on_is_left_out_of_its_group() -> None:
-    untrained = Transcript(Prompt("?", (100,), (user("?"),)))
-    untrained.add_reply(Completion([7], [-1.0], "stop", []), "no")
-    untrained.leave_out_reply()
-    made = rollout_group(GOOD, BAD, GOOD, completions=[completion(1), untrained.end("stop"), completion(3)])
+    reply = Completion([7], [-1.0], "stop", [])
+    untrained = rollout_of(Prompt("?", (100,), (user("?"),)), Said(reply, "no", trained=False))
+    made = rollout_group(GOOD, BAD, GOOD, completions=[completion(1), untrained, completion(3)])
     assert trainable(made) == [0, 2]
 
 
 def test_group_of_several_turns_trains_only_sampled_tokens() -> None:
-    transcript = Transcript(Prompt("?", (100, 101), (user("?"),)))
-    transcript.add_reply(Completion([1, 2], [-0.1, -0.2], "stop", [LabelSpan("1.3", 0, 2)]), "one")
-    transcript.add_messages([user("Lower.")], [50, 51, 52])
-    transcript.add_reply(Completion([3], [-0.3], "stop", [LabelSpan("1.4", 0, 1)]), "two")
-    transcript.leave_out_reply()
-    transcript.add_messages([user("Higher.")], [53])
-    transcript.add_reply(
-        Completion([4, 5], [-0.4, -0.5], "length", [LabelSpan("1.4", 0, 1), LabelSpan("1.5", 1, 2)]), "3"
-    )
-    rollout = transcript.end("length")
+    last = [LabelSpan("1.4", 0, 1), LabelSpan("1.5", 1, 2)]
+    rollout = rollout_of(
+        Prompt("?", (100, 101), (user("?"),)),
+        Said(Completion([1, 2], [-0.1, -0.2], "stop", [LabelSpan("1.3", 0, 2)]), "one"),
+        Said(
+            Completion([3], [-0.3], "stop", [LabelSpan("1.4", 0, 1)]), "two", [user("Lower.")], [50, 51, 52],
+            trained=False,
+        ),
+        Said(Completion([4, 5], [-0.4, -0.5], "length", last), "3", [user("Higher.")], [53]),
+    )  # fmt: skip
     made = rollout_group(GOOD, BAD, completions=[rollout, completion(9, labels=(("1.4", 0, 1),))])
     versions = [version_spans(one, "1.5", published=True) for one in made.rollouts]
     permit = Permit(group_id="g00000012", row=12)
@@ -167,9 +165,9 @@ def test_group_of_several_turns_trains_only_sampled_tokens() -> None:
 
 
 def test_group_leaves_out_messages_above_the_size_limit(caplog: pytest.LogCaptureFixture) -> None:
-    huge = Transcript(Prompt("?", (100,), (user("x" * 600_000),)))
-    huge.add_reply(Completion([7], [-1.0], "stop", [LabelSpan("1.3", 0, 1)]), "no")
-    made = rollout_group(GOOD, BAD, completions=[huge.end("stop"), completion(1)])
+    reply = Completion([7], [-1.0], "stop", [LabelSpan("1.3", 0, 1)])
+    huge = rollout_of(Prompt("?", (100,), (user("x" * 600_000),)), Said(reply, "no"))
+    made = rollout_group(GOOD, BAD, completions=[huge, completion(1)])
     spans = [[VersionSpan("1.3", 0, 1)]] * 2
     permit = Permit(group_id="g00000012", row=12)
     assert build_group(made, permit, "sums", "host-1", spans, include_messages=True).messages is None

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final, cast
 
 import pytest
@@ -128,7 +128,7 @@ def model() -> Model:
 
 
 @pytest.fixture
-def make(model: Model, tokenizer: PreTrainedTokenizerFast) -> Iterator[Make]:
+async def make(model: Model, tokenizer: PreTrainedTokenizerFast) -> AsyncIterator[Make]:
     """Returns a generator of groups of SIZE rollouts in an environment. The settings are the run's."""
     Game.made, Game.all_made, Game.let_go = [], threading.Event(), threading.Event()
     runners: list[EnvironmentRunner] = []
@@ -143,7 +143,7 @@ def make(model: Model, tokenizer: PreTrainedTokenizerFast) -> Iterator[Make]:
     yield generator
     Game.let_go.set()
     for runner in runners:
-        runner.stop()
+        await runner.close()
 
 
 async def roll(generator: RolloutGenerator, **options: Any) -> RolloutGroup:
@@ -295,9 +295,9 @@ async def test_equal_prompts_of_a_group_are_tokenized_once(make: Make, monkeypat
     built: list[object] = []
     build = PromptBuilder.build
 
-    def counted(self: PromptBuilder, opening: Any) -> Any:
+    def counted(self: PromptBuilder, opening: Any, options: Any) -> Any:
         built.append(opening)
-        return build(self, opening)
+        return build(self, opening, options)
 
     monkeypatch.setattr(PromptBuilder, "build", counted)
     await roll(make(Game))

@@ -107,7 +107,7 @@ async def _before(run: RunSettings) -> AsyncIterator[Check]:
                 tokenizer = load_tokenizer(name)
                 prompts = prompt_builder(run.config, tokenizer)
                 opening = await task.environments.opening(items[0])
-                prompt = prompts.build(opening)
+                prompt = prompts.build(*opening)
                 for warning in row_warnings(prompts, rows.items):
                     yield Check("prompts", "warning", warning)
                 yield check_template(prompts, prompt, several_turns=task.environments.factory.kind.max_turns > 1)

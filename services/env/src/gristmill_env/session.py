@@ -19,7 +19,7 @@ from gristmill_env.answers.symbolic_pool import check_limits, set_up_checks
 from gristmill_env.data.dataset import PromptDataset
 from gristmill_env.environments import EnvironmentRunner, create_environment
 from gristmill_env.errors import PromptError
-from gristmill_env.gateway import Policy
+from gristmill_env.gateway import Parsers, Policy
 from gristmill_env.inference import ModelServers, ServedModel, Thinking
 from gristmill_env.rewards import Execution, Scorer, WeightedReward, create_reward
 from gristmill_env.rollouts.generator import RolloutGenerator
@@ -74,7 +74,7 @@ class Task:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Ends the threads and processes of rewards and environments."""
-        self.environments.stop()
+        await self.environments.close()
         await self.scorer.close()
 
 
@@ -115,7 +115,7 @@ def _agents(
     assert config.agent is not None
     server.refuse_text_only()
     manifest = read_manifest(run.deployment.models_dir)
-    known = manifest if manifest is not None and manifest.name == served.name else None
+    parsers = _parsers(manifest, served)
     thinking = Thinking.of(config)
     # The agent writes its messages itself, so its prompts have neither the run's system prompt nor its prefill.
     prompts = PromptBuilder(
@@ -126,8 +126,8 @@ def _agents(
         prompts=prompts,
         servers=server,
         max_length=_max_length(config, served),
-        tools=None if known is None else known.tool_parser is not None,
-        reasoning=known is not None and known.reasoning_parser is not None,
+        tools=parsers.tools,
+        reasoning=parsers.reasoning,
         stop=tuple(config.dataset.stop),
         stop_token_ids=tuple(config.dataset.stop_token_ids),
         untrained=config.agent.off_policy == "untrained",
@@ -168,8 +168,9 @@ async def meet_model(
     prompts = prompt_builder(config, tokenizer)
     logger.info("model %s at %s", served.name, server.description)
     generator = RolloutGenerator(
-        config, prompts, server, task.scorer, task.environments, max_length=_max_length(config, served)
-    )
+        config, prompts, server, task.scorer, task.environments, max_length=_max_length(config, served),
+        parsers=_parsers(manifest, served),
+    )  # fmt: skip
     return served, generator
 
 
@@ -238,6 +239,13 @@ def tokenizer_name(config: EnvConfig, manifest: Manifest | None) -> str | None:
     if manifest is not None and config.tokenizer_name in names:
         return manifest.tokenizer_path
     return config.tokenizer_name or config.server.model_name
+
+
+def _parsers(manifest: Manifest | None, served: ServedModel) -> Parsers:
+    """Returns what the model server parses, by the manifest of the served model."""
+    if manifest is None or manifest.name != served.name:
+        return Parsers()
+    return Parsers(manifest.tool_parser is not None, manifest.reasoning_parser is not None)
 
 
 def _max_length(config: EnvConfig, served: ServedModel) -> int:

@@ -7,6 +7,7 @@ import math
 import multiprocessing
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -14,19 +15,19 @@ from pathlib import Path
 import pytest
 from tests.support.errors import raises
 from tests.support.groups import make_group
+from tests.support.rollouts import Said, rollout_of
 from tests.support.run_folder import CREATED, RunFolderWriter
 
 from gristmill import Permit, RunRecord, RunState, SamplingParams
 from gristmill.archive.dropped import DroppedContents
 from gristmill.archive.drops import Drop
 from gristmill.redaction import remember
-from gristmill_env.data import Item, user
+from gristmill_env.data import Item, assistant, user
 from gristmill_env.errors import DropReason, EpisodeError, SavedError
 from gristmill_env.inference import Completion
 from gristmill_env.inference.types import LabelSpan
 from gristmill_env.rewards import Score
 from gristmill_env.rewards.reward import Failure
-from gristmill_env.rollouts.groups import Transcript
 from gristmill_env.rollouts.prompts import Prompt
 from gristmill_env.saved import Attempt, DroppedSaver, GroupWriter, read_groups, set_other_groups_aside
 from gristmill_env.saved.group import json_columns
@@ -63,9 +64,9 @@ def drop(folder: Path, number: int, text: str, max_bytes: int, rollouts: int = 2
     scores = (
         [Score(None, {"judge": None}, str(failure), {"judge": failure}), Score(0.5, {"judge": 0.5})] if scored else []
     )
-    transcript = Transcript(Prompt("<1 / 0?>", (7, 8), (user("1 / 0?"),)))
-    transcript.add_reply(Completion([1, 2], [-0.1, -0.2], "stop", [LabelSpan("1.3", 0, 2)]), text)
-    played = [transcript.end("stop")] * rollouts
+    reply = Said(Completion([1, 2], [-0.1, -0.2], "stop", [LabelSpan("1.3", 0, 2)]), "")
+    rollout = rollout_of(Prompt("<1 / 0?>", (7, 8), (user("1 / 0?"),)), reply)
+    played = [replace(rollout, text=text, messages=(user("1 / 0?"), assistant(text)))] * rollouts
     failed = [EpisodeError("environment_raised", "Game.step: no board for hunter2-of-the-judge")]
     attempt = Attempt(2, DROPPED_ITEM, SamplingParams(temperature=1.0, max_tokens=4), played, scores, failed, 1.5)
     saver = DroppedSaver(folder, RECORD, "env-1", model="tiny", config=EnvConfig(), max_bytes=max_bytes)

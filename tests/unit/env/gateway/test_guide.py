@@ -15,7 +15,8 @@ from tests.unit.env.gateway.conftest import SAMPLING, Running, ScriptedModel
 
 from gristmill_env.agents.player import agents
 from gristmill_env.data import Item
-from gristmill_env.rollouts.turns import Ask, GroupPrompts
+from gristmill_env.rollouts.conversations import GroupPrompts
+from gristmill_env.rollouts.turns import Ask
 from gristmill_env.settings import AgentSpec
 
 pytestmark = pytest.mark.slow

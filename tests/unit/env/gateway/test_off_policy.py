@@ -61,7 +61,7 @@ async def test_constraint_reaches_the_model_server_and_the_reply_is_not_trained(
     assert (constrained.trained, free.trained) == (False, True)
     assert branch.mask.sum() == len(free.sampled)
     assert branch.logprobs[: len(constrained.sampled)].tolist() == [0.0] * len(constrained.sampled)
-    assert sum(span.end - span.start for span in branch.labels) == len(free.sampled)
+    assert sum(span.end - span.start for span in branch.labels) == branch.sampled
     assert session.turns.counts() == {"untrained": 1}
 
 

@@ -20,8 +20,9 @@ from gristmill_env.agents.task import AgentTask, Endpoint
 from gristmill_env.data import Item
 from gristmill_env.errors import EpisodeError, InferenceError, RolloutTimeoutError
 from gristmill_env.rewards import Score
+from gristmill_env.rollouts.conversations import GroupPrompts
 from gristmill_env.rollouts.groups import RolloutGroup, build_group
-from gristmill_env.rollouts.turns import Ask, GroupPrompts
+from gristmill_env.rollouts.turns import Ask
 from gristmill_env.settings import AgentSpec
 
 pytestmark = pytest.mark.slow

@@ -79,7 +79,7 @@ async def test_error_of_a_function_names_the_agent(folder: Path) -> None:
             await agent.run(TASK, ENDPOINT)
 
 
-@pytest.mark.parametrize(("name", "code"), [("gone", "plugin_attribute_missing"), ("not_a_function", "agent_raised")])
+@pytest.mark.parametrize(("name", "code"), [("gone", "plugin_attribute_missing"), ("not_a_function", "not_an_agent")])
 async def test_agent_that_cannot_be_loaded_is_refused_at_the_start(folder: Path, name: str, code: str) -> None:
     with raises(EpisodeError, code):
         async with FunctionAgent(f"a.py:{name}", folder):
@@ -95,7 +95,7 @@ async def test_process_that_ends_fails_its_rollouts_and_is_replaced(folder: Path
 
 @pytest.mark.parametrize("name", ["waits", "hangs"])
 async def test_cancelled_function_ends(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gristmill_env.agents.runners._GRACE", 0.5)
+    monkeypatch.setattr("gristmill_env.running.code_process.GRACE", 0.5)
     began = folder / "began"
     async with FunctionAgent(f"a.py:{name}", folder) as agent:
         running = asyncio.create_task(agent.run(AgentTask(str(began), []), ENDPOINT))

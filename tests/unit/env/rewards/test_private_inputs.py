@@ -111,7 +111,7 @@ async def test_environments_of_a_group_get_separate_items() -> None:
     item = Item(row=0, index=0, prompt="?", answer=None, columns={"tests": ["a", "b"]})
     async with EnvironmentRunner(EnvironmentFactory(Spoils), 60) as environments:
         openings = [await environments.opening(item) for _ in range(3)]
-    assert [opening[0]["content"] for opening in openings] == ["2", "2", "2"]
+    assert [opening.messages[0]["content"] for opening in openings] == ["2", "2", "2"]
     assert item.columns["tests"] == ["a", "b"]
 
 

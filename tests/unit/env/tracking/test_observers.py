@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.support.errors import raises
 from tests.support.groups import make_group
+from tests.support.rollouts import Said, rollout_of
 
 from gristmill import ConfigError, Permit, RunRecord, RunState, SamplingParams, TrajectoryGroup
 from gristmill_env.data import Item, user
@@ -17,7 +18,7 @@ from gristmill_env.errors import DropReason
 from gristmill_env.inference import Completion
 from gristmill_env.progress import Tally
 from gristmill_env.rewards import Score
-from gristmill_env.rollouts.groups import RolloutGroup, Transcript
+from gristmill_env.rollouts.groups import RolloutGroup
 from gristmill_env.rollouts.prompts import Prompt
 from gristmill_env.saved import Attempt, DroppedSaver, GroupSaver, GroupWriter
 from gristmill_env.settings import EnvConfig
@@ -44,12 +45,10 @@ def saver(path: Path) -> Callable[[], GroupSaver]:
 
 
 def rollout_group() -> RolloutGroup:
-    transcript = Transcript(Prompt("?", (100, 101, 102), (user("?"),)))
-    transcript.add_reply(Completion([1], [-0.1], "stop", []), "text")
+    reply = Said(Completion([1], [-0.1], "stop", []), "text")
+    rollout = rollout_of(Prompt("?", (100, 101, 102), (user("?"),)), reply)
     item = Item(row=0, index=0, prompt="?", answer=None)
-    return RolloutGroup(
-        item, SamplingParams(temperature=1.0, max_tokens=4), [transcript.end("stop")], [Score(1.0, {})], seconds=1.0
-    )
+    return RolloutGroup(item, SamplingParams(temperature=1.0, max_tokens=4), [rollout], [Score(1.0, {})], seconds=1.0)
 
 
 def test_every_call_of_a_tracker_that_raises_is_counted_and_the_first_is_logged(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from tests.support.groups import make_group
+from tests.support.rollouts import Said, rollout_of
 
 from gristmill_env.data import user
 from gristmill_env.inference import Completion
-from gristmill_env.rollouts.groups import Transcript
 from gristmill_env.rollouts.prompts import Prompt
 from gristmill_env.tracking import Rollouts, in_words
 
@@ -48,14 +48,15 @@ def test_texts_that_do_not_match_the_group_are_refused() -> None:
 
 
 def test_in_words_shows_the_prefill_once() -> None:
-    transcript = Transcript(Prompt("Q: 1 + 1? A: It is", (1, 2), (user("1 + 1?"),), prefill=" It is", begun=" It is"))
-    transcript.add_reply(Completion([3], [-1.0], "stop", []), " It is 2.")
-    assert in_words(transcript.end("stop")) == "Q: 1 + 1? A: It is 2."
+    prompt = Prompt("Q: 1 + 1? A: It is", (1, 2), (user("1 + 1?"),), prefill=" It is", begun=" It is")
+    rollout = rollout_of(prompt, Said(Completion([3], [-1.0], "stop", []), " It is 2."))
+    assert in_words(rollout) == "Q: 1 + 1? A: It is 2."
 
 
 def test_in_words_shows_all_turns_of_a_conversation() -> None:
-    transcript = Transcript(Prompt("Q: guess A:", (1, 2), (user("guess"),)))
-    transcript.add_reply(Completion([3], [-1.0], "stop", []), "4")
-    transcript.add_messages([user("more")], [5])
-    transcript.add_reply(Completion([6], [-1.0], "stop", []), "7")
-    assert in_words(transcript.end("stop")) == "user: guess\nassistant: 4\nuser: more\nassistant: 7"
+    rollout = rollout_of(
+        Prompt("Q: guess A:", (1, 2), (user("guess"),)),
+        Said(Completion([3], [-1.0], "stop", []), "4"),
+        Said(Completion([6], [-1.0], "stop", []), "7", [user("more")], [5]),
+    )
+    assert in_words(rollout) == "user: guess\nassistant: 4\nuser: more\nassistant: 7"

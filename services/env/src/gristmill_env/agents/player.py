@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from gristmill_env.agents.task import AgentTask, Endpoint
 from gristmill_env.data import Item, system
 from gristmill_env.errors import EpisodeError, RolloutTimeoutError
 from gristmill_env.gateway import PORT, Branch, Gateway, Policy, Session, Sessions, serving
-from gristmill_env.rollouts.groups import Rollout
+from gristmill_env.rollouts.groups import Rollout, joined
 from gristmill_env.rollouts.prompts import Prompt, PromptBuilder
 from gristmill_env.rollouts.turns import Ask
 from gristmill_env.settings import AgentSpec
@@ -134,17 +133,8 @@ async def agents(
 
 def rollout_of(session: Session, reward: float | None, prompts: PromptBuilder) -> Rollout | None:
     """Returns the session's branches as a rollout; None if it has none. The last branch has the newest reply."""
-    branches = session.branches()
-    if not branches:
-        return None
-    *others, last = sorted(branches, key=lambda branch: branch.turns[-1].number)
-    rollout = _part(last, reward, prompts)
-    return dataclasses.replace(
-        rollout,
-        others=tuple(_part(branch, reward, prompts) for branch in others),
-        replies=len(session.turns),
-        counts=session.turns.counts(),
-    )
+    rollout = joined(session.branches(), len(session.turns), lambda branch: _part(branch, reward, prompts))
+    return None if rollout is None else dataclasses.replace(rollout, counts=session.turns.counts())
 
 
 def _part(branch: Branch, reward: float | None, prompts: PromptBuilder) -> Rollout:
@@ -160,6 +150,6 @@ def _part(branch: Branch, reward: float | None, prompts: PromptBuilder) -> Rollo
         messages=last.messages,
         finish_reason=last.finish_reason,
         replies=len(branch.turns),
-        sampled=int(branch.mask.sum()),
+        sampled=branch.sampled,
         reward=reward,
     )

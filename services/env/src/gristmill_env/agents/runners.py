@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import os
 import signal
-import sys
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -21,20 +19,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from gristmill.redaction import is_secret, redact_text, secrets_in_urls
-from gristmill_env.agents.child import Order, Report
+from gristmill_env.agents import child as agent_child
 from gristmill_env.agents.task import AgentTask, Endpoint
 from gristmill_env.errors import EpisodeError
 from gristmill_env.gateway import RequestError, Session
 from gristmill_env.gateway.server import read_body
 from gristmill_env.gateway.sessions import digest
+from gristmill_env.running.code_process import CodeError, CodeProcess, FirstErrors, LostProcessError
 
 logger = logging.getLogger(__name__)
 
-_START = 120.0
-"""Seconds in which the child process must have loaded the agent."""
-_GRACE = 5.0
-"""Seconds that an agent has to end after it was cancelled."""
-_LINE = 2**26
 _POLL = 20.0
 """Seconds after which a program that asks for a task is told that there is none."""
 
@@ -61,111 +55,45 @@ class FunctionAgent(AgentRunner):
 
     def __init__(self, name: str, folder: Path | None) -> None:
         """`folder`: the configuration's folder, in which a relative path is searched first."""
-        self._command = [sys.executable, "-m", "gristmill_env.agents.child", name, str(folder or Path.cwd())]
         self._name = name
-        self._numbers = itertools.count()
-        self._child: _Child | None = None
-        self._starting = asyncio.Lock()
+        settings = msgspec.msgpack.encode((name, str(folder or Path.cwd())))
+        self._process = CodeProcess(f"{agent_child.__name__}:handler", settings, f"agent {name}")
+        self._errors = FirstErrors(logger, "agent")
 
     @property
     def alive(self) -> bool:
         """Whether the process runs."""
-        return self._child is not None and self._child.alive
+        return self._process.pid is not None
 
     async def run(self, task: AgentTask, endpoint: Endpoint) -> Any:
-        async with self._starting:
-            if self._child is None or not self._child.alive:
-                self._child = await _Child.start(self._command, self._name)
-        child = self._child
-        report = await child.do(next(self._numbers), task, endpoint)
-        if report.code is not None:
-            raise EpisodeError(report.code, redact_text(f"agent {self._name}: {report.error}"), agent=self._name)
-        return report.reward
+        try:
+            body = await self._process.call(msgspec.msgpack.encode((task, endpoint)))
+        except (CodeError, LostProcessError) as error:
+            raise self._failure(error) from error
+        return msgspec.msgpack.decode(body)
 
     async def __aenter__(self) -> Self:
         """Starts the process, so that an agent that cannot be loaded shows at once. Raises EpisodeError."""
-        self._child = await _Child.start(self._command, self._name)
+        try:
+            await self._process.start()
+        except (CodeError, LostProcessError) as error:
+            raise self._failure(error, "cannot be loaded: ") from error
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        if self._child is not None:
-            await self._child.end()
+        await self._process.close()
+
+    def _failure(self, error: CodeError | LostProcessError, what: str = "") -> EpisodeError:
+        code = "agent_raised" if isinstance(error, CodeError) and error.raised else _AGENT_CODES.get(error.code)
+        text = f"{error.kind}: {error}" if isinstance(error, CodeError) else str(error)
+        failure = EpisodeError(code or error.code, f"agent {self._name}: {what}{text}", agent=self._name)
+        failure.may_pass = error.may_pass
+        if isinstance(error, CodeError) and error.raised:
+            self._errors.log(self._name, text, error.trace)
+        return failure
 
 
-class _Child:
-    """The child process (`agents.child`)."""
-
-    def __init__(self, process: asyncio.subprocess.Process, name: str) -> None:
-        self._process, self._name = process, name
-        self._waiting: dict[int, asyncio.Future[Report]] = {}
-        self._reader: asyncio.Task[None] | None = None
-
-    @classmethod
-    async def start(cls, command: list[str], name: str) -> Self:
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_LINE,
-            start_new_session=True,
-        )  # fmt: skip
-        child = cls(process, name)
-        try:
-            assert process.stdout is not None
-            line = await asyncio.wait_for(process.stdout.readline(), _START)
-            first = msgspec.json.decode(line, type=Report)
-        except (TimeoutError, msgspec.DecodeError) as error:
-            await child.end()
-            raise EpisodeError(
-                "agent_not_started", f"the process of agent {name} did not start; its output is above", agent=name
-            ) from error
-        if first.code is not None:
-            await child.end()
-            raise EpisodeError(first.code, f"agent {name} cannot be loaded: {first.error}", agent=name)
-        child._reader = asyncio.create_task(child._read())
-        return child
-
-    @property
-    def alive(self) -> bool:
-        return self._process.returncode is None and self._reader is not None and not self._reader.done()
-
-    async def do(self, number: int, task: AgentTask, endpoint: Endpoint) -> Report:
-        """Returns the agent's report. If this is cancelled, so is the agent, whose process is killed if it hangs."""
-        future = self._waiting[number] = asyncio.get_running_loop().create_future()
-        self._send(Order(number, task, endpoint))
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            self._send(Order(number))
-            await asyncio.wait([future], timeout=_GRACE)
-            if not future.done():
-                logger.warning("agent %s does not end when it is cancelled; its process is killed", self._name)
-                await self.end()
-            raise
-        finally:
-            self._waiting.pop(number, None)
-
-    async def end(self) -> None:
-        """Kills the process and the processes that it has started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        await self._process.wait()
-        if self._reader is not None:
-            await asyncio.wait([self._reader])
-
-    def _send(self, order: Order) -> None:
-        assert self._process.stdin is not None
-        if not self._process.stdin.is_closing():
-            self._process.stdin.write(msgspec.json.encode(order) + b"\n")
-
-    async def _read(self) -> None:
-        assert self._process.stdout is not None
-        with contextlib.suppress(ConnectionError):
-            while line := await self._process.stdout.readline():
-                report = msgspec.json.decode(line, type=Report)
-                future = self._waiting.get(report.number) if report.number is not None else None
-                if future is not None and not future.done():
-                    future.set_result(report)
-        for number, future in self._waiting.items():
-            if not future.done():
-                future.set_result(Report(number, code="agent_process_died", error="its process has ended"))
+_AGENT_CODES = {"process_died": "agent_process_died", "process_not_started": "agent_not_started"}
 
 
 class CommandAgent(AgentRunner):

@@ -169,7 +169,7 @@ async def _show_prompts(
         if number == (_SHOWN if tokenizer is None else _RESETS if not task.environments.factory.ours else None):
             break
         try:
-            prompt = prompts.build(await task.environments.opening(item))
+            prompt = prompts.build(*await task.environments.opening(item))
         except DatasetError as error:  # the run's environment cannot begin with this row
             found.refused.append(error.report())
             continue

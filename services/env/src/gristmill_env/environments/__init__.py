@@ -1,16 +1,9 @@
 """Environments: tasks that begin with a row of the data set."""
 
 import gristmill_env.environments.guess  # noqa: F401  importing a module registers its environment
-from gristmill_env.environments.base import (
-    DatasetEnvironment,
-    Environment,
-    EnvironmentFactory,
-    Reply,
-    StepResult,
-    Turn,
-    create_environment,
-    environment,
-)
+from gristmill_env.environments.base import DatasetEnvironment, Environment, StepResult, Turn
+from gristmill_env.environments.model import Model, NoMoreRepliesError, Reply, ToolCall
+from gristmill_env.environments.registry import EnvironmentFactory, create_environment, environment
 from gristmill_env.environments.runner import EnvironmentRunner
 
 __all__ = [
@@ -18,8 +11,11 @@ __all__ = [
     "Environment",
     "EnvironmentFactory",
     "EnvironmentRunner",
+    "Model",
+    "NoMoreRepliesError",
     "Reply",
     "StepResult",
+    "ToolCall",
     "Turn",
     "create_environment",
     "environment",

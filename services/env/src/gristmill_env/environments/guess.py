@@ -10,7 +10,9 @@ from pydantic import Field
 from gristmill_env.answers.extraction import final_answer, gold_answer
 from gristmill_env.answers.numbers import read_number
 from gristmill_env.data import Item, Message, user
-from gristmill_env.environments.base import Environment, Reply, StepResult, environment
+from gristmill_env.environments.base import Environment, StepResult
+from gristmill_env.environments.model import Reply
+from gristmill_env.environments.registry import environment
 from gristmill_env.errors import DatasetError
 
 

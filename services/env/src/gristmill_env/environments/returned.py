@@ -1,57 +1,100 @@
-"""Checks the values that a user's environment returns, so that a wrong value costs its row and names its method.
+"""Checks the values that a user's environment returns or sends, so that a wrong value costs its rollout and is named.
 
-The checks run where the method ran, not on the service's event loop, because they read the user's own objects.
+The checks run where the environment runs, not on the service's event loop, because they read the user's own objects.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gristmill.redaction import redact_text
-from gristmill_env.data import Message
-from gristmill_env.environments.base import Environment, StepResult
+from gristmill_env.data import Message, message_problem, user
 from gristmill_env.errors import EpisodeError
-from gristmill_env.values import is_storable
+
+if TYPE_CHECKING:
+    from gristmill_env.environments.base import Environment, StepResult
 
 
-def opening_messages(environment: Environment, row: int, value: object) -> Sequence[Message]:
-    """Returns the messages that `reset` returned for a row. Raises EpisodeError if the value is not such messages."""
-    turns = environment.max_turns
+@dataclass(frozen=True)
+class EnvironmentName:
+    """Names an environment and its row in errors."""
+
+    name: str
+    row: int | None
+
+    def __str__(self) -> str:
+        return self.name
+
+    def wrong(self, method: str, verb: str, value: object, wanted: str) -> EpisodeError:
+        """Returns the error for a value of a method."""
+        where = "" if self.row is None else f" for row {self.row}"
+        return EpisodeError(
+            "environment_value",
+            redact_text(f"{self.name}.{method} {verb} {value!r:.80}{where}; it must be {wanted}"),
+            method=f"{self.name}.{method}",
+            value=redact_text(f"{value!r:.80}"),
+            row=self.row,
+        )
+
+
+def turn_limit(name: EnvironmentName, environment: Environment) -> int:
+    """Returns the environment's `max_turns`. Raises EpisodeError if it is not a number of turns."""
+    turns: Any = environment.max_turns
     if isinstance(turns, bool) or not isinstance(turns, int) or turns < 1:
-        raise _wrong(environment, "max_turns", "is", turns, row, "a whole number from 1")
-    messages = _messages(environment, "reset", value, row)
+        raise name.wrong("max_turns", "is", turns, "a whole number from 1")
+    return turns
+
+
+def opening_messages(name: EnvironmentName, value: object) -> Sequence[Message]:
+    """Returns the messages that `reset` returned. Raises EpisodeError if the value is not such messages."""
+    messages = _messages(name, "reset", value)
     if not messages:
-        raise _wrong(environment, "reset", "returned", value, row, "at least one message for the model to answer")
-    return list(messages)
+        raise name.wrong("reset", "returned", value, "at least one message for the model to answer")
+    return messages
 
 
-def step_result(environment: Environment, row: int | None, value: object) -> StepResult:
-    """Returns the result that `step` returned for a row. Raises EpisodeError if the value is not a valid result."""
+def step_result(name: EnvironmentName, value: object) -> StepResult:
+    """Returns the result that `step` returned. Raises EpisodeError if the value is not a valid result."""
+    from gristmill_env.environments.base import StepResult
+
     if not isinstance(value, StepResult):
-        raise _wrong(environment, "step", "returned", value, row, "a StepResult; is a `return` missing?")
-    messages = _messages(environment, "step", value.messages, row)
+        raise name.wrong("step", "returned", value, "a StepResult; is a `return` missing?")
+    messages = _messages(name, "step", value.messages)
     flags = [_plain(flag) for flag in (value.done, value.trained)]
-    for name, flag in zip(("done", "trained"), flags, strict=True):
+    for field, flag in zip(("done", "trained"), flags, strict=True):
         if not isinstance(flag, bool):
-            raise _wrong(environment, "step", f"returned {name} =", flag, row, "True or False")
-    reward = _plain(value.reward)
+            raise name.wrong("step", f"returned {field} =", flag, "True or False")
+    return StepResult(tuple(messages), flags[0], checked_reward(name, "step", value.reward), flags[1])
+
+
+def checked_reward(name: EnvironmentName, method: str, value: Any) -> float | None:
+    """Returns a reward. Raises EpisodeError if it is neither a finite number nor None."""
+    reward = _plain(value)
     if reward is not None and not _is_finite(reward):
-        raise _wrong(environment, "step", "returned reward =", value.reward, row, "a finite number or None")
-    return StepResult(messages, flags[0], None if reward is None else float(reward), flags[1])
+        verb = "returned reward =" if method == "step" else "returned"
+        raise name.wrong(method, verb, value, "a finite number or None")
+    return None if reward is None else float(reward)
 
 
-def _messages(environment: Environment, method: str, value: object, row: int | None) -> tuple[Message, ...]:
+def said_messages(name: EnvironmentName, value: Any) -> list[dict[str, Any]]:
+    """Returns what `play` says to the model as messages. Raises EpisodeError for what is neither text nor messages."""
+    if isinstance(value, str):
+        value = user(value)
+    return _messages(name, "play", [value] if isinstance(value, Mapping) else value)
+
+
+def _messages(name: EnvironmentName, method: str, value: object) -> list[dict[str, Any]]:
+    verb = "says" if method == "play" else "returned"
     if not isinstance(value, list | tuple):
-        wanted = 'a list of messages such as {"role": "user", "content": "..."}'
-        raise _wrong(environment, method, "returned", value, row, wanted)
+        raise name.wrong(method, verb, value, 'a list of messages such as {"role": "user", "content": "..."}')
     for message in value:
-        texts = [message.get(key) for key in ("role", "content")] if isinstance(message, Mapping) else [None]
-        if not all(isinstance(text, str) for text in texts) or not is_storable(message):
-            raise _wrong(environment, method, "returned the message", message, row, "role and content as text")
-    return tuple(value)
+        if message_problem(message) is not None:
+            raise name.wrong(method, f"{verb} the message", message, "role and content as text")
+    return [dict(message) for message in value]
 
 
 def _plain(value: Any) -> Any:
@@ -64,17 +107,3 @@ def _is_finite(value: object) -> bool:
         return isinstance(value, Real) and math.isfinite(value)
     except OverflowError:
         return False
-
-
-def _wrong(
-    environment: Environment, method: str, verb: str, value: object, row: int | None, wanted: str
-) -> EpisodeError:
-    name = f"{type(environment).__name__}.{method}"
-    where = "" if row is None else f" for row {row}"
-    return EpisodeError(
-        "environment_value",
-        redact_text(f"{name} {verb} {value!r:.80}{where}; it must be {wanted}"),
-        method=name,
-        value=redact_text(f"{value!r:.80}"),
-        row=row,
-    )

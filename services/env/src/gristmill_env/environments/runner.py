@@ -1,259 +1,246 @@
-"""Calls the methods of environments, each within a time limit and never on the service's event loop.
+"""Plays rollouts of a run's environment: a user's in its process, the shipped ones in this process.
 
-A plain method runs on a thread, and an `async` method on an event loop in a separate thread. A method that blocks
-its loop delays the other async calls there, until its time limit. The shipped environments do not block, so they are
-called directly.
+A class that was made in this process (in a notebook, in a test) cannot be loaded by another process and runs here, too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import inspect
+import copy
 import logging
-import math
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from types import TracebackType
-from typing import Any, Self
+import pickle
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple, Self
 
 from gristmill.redaction import redact_text
 from gristmill_env.data import Item, Message
-from gristmill_env.environments.base import Environment, EnvironmentFactory, Reply, StepResult
-from gristmill_env.environments.returned import opening_messages, step_result
+from gristmill_env.environments import child
+from gristmill_env.environments.model import Answer, Asked, End, LeaveOut, Noted, Said, Say, Talk
+from gristmill_env.environments.playing import Rollout, closes, played
+from gristmill_env.environments.registry import EnvironmentFactory
+from gristmill_env.environments.returned import EnvironmentName
 from gristmill_env.errors import ROW_ERRORS, EnvError, EpisodeError
-from gristmill_env.outages import may_pass
-from gristmill_env.rewards.inputs import private
-from gristmill_env.running import Call, Limits, Runner
-from gristmill_env.running.calls import CallError
+from gristmill_env.running.code_process import CodeError, CodeProcess, FirstErrors, LostProcessError
+from gristmill_env.running.host import GRACE, Failed, run
 
 logger = logging.getLogger(__name__)
 
-_THREADS = 256
-"""Most threads. A step that waits occupies one thread, and every rollout of every group may be in a step."""
 _GOODBYE = 5.0
-"""Seconds for all close() calls together, after a rollout was cancelled or failed."""
+"""Seconds for close() after a rollout was cancelled or failed."""
+_KINDS = {kind.__name__: kind for kind in ROW_ERRORS}
 
-_Result = tuple[Any, Exception | None]
-"""A method's return value, or its error."""
-Check = Callable[[Any], Any]
+Answerer = Callable[[Say | LeaveOut], Awaitable[Said | Any]]
+"""Answers what an environment asks. Raises EnvError."""
 
 
-def _unchecked(value: Any) -> Any:
-    return value
+class Opening(NamedTuple):
+    """How a rollout begins."""
+
+    messages: Sequence[Message]
+    options: dict[str, Any]
+    """Values for the chat template: `tools`."""
 
 
 class EnvironmentRunner:
-    """The environments of a run. The end of the context (`async with`) stops its threads."""
+    """The environments of a run. The end of the context (`async with`) ends their process."""
 
     def __init__(self, factory: EnvironmentFactory, timeout: float) -> None:
-        """`timeout`: seconds that one call of a method may take."""
+        """`timeout`: seconds that a method may take between two replies of the model."""
         self.factory = factory
         self._timeout = timeout
-        self._failures: Counter[str] = Counter()
-        self._runner = Runner(
-            Limits(cpu=math.inf, wall=timeout), threads=_THREADS, what="environment", error=EnvError,
-            remedy="give what it waits for a time-out, or raise step_timeout",
-        )  # fmt: skip
+        self._errors = FirstErrors(logger, "environment")
+        self._process: CodeProcess | None = None
+        self._pickled: tuple[Item, bytes] | None = None
+        if factory.needs_process:
+            assert factory.source is not None
+            settings = pickle.dumps(child.Settings(factory.source, timeout))
+            self._process = CodeProcess(child.TARGET, settings, f"environment {factory.name}")
 
-    async def open(self, late: Callable[[asyncio.Task[None]], object]) -> Environment:
-        """Returns a new environment. Raises EpisodeError when its __init__ fails or overruns.
+    async def play(self, item: Item, answer: Answerer, bound: asyncio.Timeout | None = None) -> End:
+        """Plays one rollout, and closes its environment however the rollout ends.
 
-        An __init__ that overruns, or whose rollout is cancelled, continues on its thread. `late` receives the task that
-        closes the environment when that __init__ has returned.
+        `answer`: answers what the environment asks. `bound`: the rollout's time limit, which does not count the close.
+        Raises the first error of `answer`, and one of ROW_ERRORS for an error of the environment.
         """
         if self.factory.ours:
-            return self.factory()
-        opening = _Opening(self.factory)
+            return await self._play_ours(item, answer)
+        if self._process is not None:
+            await self._start(self._process)
+        end: End | None = None
+        failed: EnvError | None = None
+        asking = 0
+        # The environment limits its own methods, and names the one that overruns. This limit is for the rest: code that
+        # blocks the event loop of its process, and a close that does not end.
+        spare = self._timeout + GRACE if self._process is not None else None
+
+        def limit_to(seconds: float | None) -> None:
+            limit.reschedule(None if seconds is None else asyncio.get_running_loop().time() + seconds)
+
+        async def answered(asked: Asked) -> Answer:
+            nonlocal end, failed, asking
+            if isinstance(asked, End):
+                end = asked
+                limit_to(self._timeout if end.failure is None else _GOODBYE)
+                if bound is not None:
+                    bound.reschedule(None)
+                return Noted()
+            asking += 1
+            limit_to(None)
+            try:
+                said: Answer = await answer(asked)
+                return said
+            except EnvError as error:
+                failed = failed or error
+                raise
+            finally:
+                asking -= 1
+                if asking == 0 and end is None:
+                    limit_to(spare)
+
+        running = asyncio.create_task(self._run(item, answered))
         try:
-            opened: Environment = await self._wait(opening)
-        except BaseException:
-            late(asyncio.create_task(self._close_late(opening.made)))
+            async with asyncio.timeout(spare) as limit:
+                await asyncio.wait({running})
+        except TimeoutError:
+            await self._abandon(running)
+            if end is None:
+                name, seconds = self.factory.name, self._timeout
+                raise EpisodeError(
+                    "loop_blocked",
+                    f"{name}: a method blocked the event loop of its process for {seconds:g} s; await what it waits "
+                    "for, or use def",
+                    method=name, seconds=seconds,
+                ) from None  # fmt: skip
+            logger.warning("close() of %s does not end and is not waited for", self.factory.name)
+        except asyncio.CancelledError:
+            await self._abandon(running)
             raise
-        return opened
+        else:
+            self._read_close(running, end)
+        if failed is not None:  # whatever the environment has made of it
+            raise failed
+        assert end is not None
+        if end.failure is not None:
+            raise self._raised(end.failure)
+        return end
 
-    async def _close_late(self, made: asyncio.Future[Environment | None]) -> None:
-        environment = await made
-        if environment is not None and has_close(environment):
-            await self.close(environment)
+    async def opening(self, item: Item) -> Opening:
+        """Returns the opening of a rollout that is not played on. Raises as `play` does."""
+        said: asyncio.Future[Say] = asyncio.get_running_loop().create_future()
 
-    async def reset(self, environment: Environment, item: Item) -> Sequence[Message]:
-        """Calls `reset`. Raises EpisodeError if it fails, overruns or returns no messages, and passes on the package's
-        own errors of a row."""
-        check = functools.partial(opening_messages, environment, item.index)
-        own = item if self.factory.ours else private(item)
-        opening: Sequence[Message] = await self._call(environment.reset, own, check=check)
-        return opening
+        async def answer(asked: Say | LeaveOut) -> Answer:
+            if isinstance(asked, Say) and not said.done():
+                said.set_result(asked)
+            await asyncio.Event().wait()
+            raise AssertionError
 
-    async def step(self, environment: Environment, reply: Reply, row: int | None = None) -> StepResult:
-        """Calls `step` with a reply. `row`: the item's index, for messages. Raises as `reset` does."""
-        turn: StepResult = await self._call(
-            environment.step, reply, check=functools.partial(step_result, environment, row)
-        )
-        return turn
+        playing = asyncio.create_task(self.play(item, answer))
+        await asyncio.wait({playing, said}, return_when=asyncio.FIRST_COMPLETED)
+        if not said.done():
+            await playing
+            raise EpisodeError("environment_said_nothing", f"{self.factory.name} has ended without a word to the model")
+        playing.cancel()
+        await asyncio.wait({playing})
+        first = said.result()
+        return Opening(first.messages, {"tools": first.tools} if first.tools else {})
 
-    async def close(self, environment: Environment) -> None:
-        """Closes the environment. Errors are logged, because the rollout is over."""
-        try:
-            await self._call(environment.close)
-        except EnvError as error:
-            logger.warning("%s", error)
-
-    async def opening(self, item: Item) -> Sequence[Message]:
-        """Returns the opening messages of a rollout that is not played."""
-        async with self.opened() as environment:
-            return await self.reset(environment, item)
-
-    @contextlib.asynccontextmanager
-    async def opened(self) -> AsyncIterator[Environment]:
-        """Opens the environment of one rollout. The end of the context closes it once, however the rollout ends.
-
-        After an error, a time-out or a cancellation, waits at most `_GOODBYE` seconds until it is closed.
-        """
-        closing: list[asyncio.Task[None]] = []
-        environment: Environment | None = None
-        closes = False
-        try:
-            environment = await self.open(closing.append)
-            closes = has_close(environment)
-            yield environment
-            if closes:
-                closes = False
-                closing.append(asyncio.create_task(self.close(environment)))
-                await asyncio.wait(closing)
-        except BaseException:
-            if environment is not None and closes:
-                closing.append(asyncio.create_task(self.close(environment)))
-            await self._wait_briefly(closing)
-            raise
-
-    async def _wait_briefly(self, closing: list[asyncio.Task[None]]) -> None:
-        pending = (await asyncio.wait(closing, timeout=_GOODBYE))[1] if closing else ()
-        if pending:
-            name, seconds = self.factory.name, _GOODBYE
-            logger.warning("__init__ or close() of %s takes longer than %g s and is not waited for", name, seconds)
-
-    def stop(self) -> None:
-        """Ends the threads, without waiting for them."""
-        self._runner.close()
+    async def close(self) -> None:
+        """Ends the process."""
+        if self._process is not None:
+            await self._process.close()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
 
-    async def _call(self, method: Callable[..., Any], *arguments: object, check: Check = _unchecked) -> Any:
-        if self.factory.ours and inspect.iscoroutinefunction(method):
-            return await method(*arguments)
-        return await self._wait(_MethodCall(self.factory.name, method.__name__, method, arguments, check))
-
-    async def _wait(self, call: _MethodCall) -> Any:
-        batch = self._runner.submit([call])
+    async def _play_ours(self, item: Item, answer: Any) -> End:
+        """Plays a rollout of an environment of this package: its methods are `async`, do not block and do not fail."""
+        environment = self.factory()
         try:
-            await asyncio.wrap_future(batch.done)
-        except asyncio.CancelledError:
-            self._runner.drop(batch)
-            raise
-        value, error = call.result
-        if error is not None:
-            self._report(call.name, error)
-            raise error
-        return value
+            name = EnvironmentName(self.factory.name, item.index)
+            return await played(environment, item, Talk(answer, name, lambda _: None, _called))
+        finally:
+            if closes(environment):
+                await run(environment.close)
 
-    def _report(self, name: str, error: Exception) -> None:
-        """Logs a method's first exception in full, and further exceptions at a count of 10, 100, 1000 and so on."""
-        if not isinstance(error.__cause__, Exception):
+    async def _run(self, item: Item, answered: Callable[[Asked], Awaitable[Answer]]) -> Failed | None:
+        if self._process is None:
+            return await Rollout(self.factory, _copy(item), answered, self._timeout, waits=False).play()
+
+        async def answered_bytes(body: bytes) -> bytes:
+            return child.encode(await answered(child.asked.decode(body)))
+
+        return child.closed.decode(await self._process.call(self._body(item), answered_bytes))
+
+    async def _start(self, process: CodeProcess) -> None:
+        """Starts the process unless it runs, so that its start is no part of a method's time. Raises EpisodeError."""
+        try:
+            await process.start()
+        except (CodeError, LostProcessError) as error:
+            raise _of_process(error) from error
+
+    def _body(self, item: Item) -> bytes:
+        """Returns an item for the process. The rollouts of a group begin together, so one is kept."""
+        if self._pickled is None or self._pickled[0] is not item:
+            try:
+                self._pickled = item, pickle.dumps(item)
+            except Exception as error:  # a column may hold anything
+                raise EpisodeError(
+                    "row_not_picklable",
+                    f"row {item.index} cannot be sent to the process of {self.factory.name}: "
+                    f"{type(error).__name__}: {error}",
+                    row=item.index,
+                ) from error
+        return self._pickled[1]
+
+    async def _abandon(self, running: asyncio.Task[Failed | None]) -> None:
+        """Cancels a rollout, and waits for its end: at most _GOODBYE seconds if no process can be killed."""
+        running.cancel()
+        _, pending = await asyncio.wait({running}, timeout=None if self._process is not None else _GOODBYE)
+        if pending:
+            logger.warning("a method of %s does not end, and is not waited for", self.factory.name)
+        else:
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                running.result()
+
+    def _read_close(self, running: asyncio.Task[Failed | None], end: End | None) -> None:
+        """Logs the error of a close. Raises EpisodeError if the environment ended in another way."""
+        try:
+            failure = running.result()
+        except (CodeError, LostProcessError) as error:
+            if end is None:
+                raise _of_process(error) from error
+            logger.warning("%s", error)
             return
-        self._failures[name] += 1
-        if (count := self._failures[name]) == 1:
-            logger.error("environment %s failed", name, exc_info=error.__cause__)
-        elif str(count).strip("0") == "1":
-            logger.error("environment %s has failed %d times, last: %s", name, count, error)
+        if failure is not None:
+            logger.warning("%s", redact_text(failure.text))
 
-
-def has_close(environment: Environment) -> bool:
-    """Returns whether the environment's class overrides `close`."""
-    return type(environment).close is not Environment.close
-
-
-class _MethodCall(Call[_Result]):
-    """One call of one method of one environment."""
-
-    def __init__(
-        self,
-        name: str,
-        method_name: str,
-        method: Callable[..., Any],
-        arguments: Sequence[object],
-        check: Check = _unchecked,
-    ) -> None:
-        """`check`: returns the method's return value if it is valid, and raises EpisodeError if it is not."""
-        # A separate name per method: close() must not queue behind the steps that it should end.
-        super().__init__(f"{name}.{method_name}", is_async=inspect.iscoroutinefunction(method), repeatable=False)
-        self._method, self._arguments, self._check = method, arguments, check
-
-    def run(self) -> _Result:
-        if not self.needed:
-            return self.not_needed()
-        try:
-            value = self._method(*self._arguments)
-            if inspect.isawaitable(value):
-                if inspect.iscoroutine(value):
-                    value.close()
-                raise CallError("not_async", "it returns an awaitable but is not `async def`")
-            return self._check(value), None
-        except BaseException as error:  # noqa: BLE001  sys.exit() in a step must not end this thread
-            return self.failed(error)
-
-    async def run_async(self) -> _Result:
-        if not self.needed:
-            return self.not_needed()
-        try:
-            return self._check(await self._method(*self._arguments)), None
-        except BaseException as error:  # noqa: BLE001  as above; of a cancelled call nobody reads the result
-            return self.failed(error)
-
-    def failed(self, why: BaseException) -> _Result:
-        if isinstance(why, CallError):
-            return None, EpisodeError(why.code, redact_text(f"{self.name}: {why}"), method=self.name, **why.values)
-        if isinstance(why, ROW_ERRORS):
-            return None, why
-        error = EpisodeError(
-            "environment_raised",
-            redact_text(f"{self.name}: {type(why).__name__}: {why}"),
-            method=self.name,
-            error=type(why).__name__,
+    def _raised(self, failure: Failed) -> EnvError:
+        error = _KINDS.get(failure.error, EpisodeError)(
+            failure.code or "environment_raised", redact_text(failure.text), **failure.values
         )
-        error.__cause__ = why
-        error.may_pass = may_pass(why)
-        return None, error
+        error.may_pass = failure.may_pass
+        if failure.code == "environment_raised":
+            self._errors.log(str(failure.values.get("method")), str(error), failure.trace)
+        return error
 
 
-class _Opening(_MethodCall):
-    """The call of an environment's __init__. Its result is known even if the call has overrun or is not waited for."""
+def _of_process(error: CodeError | LostProcessError) -> EpisodeError:
+    made = EpisodeError(error.code, str(error), **error.values)
+    made.may_pass = error.may_pass
+    return made
 
-    def __init__(self, factory: EnvironmentFactory) -> None:
-        super().__init__(factory.name, "__init__", factory, ())
-        self._loop = asyncio.get_running_loop()
-        self.made: asyncio.Future[Environment | None] = self._loop.create_future()
-        """Done when the call has ended; None if it made no environment."""
 
-    def run(self) -> _Result:
-        result = super().run()
-        try:
-            self._report(result[0])
-        except SystemExit:  # the interruption of an overrunning call arrived after the call; it arrives once
-            self._report(result[0])
-        return result
+async def _called(method: Callable[..., Any], *arguments: Any) -> Any:
+    return await method(*arguments)
 
-    def _report(self, environment: Environment | None) -> None:
-        with contextlib.suppress(RuntimeError):  # the event loop is closed, so nothing can close the environment
-            self._loop.call_soon_threadsafe(self._set_made, environment)
 
-    def _set_made(self, environment: Environment | None) -> None:
-        if not self.made.done():
-            self.made.set_result(environment)
+def _copy(item: Item) -> Item:
+    """Returns a copy, so that rollouts share no state; the item itself if a column cannot be copied."""
+    try:
+        return copy.deepcopy(item)
+    except Exception:  # noqa: BLE001  an object that does not support copies may raise any error
+        return item

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,15 @@ class End(msgspec.Struct, frozen=True, tag="end"):
 
 
 @dataclass(frozen=True)
+class Parsers:
+    """What the model servers parse."""
+
+    tools: bool | None = None
+    """Tool calls; None if that is unknown."""
+    reasoning: bool = False
+
+
+@dataclass(frozen=True)
 class Policy:
     """The model in training."""
 
@@ -69,6 +78,24 @@ class Policy:
     stop_token_ids: tuple[int, ...] = ()
     untrained: bool = False
     """Whether requests for another distribution are answered, and their replies not trained. Otherwise refused."""
+
+    async def parsed(
+        self, completion: Completion, before: Sequence[int], tools: Sequence[Any], *, parallel: bool = True
+    ) -> dict[str, Any]:
+        """Returns a reply as a message of OpenAI's form. The model server parses tool calls and reasoning.
+
+        `before`: the prompt. `tools`: the tools that the prompt has. `parallel`: whether a reply may have several
+        calls. Raises InferenceError when no server answers.
+        """
+        ids = self.prompts.without_end(completion.token_ids)
+        if not ids or not (tools or self.reasoning):
+            return {"role": "assistant", "content": self.prompts.decode(ids) if ids else ""}
+        asked: dict[str, Any] = {"messages": [{"role": "user", "content": ""}]}
+        asked["chat_template_kwargs"] = dict(self.prompts.options)
+        if tools:
+            asked |= {"tools": list(tools), "parallel_tool_calls": parallel}
+        message = await self.servers.parse(ids, completion.finish_reason, before[-_TAIL:], asked, completion.server)
+        return {"role": "assistant", **message}
 
 
 @dataclass(frozen=True)
@@ -252,21 +279,13 @@ class Session:
         return turn
 
     async def _parsed(self, completion: Completion, prepared: Prepared) -> dict[str, Any]:
-        """Returns the reply as a message of OpenAI's form. The model server parses tool calls and reasoning."""
+        """Returns the reply as a message of OpenAI's form."""
         request, prompts = prepared.request, self._policy.prompts
         ids = prompts.without_end(completion.token_ids)
         if calls := request.constraint.calls(prompts.decode(ids)) if ids else []:
             return {"role": "assistant", "content": None, "tool_calls": calls}
-        if not ids or not (request.tools or self._policy.reasoning):
-            return {"role": "assistant", "content": prompts.decode(ids) if ids else ""}
-        asked: dict[str, Any] = {"messages": [{"role": "user", "content": ""}]}
-        asked["chat_template_kwargs"] = dict(prompts.options)
-        if request.tools:
-            asked |= {"tools": list(request.tools), "parallel_tool_calls": request.parallel_tool_calls}
-        message = await self._policy.servers.parse(
-            ids, completion.finish_reason, prepared.token_ids[-_TAIL:], asked, completion.server
-        )
-        return {"role": "assistant", **message}
+        parallel = request.parallel_tool_calls
+        return await self._policy.parsed(completion, prepared.token_ids, request.tools, parallel=parallel)
 
     def _open(self, folder: Path, number: int) -> LineFile:
         make_folder(folder)

@@ -112,8 +112,10 @@ class Branch:
     mask: NDArray[np.bool_]
     """[C]: True for tokens that are trained on in this branch."""
     labels: list[LabelSpan]
-    """The weight labels of the tokens that are trained on here, by position in `token_ids`."""
+    """The weight labels of the replies that no earlier branch has, by position in `token_ids`."""
     turns: list[Turn]
+    sampled: int
+    """Tokens of the replies that no earlier branch has, trained on or not."""
 
 
 class Turns:
@@ -131,6 +133,9 @@ class Turns:
 
     def __iter__(self) -> Iterator[Turn]:
         return iter(self._turns)
+
+    def __getitem__(self, number: int) -> Turn:
+        return self._turns[number]
 
     def place(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> Place:
         """Returns the place of a request. `tools`: the request's tools, which are part of the prompt."""
@@ -171,10 +176,11 @@ class Turns:
         self._append(turn)
         return turn
 
-    def branches(self, unread: Set[int] = frozenset()) -> list[Branch]:
+    def branches(self, unread: Set[int] = frozenset(), untrained: Set[int] = frozenset()) -> list[Branch]:
         """Returns the path to each leaf, in the order of the leaves' replies. Each turn is trained in one of them.
 
-        `unread`: numbers of turns that the agent did not receive. Such a leaf is left out.
+        `unread`: numbers of turns that the agent did not receive. Such a leaf is left out. `untrained`: numbers of
+        turns that are context only.
         """
         kept = [turn for turn in self._turns if turn.number not in unread]
         continued = {turn.parent.number for turn in kept if turn.parent is not None}
@@ -183,7 +189,7 @@ class Turns:
         for leaf in kept:
             if leaf.number not in continued:
                 path = leaf.path()
-                branches.append(_branch(path, used))
+                branches.append(_branch(path, used, untrained))
                 used |= {turn.number for turn in path}
         return branches
 
@@ -265,21 +271,23 @@ def _length(turn: Turn | None) -> int:
     return 0 if turn is None else turn.length
 
 
-def _branch(path: Sequence[Turn], used: set[int]) -> Branch:
+def _branch(path: Sequence[Turn], used: Set[int], untrained: Set[int]) -> Branch:
     ids, logprobs, mask, labels = [], [], [], []
-    place = 0
+    place = sampled = 0
     for turn in path:
-        trained = turn.trained and turn.number not in used
+        new = turn.number not in used
+        trained = new and turn.trained and turn.number not in untrained
         given = turn.given if turn.parent is not None else turn.given[:0]
         place += len(given)
-        if trained:
+        if new:
             labels += [LabelSpan(span.version, place + span.start, place + span.end) for span in turn.labels]
+            sampled += len(turn.sampled)
         place += len(turn.sampled)
         ids += [given, turn.sampled]
         logprobs += [np.zeros(len(given), np.float32), turn.logprobs if trained else np.zeros_like(turn.logprobs)]
         mask += [np.zeros(len(given), np.bool_), np.full(len(turn.sampled), trained)]
     parts = np.concatenate(ids), np.concatenate(logprobs), np.concatenate(mask)
-    return Branch(path[0].given, *parts, labels, list(path))
+    return Branch(path[0].given, *parts, labels, list(path), sampled)
 
 
 def _identity(message: Message) -> Mapping[str, Any]:

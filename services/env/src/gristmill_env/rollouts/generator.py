@@ -19,16 +19,21 @@ from gristmill.logs import line
 from gristmill_env.data import Item
 from gristmill_env.environments import DatasetEnvironment, EnvironmentRunner
 from gristmill_env.errors import ROLLOUT_ERRORS, ROW_ERRORS, EnvError, EpisodeError, RolloutTimeoutError
+from gristmill_env.gateway import Parsers, Policy
 from gristmill_env.gather import gather
 from gristmill_env.inference import ModelServers
 from gristmill_env.outages import Outages, Wait, may_pass
 from gristmill_env.rewards import Sample, Scorer
+from gristmill_env.rollouts.conversations import GroupPrompts
 from gristmill_env.rollouts.groups import Rollout, RolloutGroup
 from gristmill_env.rollouts.prompts import PromptBuilder
-from gristmill_env.rollouts.turns import Ask, GroupPrompts, RolloutPlayer
+from gristmill_env.rollouts.turns import Ask, RolloutPlayer
 from gristmill_env.settings import EnvConfig
 
 logger = logging.getLogger(__name__)
+
+
+_UNKNOWN = Parsers()
 
 
 class Player(Protocol):
@@ -109,32 +114,39 @@ class RolloutGenerator:
         environments: EnvironmentRunner,
         *,
         max_length: int,
+        parsers: Parsers = _UNKNOWN,
         agent: Player | None = None,
     ) -> None:
-        """`max_length`: most tokens of a rollout, its prompt included, by configuration and server. `agent`: plays the
-        rollouts in place of the environment."""
+        """`max_length`: most tokens of a rollout, its prompt included, by configuration and server. `parsers`: of the
+        model servers. `agent`: plays the rollouts in place of the environment."""
         self._config = config
         self._prompts = prompts
         self._server = server
         self._scorer = scorer
         self._environments = environments
         self._max_length = max_length
+        self._parsers = parsers
         self._agent = agent
-        self._player = RolloutPlayer(config, prompts, server, environments, max_length=max_length)
+        dataset = config.dataset
+        policy = Policy(
+            config.server.model_name or "", prompts, server, max_length, parsers.tools, parsers.reasoning,
+            tuple(dataset.stop), tuple(dataset.stop_token_ids),
+        )  # fmt: skip
+        self._player = RolloutPlayer(config, policy, environments)
         self._outages = Outages(config.patience, "environment", EnvError)
 
     def for_task(self, scorer: Scorer, environments: EnvironmentRunner) -> RolloutGenerator:
         """Returns a generator with the same model, which uses other rewards and environments."""
         return RolloutGenerator(
             self._config, self._prompts, self._server, scorer, environments, max_length=self._max_length,
-            agent=self._agent,
+            parsers=self._parsers, agent=self._agent,
         )  # fmt: skip
 
     def with_agent(self, agent: Player) -> RolloutGenerator:
         """Returns a generator whose rollouts `agent` plays."""
         return RolloutGenerator(
             self._config, self._prompts, self._server, self._scorer, self._environments, max_length=self._max_length,
-            agent=agent,
+            parsers=self._parsers, agent=agent,
         )  # fmt: skip
 
     @property

@@ -1,14 +1,15 @@
 """Rollouts as the exact tokens that were sent and sampled, and the group to train on that they form.
 
-A `Transcript` grows turn by turn and becomes a `Rollout`. The scored rollouts of one item are a `RolloutGroup`.
+The branches of a rollout's turns become a `Rollout`. The scored rollouts of one item are a `RolloutGroup`.
 `build_group` makes the group to train on, and `drop_reason` names the reason if there is none.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -19,9 +20,10 @@ from numpy.typing import ArrayLike, NDArray
 from gristmill import Permit, PolicyVersion, SamplingParams, TrajectoryGroup, VersionSpan
 from gristmill.group import MAX_OBJECT_BYTES
 from gristmill.redaction import redact_text
-from gristmill_env.data import Item, Message, assistant
+from gristmill_env.data import Item, Message
 from gristmill_env.errors import DropReason, EnvError, UnpublishedWeightsError
-from gristmill_env.inference import Completion, LabelSpan
+from gristmill_env.gateway import Branch
+from gristmill_env.inference import LabelSpan
 from gristmill_env.rewards import CorrectnessReward, Score
 from gristmill_env.rollouts.prompts import Prompt
 
@@ -94,87 +96,17 @@ class RolloutGroup:
         return self.rollouts[0].prompt
 
 
-class Transcript:
-    """An unfinished rollout."""
+def joined(branches: Sequence[Branch], replies: int, part: Callable[[Branch], Rollout]) -> Rollout | None:
+    """Returns branches as one rollout; None if there are none. The last branch has the newest reply.
 
-    def __init__(self, prompt: Prompt) -> None:
-        self.messages: tuple[Message, ...] = prompt.messages
-        self.prompt = prompt
-        self.replies = 0
-        self._token_ids: list[int] = []
-        self._logprobs: list[float] = []
-        self._mask: list[bool] = []
-        self._labels: list[LabelSpan] = []
-        self._last_reply = (0, 0)
-        self._until_reply = self.messages
-        self._sampled: int | None = 0
-        self._text = ""
-        self._reward: float | None = None
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        """All tokens so far, including the prompt, for the model to continue."""
-        return (*self.prompt.token_ids, *self._token_ids)
-
-    @property
-    def last_token(self) -> int | None:
-        """The last token after the prompt; None if a text server returned no tokens."""
-        return self._token_ids[-1] if self._token_ids else None
-
-    def add_reply(self, completion: Completion, text: str) -> None:
-        """Adds the model's reply, as sampled. `text`: the reply as text, including its beginning in the prompt."""
-        start = len(self._token_ids)
-        self._token_ids += completion.token_ids
-        self._logprobs += completion.logprobs
-        self._mask += [True] * len(completion.token_ids)
-        self._labels += [LabelSpan(span.version, start + span.start, start + span.end) for span in completion.labels]
-        self._last_reply = (start, len(self._token_ids))
-        self.replies += 1
-        more = completion.length
-        self._sampled = None if self._sampled is None or more is None else self._sampled + more
-        self._text = text
-        self.messages = self._until_reply = (*self.messages, assistant(text))
-
-    def leave_out_reply(self) -> None:
-        """Excludes the last reply from training."""
-        start, end = self._last_reply
-        self._mask[start:end] = [False] * (end - start)
-        self._logprobs[start:end] = [0.0] * (end - start)
-
-    def add_messages(self, messages: Sequence[Message], token_ids: Sequence[int]) -> None:
-        """Adds the environment's messages. `token_ids`: includes the end of the turn and the next generation marker."""
-        self._token_ids += token_ids
-        self._logprobs += [0.0] * len(token_ids)
-        self._mask += [False] * len(token_ids)
-        self.messages = (*self.messages, *messages)
-
-    def add_reward(self, reward: float | None) -> None:
-        if reward is not None:
-            self._reward = reward + (self._reward or 0.0)
-
-    def end(self, finish_reason: str) -> Rollout:
-        """Returns the finished rollout."""
-        return Rollout(
-            prompt=self.prompt,
-            token_ids=self._token_ids,
-            logprobs=self._logprobs,
-            mask=self._mask,
-            labels=self._labels,
-            text=self._text,
-            messages=self.messages,
-            finish_reason=finish_reason,
-            replies=self.replies,
-            sampled=self._sampled,
-            reward=self._reward,
-        )
-
-    def end_at_last_reply(self, finish_reason: str) -> Rollout:
-        """Returns the rollout up to its last reply, without the environment's messages after that reply."""
-        end = self._last_reply[1]
-        for values in (self._token_ids, self._logprobs, self._mask):
-            del values[end:]
-        self.messages = self._until_reply
-        return self.end(finish_reason)
+    `replies`: of the whole rollout. `part`: returns a branch as a rollout of one sequence. A branch without a token to
+    train on is left out, unless it is the last.
+    """
+    if not branches:
+        return None
+    *others, last = sorted(branches, key=lambda branch: branch.turns[-1].number)
+    kept = tuple(part(branch) for branch in others if branch.mask.any())
+    return dataclasses.replace(part(last), others=kept, replies=replies)
 
 
 def failures(errors: Sequence[EnvError]) -> list[dict[str, str]]:

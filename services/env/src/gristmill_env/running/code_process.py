@@ -1,7 +1,7 @@
 """A process that runs a user's code: environments, agents and rewards.
 
-The process serves many calls at the same time. A call that hangs costs the process: it is killed, the other calls in it
-fail with an error that may pass, and the next call starts a new process.
+The process serves many calls at the same time. A call that hangs costs the process: the other calls in it are
+cancelled and fail with an error that may pass, the process is killed, and the next call starts a new one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Self
@@ -44,6 +45,23 @@ class CodeError(EnvError):
         """The name of the error's class."""
         self.trace = redact_text(failure.trace)
         self.may_pass = failure.may_pass
+
+
+class FirstErrors:
+    """Logs the first exception of each piece of code with its traceback, and further ones at 10, 100, 1000..."""
+
+    def __init__(self, logger: logging.Logger, what: str) -> None:
+        """`what`: the kind of code, for messages."""
+        self._logger, self._what = logger, what
+        self._counts: Counter[str] = Counter()
+
+    def log(self, name: str, text: str, trace: str) -> None:
+        """Counts an exception of the code `name`."""
+        self._counts[name] += 1
+        if (count := self._counts[name]) == 1:
+            self._logger.error("%s %s failed\n%s", self._what, name, redact_text(trace.rstrip()))
+        elif str(count).strip("0") == "1":
+            self._logger.error("%s %s has failed %d times, last: %s", self._what, name, count, text)
 
 
 class LostProcessError(EnvError):
@@ -148,7 +166,8 @@ class _Life:
 
     @property
     def alive(self) -> bool:
-        return self._process.returncode is None and self._reader is not None and not self._reader.done()
+        reads = self._reader is not None and not self._reader.done()
+        return reads and self._process.returncode is None and not self._killed_for_hanging
 
     @property
     def pid(self) -> int:
@@ -169,7 +188,7 @@ class _Life:
             if not working.result.done():
                 logger.warning("%s does not end when it is cancelled; its process is killed", self._what)
                 self._killed_for_hanging = True
-                await self.kill()
+                await self.close()  # which lets the other calls release what they hold
             raise
         finally:
             del self._working[number]
@@ -221,6 +240,8 @@ class _Life:
             if working is not None and not working.result.done():
                 if isinstance(report, host.Done):
                     working.result.set_result(report.body)
+                elif self._killed_for_hanging and report.error == "CancelledError":
+                    self._lose(working)
                 else:
                     working.result.set_exception(CodeError(report))
         elif isinstance(report, host.Ask) and (working := self._working.get(report.call)) is not None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 import importlib
 import inspect
 import itertools
@@ -24,7 +25,7 @@ import threading
 import time
 import traceback
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -101,13 +102,13 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     @classmethod
     def by(cls, number: int, error: BaseException) -> Failed:
         """Returns the report of an error."""
-        known = isinstance(error, GristmillError)
+        known = error if isinstance(error, GristmillError) else None
         return cls(
             number=number,
-            code=error.code if known else None,
+            code=None if known is None else known.code,
             error=type(error).__name__,
             text=str(error)[:_LONGEST],
-            values={name: plain(value) for name, value in error.values.items()} if known else {},
+            values={} if known is None else {name: plain(value) for name, value in known.values.items()},
             may_pass=may_pass(error),
             trace="".join(traceback.format_exception(error))[-_LONGEST_TRACE:],
         )
@@ -140,21 +141,43 @@ def framed(message: FromOwner | ToOwner) -> bytes:
     return HEAD.pack(len(body)) + body
 
 
-async def run(function: Callable[..., Any], *arguments: Any) -> Any:
+async def run(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     """Calls a user's function: an `async` one on the event loop, a plain one in a thread.
 
     If this is cancelled, waits for the end of the thread, so that a thread that hangs costs the process.
     """
     if inspect.iscoroutinefunction(inspect.unwrap(function)):
-        return await function(*arguments)
+        return await function(*arguments, **named)
     context = contextvars.copy_context()
-    future = asyncio.get_running_loop().run_in_executor(None, context.run, function, *arguments)
+    call = functools.partial(context.run, function, *arguments, **named)
+    future = asyncio.get_running_loop().run_in_executor(None, call)
     try:
         value = await asyncio.shield(future)
     except asyncio.CancelledError:
         await asyncio.wait([future])
         raise
     return await value if inspect.isawaitable(value) else value
+
+
+async def threads_end() -> None:
+    """Waits until no thread runs code of this call: also a thread of `asyncio.to_thread` that nobody waits for."""
+    if running := [future for future in list(_OF_CALL.get(())) if not future.done()]:
+        await asyncio.wait([asyncio.wrap_future(future) for future in running])
+
+
+class _Threads(ThreadPoolExecutor):
+    """The threads of this process. Notes which call a thread works for."""
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        future = super().submit(function, *arguments, **named)
+        threads = _OF_CALL.get(None)
+        if threads is not None:
+            threads.add(future)
+            future.add_done_callback(threads.discard)
+        return future
+
+
+_OF_CALL: contextvars.ContextVar[set[Future[Any]]] = contextvars.ContextVar("threads of the call")
 
 
 async def read_report(stream: asyncio.StreamReader) -> ToOwner:
@@ -179,7 +202,7 @@ class _Host:
 
     async def serve(self) -> None:
         loop = asyncio.get_running_loop()
-        loop.set_default_executor(ThreadPoolExecutor(THREADS, "call"))
+        loop.set_default_executor(_Threads(THREADS, "call"))
         stream = asyncio.StreamReader()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), sys.stdin)
         start = _from_owner.decode(await _read(stream))
@@ -226,6 +249,7 @@ class _Host:
             finally:
                 self._asked.pop(number, None)
 
+        _OF_CALL.set(set())
         try:
             report: ToOwner = Done(call.number, await handler(call.body, ask))
         except BaseException as error:  # noqa: BLE001  sys.exit() in a call must not end the process
@@ -262,4 +286,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from gristmill_env.running.host import main as main_of_the_module  # the one that the user's code shares
+
+    main_of_the_module()

@@ -1,0 +1,157 @@
+"""Environments by name: the ones that ship, entry points of other packages, and a user's code."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from pydantic import TypeAdapter, ValidationError
+
+from gristmill.plugins import is_plugin, load_plugin
+from gristmill.redaction import redact
+from gristmill.settings import did_you_mean
+from gristmill_env.environments.base import DatasetEnvironment, Environment
+from gristmill_env.environments.tools import Tools, is_tool_class, tool_environment
+from gristmill_env.errors import EpisodeError
+
+E = TypeVar("E", bound=type[Environment])
+
+
+class Source(msgspec.Struct, frozen=True):
+    """Where a process finds an environment: the arguments of `create_environment`."""
+
+    name: str
+    params: dict[str, Any]
+    folder: str | None
+
+
+@dataclass(frozen=True)
+class EnvironmentFactory:
+    """Creates the object of one more rollout."""
+
+    kind: type[Environment]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    source: Source | None = None
+    """None for a class of this process, which no other process can load by its name."""
+
+    def __call__(self) -> Environment:
+        return self.kind(**self.options)
+
+    @property
+    def name(self) -> str:
+        """The class' name, for messages."""
+        return self.kind.__name__
+
+    @property
+    def ours(self) -> bool:
+        """Whether the environment ships with this package, and therefore does not block."""
+        return self.kind.__module__.startswith(f"{__package__}.") and not self.kind.runs_user_code
+
+    @property
+    def needs_process(self) -> bool:
+        """Whether the environment runs in a process of its own."""
+        return self.source is not None and not self.ours
+
+
+ENTRY_POINTS = "gristmill.environments"
+_REGISTRY: dict[str, type[Environment]] = {"dataset": DatasetEnvironment, "tools": Tools}
+
+
+def environment(name: str) -> Callable[[E], E]:
+    """Registers the decorated class as the environment `name`. Raises EpisodeError when the name is taken."""
+
+    def register(kind: E) -> E:
+        if name in _REGISTRY:
+            raise EpisodeError(
+                "environment_registered_twice",
+                f"environment '{name}' is registered twice: {_REGISTRY[name]} and {kind}; rename one",
+                name=name,
+            )
+        _REGISTRY[name] = kind
+        return kind
+
+    return register
+
+
+def create_environment(
+    name: str, params: Mapping[str, Any] | None = None, folder: Path | None = None
+) -> EnvironmentFactory:
+    """Returns a factory of rollouts of the environment `name` with its options set.
+
+    `name`: a registered name, an entry point of the group `gristmill.environments`, or code (`plugins`), relative to
+    `folder`. Raises EpisodeError for an unknown name and for unknown options; PluginError.
+    """
+    kind, here = _find(name, folder)
+    if is_tool_class(kind):
+        kind = tool_environment(kind)
+    elif not (isinstance(kind, type) and issubclass(kind, Environment)):
+        wanted = f"{Environment.__module__.rpartition('.')[0]}.{Environment.__name__}"
+        raise EpisodeError(
+            "not_an_environment",
+            f"environment '{name}' is {kind!r:.80}; it must be a class derived from {wanted}, or a class with reset(), "
+            "whose other public methods are tools",
+            name=name,
+        )
+    options = _options(name, kind, params or {})
+    if issubclass(kind, Tools):
+        options["folder"] = folder
+        kind(**options).check()
+    source = None if here else Source(name, dict(params or {}), None if folder is None else str(folder))
+    return EnvironmentFactory(kind, options, source)
+
+
+def _find(name: str, folder: Path | None) -> tuple[Any, bool]:
+    """Returns what `name` names, and whether it is a class of this process only."""
+    if name in _REGISTRY:
+        kind = _REGISTRY[name]
+        return kind, not kind.__module__.startswith(f"{__package__}.")
+    if is_plugin(name):
+        return load_plugin(name, folder), False
+    installed = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    if name in installed:
+        return installed[name].load(), False
+    known = sorted({*_REGISTRY, *installed})
+    raise EpisodeError(
+        "unknown_environment",
+        f"no environment '{name}' is registered; there are {', '.join(known)}.{did_you_mean(name, known)}",
+        name=name,
+        known=known,
+    )
+
+
+def _options(name: str, kind: type[Environment], params: Mapping[str, Any]) -> dict[str, Any]:
+    initializer: Any = kind.__init__
+    hints = typing.get_type_hints(initializer, include_extras=True)
+    known = [
+        argument.name
+        for argument in inspect.signature(initializer).parameters.values()
+        if argument.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
+    options = {}
+    for key, value in params.items():
+        if key not in known:
+            raise EpisodeError(
+                "unknown_parameter",
+                f"environment '{name}' has no parameter '{key}'; it has {', '.join(known) or 'none'}."
+                f"{did_you_mean(key, known)}",
+                name=name,
+                parameter=key,
+                known=known,
+            )
+        try:
+            options[key] = TypeAdapter(hints.get(key, Any)).validate_python(value)
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"]
+            raise EpisodeError(
+                "parameter_invalid",
+                f"parameter '{key}' of environment '{name}': {reason} (found {redact(value, key)!r})",
+                name=name,
+                parameter=key,
+            ) from error
+    return options

@@ -1,0 +1,55 @@
+"""Rollouts of a conversation, made of the tokens of its replies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gristmill_env.data import Message, assistant
+from gristmill_env.gateway import Branch, Turns
+from gristmill_env.gateway.turns import Place
+from gristmill_env.inference import Completion
+from gristmill_env.rollouts.groups import Rollout, joined
+from gristmill_env.rollouts.prompts import Prompt
+
+
+@dataclass(frozen=True)
+class Said:
+    """One reply, and what comes before it."""
+
+    completion: Completion
+    text: str
+    messages: Sequence[Message] = ()
+    """The messages since the last reply."""
+    between: Sequence[int] = ()
+    """The tokens between the last reply and this one."""
+    trained: bool = True
+
+
+def rollout_of(prompt: Prompt, *replies: Said, reward: float | None = None) -> Rollout:
+    """Returns the rollout of one conversation."""
+    turns, parent = Turns(), None
+    for reply in replies:
+        more = tuple(reply.messages) if parent is not None else prompt.messages
+        given = reply.between if parent is not None else prompt.token_ids
+        parent = turns.add(Place(parent, (), more, b""), given, reply.completion, dict(assistant(reply.text)))
+
+    def part(branch: Branch) -> Rollout:
+        return Rollout(
+            prompt=prompt,
+            token_ids=branch.token_ids.tolist(),
+            logprobs=branch.logprobs.tolist(),
+            mask=branch.mask.tolist(),
+            labels=branch.labels,
+            text=replies[-1].text,
+            messages=branch.turns[-1].messages,
+            finish_reason=branch.turns[-1].finish_reason,
+            replies=len(branch.turns),
+            sampled=branch.sampled,
+            reward=reward,
+        )
+
+    untrained = {number for number, reply in enumerate(replies) if not reply.trained}
+    rollout = joined(turns.branches(untrained=untrained), len(replies), part)
+    assert rollout is not None
+    return rollout
