@@ -526,10 +526,25 @@ def test_prompt_field_may_hold_a_list_of_messages(tmp_path: Path) -> None:
     assert [dict(message) for message in item.messages] == NESTED[0]["chat"]
 
 
+def test_prompt_field_may_hold_messages_of_openais_form(tmp_path: Path) -> None:
+    """With calls whose arguments are JSON text, and null as the content of a message with calls."""
+    function = {"name": "add", "arguments": '{"a": 2, "b": 2}'}
+    call = {"id": "c1", "type": "function", "function": function}
+    result = {"role": "tool", "tool_call_id": "c1", "content": "4"}
+    chat = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": None, "tool_calls": [call]}, result]
+    item = nested(tmp_path, [{"chat": chat}], prompt_field="chat", answer_field=None).item(0)
+    assert item.prompt == "4"
+    read = call | {"function": {"name": "add", "arguments": {"a": 2, "b": 2}}}
+    called = {"role": "assistant", "content": "", "tool_calls": [read]}
+    assert [dict(message) for message in item.messages] == [chat[0], called, result]
+
+
 @pytest.mark.parametrize(
     ("chat", "code"),
     [
         ([], "no_messages"),
+        ([{"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]}], "not_a_message"),
+        ([{"role": "assistant", "content": None, "tool_calls": []}], "not_a_message"),
         (["2 + 2?"], "not_a_message"),
         ([{"role": "user", "content": None}], "not_a_message"),
         ([{"role": "user", "content": "?"}, {"role": "assistant", "content": "4"}], "ends_with_assistant"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from tests.unit.env.gateway.conftest import SAMPLING, ScriptedModel
 
 from gristmill import Permit, VersionSpan
 from gristmill_env.data import Item, user
-from gristmill_env.environments import Model, NoMoreRepliesError, create_environment
+from gristmill_env.environments import Environment, Model, NoMoreRepliesError, create_environment
 from gristmill_env.errors import EpisodeError, InferenceError, PromptTooLongError
 from gristmill_env.rewards import Score
 from gristmill_env.rollouts.groups import RolloutGroup, build_group
@@ -119,6 +120,29 @@ async def test_reply_that_is_left_out_is_context(roll: Roll, model: ScriptedMode
     assert trained(model, rollout) == ["4<|im_end|>"]
     assert text(model, rollout.token_ids).startswith("no<|im_end|>")
     assert rollout.reward is None
+
+
+async def test_reply_that_play_does_not_wait_for_is_not_part_of_the_rollout(roll: Roll, model: ScriptedModel) -> None:
+    closing = threading.Event()
+
+    def hold() -> None:
+        if len(model.prompts) == 2:
+            assert closing.wait(60)
+
+    class Leaves(Environment):
+        async def play(self, item: Item, model: Model) -> float:
+            await model.say(item.messages)
+            self.left = asyncio.create_task(model.fork().say("Too late?"))
+            await asyncio.wait({self.left}, timeout=0)
+            return 1.0
+
+        async def close(self) -> None:
+            closing.set()
+            await asyncio.wait({self.left})
+
+    model.hold = hold
+    rollout = await roll(Leaves)
+    assert (rollout.replies, rollout.reward, rollout.others) == (1, 1.0, ())
 
 
 async def test_conversation_without_room_ends_as_truncated(roll: Roll, model: ScriptedModel) -> None:

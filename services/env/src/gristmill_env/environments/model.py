@@ -13,7 +13,7 @@ import msgspec
 
 from gristmill_env.data import Message
 from gristmill_env.environments.functions import Tool, schema_of
-from gristmill_env.environments.returned import EnvironmentName, said_messages
+from gristmill_env.environments.returned import EnvironmentName, checked_reward, said_messages
 from gristmill_env.errors import EpisodeError
 from gristmill_env.running.host import Failed
 
@@ -204,7 +204,7 @@ class Model:
 
     @reward.setter
     def reward(self, reward: float | None) -> None:
-        self.talk.reward = reward
+        self.talk.reward = checked_reward(self.talk.name, "reward", reward)
 
     def _end(self, reason: str) -> None:
         if self._at is not None:

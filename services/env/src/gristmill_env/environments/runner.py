@@ -57,10 +57,10 @@ class EnvironmentRunner:
             settings = pickle.dumps(child.Settings(factory.source, timeout))
             self._process = CodeProcess(child.TARGET, settings, f"environment {factory.name}")
 
-    async def play(self, item: Item, answer: Answerer, bound: asyncio.Timeout | None = None) -> End:
+    async def play(self, item: Item, answer: Answerer, ended: Callable[[], None] = lambda: None) -> End:
         """Plays one rollout, and closes its environment however the rollout ends.
 
-        `answer`: answers what the environment asks. `bound`: the rollout's time limit, which does not count the close.
+        `answer`: answers what the environment asks. `ended`: called when only the close is left.
         Raises the first error of `answer`, and one of ROW_ERRORS for an error of the environment.
         """
         if self.factory.ours:
@@ -82,8 +82,7 @@ class EnvironmentRunner:
             if isinstance(asked, End):
                 end = asked
                 limit_to(self._timeout if end.failure is None else _GOODBYE)
-                if bound is not None:
-                    bound.reschedule(None)
+                ended()
                 return Noted()
             asking += 1
             limit_to(None)
@@ -91,7 +90,8 @@ class EnvironmentRunner:
                 said: Answer = await answer(asked)
                 return said
             except EnvError as error:
-                failed = failed or error
+                if end is None:
+                    failed = failed or error
                 raise
             finally:
                 asking -= 1
@@ -112,7 +112,7 @@ class EnvironmentRunner:
                     "for, or use def",
                     method=name, seconds=seconds,
                 ) from None  # fmt: skip
-            logger.warning("close() of %s does not end and is not waited for", self.factory.name)
+            logger.warning("a method of %s does not end and is not waited for", self.factory.name)
         except asyncio.CancelledError:
             await self._abandon(running)
             raise

@@ -13,7 +13,7 @@ from typing import Any
 from gristmill import SamplingParams
 from gristmill_env.data import Message, assistant, template_form
 from gristmill_env.environments.model import LeaveOut, Noted, Over, Said, Say, ToolCall
-from gristmill_env.errors import InferenceError, PromptTooLongError
+from gristmill_env.errors import EnvError, InferenceError, PromptTooLongError
 from gristmill_env.gateway import Branch, Policy, Turn, Turns
 from gristmill_env.gateway.turns import Place
 from gristmill_env.inference import Completion, GenerationRequest
@@ -63,12 +63,14 @@ class Conversations:
         self._completions: dict[int, Completion] = {}
         self._untrained: set[int] = set()
         self._reward: float | None = None
+        self._ended = False
 
     async def answer(self, asked: Say | LeaveOut) -> Said | Over | Noted:
         """Answers an environment. Raises InferenceError, PromptError, PromptTooLongError and PromptRefusedError."""
         if isinstance(asked, LeaveOut):
             self._untrained.add(asked.turn)
             return Noted()
+        self._refuse_ended()
         self._reward = asked.reward
         policy = self._policy
         if asked.tools and (policy.tools is False or not policy.prompts.has_tokenizer):
@@ -93,7 +95,12 @@ class Conversations:
             return Over("length")
         earlier = None if parent is None else self._completions[parent.number].server
         (completion,) = await sample(policy, prompt, self._sampling, evaluation=self._evaluation, earlier=earlier)
+        self._refuse_ended()
         return await self._add(place, given, prompt, completion, asked)
+
+    def end(self) -> None:
+        """Takes no more replies: `play` has returned, and did not wait for them."""
+        self._ended = True
 
     def rollout(
         self, reward: float | None, over: Mapping[int, str], finish_reason: str | None = None
@@ -128,6 +135,10 @@ class Conversations:
     def rollout_so_far(self, finish_reason: str) -> Rollout | None:
         """Returns the unfinished rollout up to its last reply, with the reward so far; None before its first reply."""
         return self.rollout(self._reward, {}, finish_reason)
+
+    def _refuse_ended(self) -> None:
+        if self._ended:
+            raise EnvError("rollout_ended", "the environment's play has returned, and the rollout has ended")
 
     async def _add(
         self, place: Place, given: Sequence[int], prompt: Prompt, completion: Completion, asked: Say

@@ -46,7 +46,12 @@ class RolloutPlayer:
         talk = Conversations(self._policy, ask.prompts, ask.sampling, evaluation=ask.evaluation)
         try:
             async with asyncio.timeout(limit) as bound:
-                end = await self._environments.play(item, talk.answer, bound)
+
+                def ended() -> None:
+                    bound.reschedule(None)  # a slow close() is not part of the rollout
+                    talk.end()
+
+                end = await self._environments.play(item, talk.answer, ended)
         except TimeoutError as error:
             if not bound.expired():
                 raise

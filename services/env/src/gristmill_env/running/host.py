@@ -245,7 +245,8 @@ class _Host:
             future = self._asked[number] = asyncio.get_running_loop().create_future()
             self._say(Ask(call.number, number, body))
             try:
-                return await future
+                answer: bytes = await future
+                return answer
             finally:
                 self._asked.pop(number, None)
 

@@ -44,13 +44,16 @@ class EnvironmentSpec(Settings):
     """The environment that defines the task. A bare name means {type: name}."""
 
     type: str = "dataset"
-    """Registered name, or your own class: path/to/file.py:Class, package.module:Class."""
+    """Registered name, or your own class: path/to/file.py:Class, package.module:Class. It runs in a process of its own.
+    `tools` gives the model functions as tools."""
 
     params: dict[str, Any] = Field(default_factory=dict)
-    """Options of the environment, e.g. {tries: 3}. Secrets (api_key) are not recorded."""
+    """Options of the environment, e.g. {tries: 3}; of tools: {tools: [my_tools.py:search], max_turns: 8}. Secrets
+    (api_key) are not recorded."""
 
     step_timeout: float = Field(default=600.0, gt=0)
-    """Seconds that one call of a method (reset, step, close) may take. Then its rollout has failed."""
+    """Seconds that one call of a method (reset, step, close) may take, and `play` between two replies. Then its rollout
+    has failed."""
 
     @model_validator(mode="before")
     @classmethod
