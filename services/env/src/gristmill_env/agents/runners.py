@@ -84,16 +84,22 @@ class FunctionAgent(AgentRunner):
         await self._process.close()
 
     def _failure(self, error: CodeError | LostProcessError, what: str = "") -> EpisodeError:
-        code = "agent_raised" if isinstance(error, CodeError) and error.raised else _AGENT_CODES.get(error.code)
-        text = f"{error.kind}: {error}" if isinstance(error, CodeError) else str(error)
-        failure = EpisodeError(code or error.code, f"agent {self._name}: {what}{text}", agent=self._name)
-        failure.may_pass = error.may_pass
+        text = f"agent {self._name}: {what}"
+        if isinstance(error, CodeError):
+            text += f"{error.kind}: {error}"
+        else:
+            text += str(error)
         if isinstance(error, CodeError) and error.raised:
             self._errors.log(self._name, text, error.trace)
+            failure = EpisodeError("agent_raised", text, agent=self._name)
+        elif error.code == "process_died":
+            failure = EpisodeError("agent_process_died", text, agent=self._name)
+        elif error.code == "process_not_started":
+            failure = EpisodeError("agent_not_started", text, agent=self._name)
+        else:
+            failure = EpisodeError(error.code, text, agent=self._name)
+        failure.may_pass = error.may_pass
         return failure
-
-
-_AGENT_CODES = {"process_died": "agent_process_died", "process_not_started": "agent_not_started"}
 
 
 class CommandAgent(AgentRunner):

@@ -37,14 +37,21 @@ Answerer = Callable[[bytes], Awaitable[bytes]]
 class CodeError(EnvError):
     """A call of a user's code failed."""
 
-    def __init__(self, failure: host.Failed) -> None:
-        super().__init__(failure.code or "code_raised", redact_text(failure.text), **failure.values)
-        self.raised = failure.code is None
-        """Whether the code raised an error of its own, not one of Gristmill."""
-        self.kind = failure.error
-        """The name of the error's class."""
-        self.trace = redact_text(failure.trace)
-        self.may_pass = failure.may_pass
+    raised = False
+    """Whether the code raised an error of its own, not one of Gristmill."""
+    kind = ""
+    """The name of the error's class."""
+    trace = ""
+
+    @classmethod
+    def of(cls, failure: host.Failed) -> Self:
+        """Returns the error that the process reports."""
+        error = cls(failure.code or "code_raised", redact_text(failure.text), **failure.values)
+        error.raised = failure.code is None
+        error.kind = failure.error
+        error.trace = redact_text(failure.trace)
+        error.may_pass = failure.may_pass
+        return error
 
 
 class FirstErrors:
@@ -160,7 +167,7 @@ class _Life:
             raise
         if isinstance(first, host.Failed):
             await life.kill()
-            raise CodeError(first)
+            raise CodeError.of(first)
         life._reader = asyncio.create_task(life._read())
         return life
 
@@ -243,7 +250,7 @@ class _Life:
                 elif self._killed_for_hanging and report.error == "CancelledError":
                     self._lose(working)
                 else:
-                    working.result.set_exception(CodeError(report))
+                    working.result.set_exception(CodeError.of(report))
         elif isinstance(report, host.Ask) and (working := self._working.get(report.call)) is not None:
             task = asyncio.create_task(self._answer(report, working))
             working.answers.add(task)
