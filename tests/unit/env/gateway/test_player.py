@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,12 @@ from gristmill_env.agents.runners import AgentRunner
 from gristmill_env.agents.task import AgentTask, Endpoint
 from gristmill_env.data import Item
 from gristmill_env.errors import EpisodeError, InferenceError, RolloutTimeoutError
-from gristmill_env.rewards import Score
+from gristmill_env.rewards import Score, Scorer, WeightedReward, create_reward
 from gristmill_env.rollouts.conversations import GroupPrompts
+from gristmill_env.rollouts.generator import RolloutGenerator
 from gristmill_env.rollouts.groups import RolloutGroup, build_group
 from gristmill_env.rollouts.turns import Ask
-from gristmill_env.settings import AgentSpec
+from gristmill_env.settings import AgentSpec, EnvConfig
 
 pytestmark = pytest.mark.slow
 
@@ -87,6 +89,27 @@ async def test_branches_of_a_rollout_are_sequences_of_its_group(
     assert np.isfinite(made.logprobs).all()
     assert made.messages is not None
     assert [len(messages) for messages in made.messages[:3]] == [5, 5, 2]
+
+
+async def test_log_counts_branches_and_histories_that_match_nothing(
+    running: Running, model: ScriptedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def invents(task: AgentTask, say: Any, endpoint: Endpoint) -> float:
+        await branching(task, say, endpoint)
+        await say(*task.messages, {"role": "assistant", "content": "It is 5."}, {"role": "user", "content": "Sure?"})
+        return 0.5
+
+    config = EnvConfig(group_size=1)
+    environments: Any = SimpleNamespace(factory=SimpleNamespace(name="agent", kind=None))
+    scorer = Scorer([WeightedReward(create_reward("episode"), 1.0)], has_answer=True)
+    generator = RolloutGenerator(
+        config, running.policy.prompts, running.policy.servers, scorer, environments, max_length=1024,
+        agent=player(running, invents),
+    )  # fmt: skip
+    with caplog.at_level(logging.INFO):
+        await generator.generate(ITEM, "g1")
+    (logged,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("completion")]
+    assert {"turns=5", "branches=4", "conversations=3", "unknown=1"} <= set(logged.split())
 
 
 async def test_error_of_an_agent_keeps_the_rollout_so_far(running: Running, asked: Ask) -> None:
