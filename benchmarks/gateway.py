@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import statistics
 import sys
@@ -199,11 +200,10 @@ async def _talk_for(seconds: float, side: Side, numbers: Iterator[int], agents: 
                 replies.append(tokens)
 
     async with _client(side) as client:
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await asyncio.gather(*(work(client) for _ in range(agents)))
-        except TimeoutError:
-            return replies
+    return replies
 
 
 async def _talk(side: Side, numbers: Iterator[int], agents: int, turns: int, *, long: bool = False) -> list[float]:

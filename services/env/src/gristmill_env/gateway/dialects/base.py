@@ -198,10 +198,10 @@ def constraint(
             raise unsupported(form_field, "ask for one form of the reply: json_object, json_schema or a tool")
         assert isinstance(form, dict)
         fields.append(form_field)
-        schema = form.get("schema")
-        if kind == "json_schema" and not isinstance(schema, dict):
+        wanted = form.get("schema")
+        if kind == "json_schema" and not isinstance(wanted, dict):
             raise invalid(f"'{form_field}' has no schema", form_field)
-        sampling["structured_outputs"] = {"json": schema} if kind == "json_schema" else {"json_object": True}
+        sampling["structured_outputs"] = {"json": wanted} if kind == "json_schema" else {"json_object": True}
     return Constraint(tuple(fields), sampling, name, choice is not None and name is None)
 
 
