@@ -12,7 +12,8 @@ from tests.unit.env.environments.conftest import ITEM, Roll, trained
 from tests.unit.env.gateway.conftest import ScriptedModel
 
 from gristmill.errors import PluginError
-from gristmill_env.environments import EnvironmentRunner, create_environment
+from gristmill_env.data import Item
+from gristmill_env.environments import EnvironmentRunner, Model, create_environment
 from gristmill_env.environments.functions import ArgumentsError, checked_arguments, result_text, schema_of
 from gristmill_env.errors import EnvError, EpisodeError, InferenceError
 from gristmill_env.gateway import Parsers
@@ -158,29 +159,23 @@ async def test_parallel_calls_run_at_the_same_time_and_return_in_order(
                                            call("add", a=2, b="2"), "4", ""]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("written", "result"),
-    [
-        (call("find", query="x"), "Error: there is no tool find; there are search, fails"),
-        (call("search"), "Error: the argument query is missing"),
-        (call("search", query="x", at=1), "Error: unknown argument at; known are query, most"),
-        (call("search", query="x", most="many"), "Error: argument most: "),
-        (call("fails", name="board"), "Error: ValueError: no board"),
-        ('<tool_call>{"name": "search", "arguments": [1]}</tool_call>', "Error: the arguments are not a JSON object"),
-        (call("search", query="x", most=2), "x x 2"),
-    ],
-)
-async def test_what_is_wrong_with_a_call_is_its_result(
-    roll: Roll,
-    model: ScriptedModel,
-    folder: Path,
-    written: str,
-    result: str,
-) -> None:
-    model.says = [written, "done"]
-    rollout = await roll(tools(folder, "search", "fails"), PARSES)
-    assert results(rollout)[0].startswith(result)
-    assert (rollout.text, rollout.replies) == ("done", 2)
+CALLS = {
+    call("find", query="x"): "Error: there is no tool find; there are search, fails",
+    call("search"): "Error: the argument query is missing",
+    call("search", query="x", at=1): "Error: unknown argument at; known are query, most",
+    call("search", query="x", most="many"): "Error: argument most: Input should be a valid integer",
+    call("fails", name="board"): "Error: ValueError: no board",
+    '<tool_call>{"name": "search", "arguments": [1]}</tool_call>': "Error: the arguments are not a JSON object",
+    call("search", query="x", most=2): "x x 2",
+}
+
+
+async def test_what_is_wrong_with_a_call_is_its_result(roll: Roll, model: ScriptedModel, folder: Path) -> None:
+    model.says = [*CALLS, "done"]
+    rollout = await roll(tools(folder, "search", "fails", max_turns=9), PARSES, max_length=8192)
+    found = results(rollout)
+    assert [text[: len(result)] for text, result in zip(found, CALLS.values(), strict=True)] == list(CALLS.values())
+    assert (rollout.text, rollout.replies) == ("done", 8)
 
 
 async def test_service_of_a_tool_that_is_away_fails_the_rollout(
@@ -188,9 +183,10 @@ async def test_service_of_a_tool_that_is_away_fails_the_rollout(
     model: ScriptedModel,
     folder: Path,
 ) -> None:
-    model.says = [call("is_away", name="x")]
+    model.says = [call("is_away", name="x")] * 9
     with raises(EnvError, "service_unavailable"):  # after its repetitions
         await roll(tools(folder, "is_away"), PARSES, patience=0.1)
+    assert set(model.prompts) == {model.prompts[0]}, "no reply to a failed call was asked for"
 
 
 async def test_calls_end_at_the_number_of_turns(roll: Roll, model: ScriptedModel, folder: Path) -> None:
@@ -224,6 +220,33 @@ async def test_class_of_trl_without_reward_and_observation(
     assert (rollout.reward, results(rollout), rollout.messages[1]["content"]) == (None, ["nothing"], "2 + 2?")
     with raises(EpisodeError, "environment_value", method="Wrong.reset", row=3):
         await roll(create_environment("words.py:Wrong", folder=folder), PARSES)
+
+
+async def test_play_gets_the_calls_of_its_own_tools(roll: Roll, model: ScriptedModel) -> None:
+    written = f"Well. {call('double', number=2)}"
+    model.says = [written, "4", "done"]
+
+    def double(number: int) -> int:
+        """Doubles.
+
+        Args:
+            number: A number.
+        """
+        return 2 * number
+
+    async def play(item: Item, model: Model) -> float:
+        reply = await model.say(item.messages, tools=[double])
+        (one,) = reply.tool_calls
+        assert (reply.text, reply.answer, one.name, one.arguments) == (written, "Well. ", "double", {"number": 2})
+        result = {"role": "tool", "tool_call_id": one.id, "content": str(double(**(one.arguments or {})))}
+        second = await model.say(result)
+        assert (second.text, second.answer, second.tool_calls) == ("4", "4", ())
+        await model.say("Stop.", tools=[])
+        return 1.0
+
+    rollout = await roll(play, PARSES)
+    assert (rollout.reward, rollout.replies, rollout.text, rollout.others) == (1.0, 3, "done", ())
+    assert trained(model, rollout) == [f"{written}<|im_end|>4<|im_end|>done<|im_end|>"]
 
 
 async def test_opening_has_the_tools(folder: Path) -> None:

@@ -6,10 +6,9 @@ unknown tool, wrong arguments, an exception of the tool) becomes the result, so 
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -21,6 +20,7 @@ from gristmill_env.environments.base import Environment
 from gristmill_env.environments.functions import ArgumentsError, checked_arguments, result_text, schema_of
 from gristmill_env.environments.model import Model, NoMoreRepliesError, ToolCall
 from gristmill_env.errors import EpisodeError
+from gristmill_env.gather import gather
 from gristmill_env.outages import may_pass
 from gristmill_env.running.host import run
 
@@ -67,11 +67,9 @@ class ToolLoop(Environment, ABC):
             for call, text in zip(calls, texts, strict=True)
         ]
 
-    async def run_all(self, results: Sequence[Awaitable[str]]) -> list[str]:
+    async def run_all(self, results: Sequence[Coroutine[Any, Any, str]]) -> list[str]:
         """Returns the results of the calls of one reply, which run at the same time."""
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_awaited(result)) for result in results]
-        return [task.result() for task in tasks]
+        return await gather(results)
 
 
 class Tools(ToolLoop):
@@ -147,7 +145,7 @@ class ToolObject(ToolLoop):
         reward: float | None = await run(self._object.get_reward)
         return reward
 
-    async def run_all(self, results: Sequence[Awaitable[str]]) -> list[str]:
+    async def run_all(self, results: Sequence[Coroutine[Any, Any, str]]) -> list[str]:
         """Runs one call after the other, because the methods share the object's state."""
         return [await result for result in results]
 
@@ -170,10 +168,6 @@ def tool_environment(kind: type) -> type[ToolObject]:
     turns = getattr(kind, "max_turns", ToolObject.max_turns)
     made = {"made_of": kind, "max_turns": turns, "__module__": kind.__module__}
     return type(kind.__name__, (ToolObject,), made)
-
-
-async def _awaited(result: Awaitable[str]) -> str:
-    return await result
 
 
 async def _result(call: ToolCall, tools: Mapping[str, Callable[..., Any]]) -> str:
