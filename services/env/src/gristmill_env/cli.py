@@ -23,7 +23,7 @@ from gristmill.logs import setup as set_up_logging
 from gristmill.settings import did_you_mean
 from gristmill_env.commands import COMMANDS, Order
 from gristmill_env.run_settings import RunSettings
-from gristmill_env.running.threads import DaemonExecutor
+from gristmill_env.running.daemon import DaemonExecutor
 
 logger = logging.getLogger("gristmill_env")
 

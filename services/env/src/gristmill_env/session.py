@@ -25,7 +25,7 @@ from gristmill_env.rewards import Execution, Scorer, WeightedReward, create_rewa
 from gristmill_env.rollouts.generator import RolloutGenerator
 from gristmill_env.rollouts.prompts import PromptBuilder, load_tokenizer
 from gristmill_env.run_settings import RunSettings
-from gristmill_env.running import Limits
+from gristmill_env.running.limits import Limits
 from gristmill_env.settings import DatasetConfig, EnvConfig
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class Task:
         return cls(dataset, scorer, environments)
 
     async def __aenter__(self) -> Self:
+        await self.scorer.start()
         return self
 
     async def __aexit__(

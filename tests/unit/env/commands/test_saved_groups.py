@@ -26,8 +26,7 @@ from gristmill_env.data import Item, assistant, user
 from gristmill_env.errors import DropReason, EpisodeError, SavedError
 from gristmill_env.inference import Completion
 from gristmill_env.inference.types import LabelSpan
-from gristmill_env.rewards import Score
-from gristmill_env.rewards.reward import Failure
+from gristmill_env.rewards import Failure, Score
 from gristmill_env.rollouts.prompts import Prompt
 from gristmill_env.saved import Attempt, DroppedSaver, GroupWriter, read_groups, set_other_groups_aside
 from gristmill_env.saved.group import json_columns

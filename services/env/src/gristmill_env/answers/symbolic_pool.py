@@ -10,8 +10,8 @@ from concurrent.futures import Future
 
 import msgspec
 
-from gristmill_env.running import Limits
 from gristmill_env.running.child import Order
+from gristmill_env.running.limits import Limits
 from gristmill_env.running.processes import ProcessPool
 
 _SHOWN = 60

@@ -16,8 +16,10 @@ from pydantic import Field
 
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards.inputs import RowSchema
+from gristmill_env.rewards.outcomes import Called, Failure, Outcome
 from gristmill_env.rewards.registry import reward
-from gristmill_env.rewards.reward import Called, Execution, Failure, Outcome, Reward, Task
+from gristmill_env.rewards.reward import Reward
+from gristmill_env.rewards.task import Task
 from gristmill_env.settings import RewardSpec
 
 Weight = Annotated[float, Field(allow_inf_nan=False)]
@@ -41,7 +43,6 @@ class Composed(ABC):
 class ComposedReward(Reward):
     """A reward computed from other rewards, each of which is called and shown separately."""
 
-    name: str
     parts: Mapping[str, Reward]
     """The parts by their names inside the composed reward."""
     metrics: frozenset[str]
@@ -56,8 +57,8 @@ class ComposedReward(Reward):
         inner = [found for part in self.parts.values() for found in part.leaves().items()]
         return {f"{self.name}/{name}": leaf for name, leaf in inner}
 
-    def bind(self, schema: RowSchema, name: str, execution: Execution) -> list[Task]:
-        bound = (part.bind(schema, f"{name}/{short}", execution) for short, part in self.parts.items())
+    def bind(self, schema: RowSchema, name: str) -> list[Task]:
+        bound = (part.bind(schema, f"{name}/{short}") for short, part in self.parts.items())
         return [task for tasks in bound for task in tasks]
 
     def outcomes(self, name: str, called: Called) -> dict[str, Sequence[Outcome]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,8 @@ from gristmill.plugins import is_plugin, load_plugin
 from gristmill.settings import parse
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards.composed import Composed, ComposedReward
-from gristmill_env.rewards.in_process import ProcessReward
-from gristmill_env.rewards.registry import Definition, find, registered
-from gristmill_env.rewards.reward import FunctionReward, Reward
+from gristmill_env.rewards.registry import Definition, find, is_offered, registered
+from gristmill_env.rewards.reward import FunctionReward, Reward, Source
 from gristmill_env.rewards.trl import trl_reward
 from gristmill_env.settings import VERIFIERS, RewardSpec
 
@@ -43,11 +43,19 @@ def create_reward(
         definition = registered(what) or Definition.of(name or _own_name(what), what)
         return _made(definition, params or {}, name, folder)
     spec = _specification(what)
-    if spec.process:
-        made = _of(spec, params, name, folder)
-        there = {"type": spec.type, "params": {**spec.params, **(params or {})}, "name": made.name}
-        return ProcessReward(made, there, folder)
-    return _of(spec, params, name, folder)
+    made = _of(spec, params, name, folder)
+    if isinstance(made, ComposedReward):
+        if spec.process:
+            raise RewardError(
+                "composed_in_process",
+                f"reward '{made.name}' is made of others; set process: true on those, not on the whole",
+                reward=made.name,
+            )
+        return made
+    if made.is_built_in or not (is_plugin(spec.type) or spec.type == VERIFIERS or is_offered(spec.type)):
+        return made
+    there = {"type": spec.type, "params": {**spec.params, **(params or {})}, "name": made.name}
+    return replace(made, source=Source(there, folder, spec.process))
 
 
 def _of(spec: RewardSpec, params: Mapping[str, Any] | None, name: str | None, folder: Path | None) -> Reward:

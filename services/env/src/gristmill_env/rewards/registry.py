@@ -183,6 +183,11 @@ def find(name: str) -> Definition:
     )
 
 
+def is_offered(name: str) -> bool:
+    """Returns whether an installed package provides the reward `name`, so that any process can find it."""
+    return not {name, name.removesuffix(_LEGACY)}.isdisjoint(_offered())
+
+
 def registered(target: object) -> Definition | None:
     """Returns the definition that the decorator registered for this function or class, if any."""
     return next((definition for definition in _REGISTRY.values() if definition.target is target), None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 from collections import Counter, deque
@@ -11,15 +10,16 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from gristmill.redaction import redact_text
 from gristmill_env.errors import RewardError
 from gristmill_env.gather import gather
 from gristmill_env.outages import Outages, Wait
 from gristmill_env.rewards.composed import has_value_in_part, weighted_sum
+from gristmill_env.rewards.hosted import host
 from gristmill_env.rewards.inputs import RowSchema, Sample
-from gristmill_env.rewards.reward import Execution, Failure, Outcome, Reward, RewardCall, outcomes_by_name
-from gristmill_env.running import Call, Runner
-from gristmill_env.running.calls import CallError
+from gristmill_env.rewards.outcomes import Failure, Outcome, Outcomes, by_name
+from gristmill_env.rewards.reward import Reward, calls_here
+from gristmill_env.rewards.task import Calls, Execution, Extracted, Task
+from gristmill_env.running.limiter import Limiter
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,8 @@ class Scorer:
     error is counted, and the sample stays unscored. An error is never a silent 0, because the model would learn from
     a 0. If a reward with weight 0 fails, the sample keeps its score, because the reward's value does not count.
 
-    Close the scorer (`async with`, or close()) to end its threads.
+    The rewards of a user run in processes. `async with` starts and ends them; otherwise the first call starts them, and
+    close() ends them.
     """
 
     def __init__(
@@ -102,11 +103,14 @@ class Scorer:
             )
         self.execution = execution
         schema = RowSchema(columns, has_answer)
-        bound = [(weighted, weighted.reward.bind(schema, weighted.reward.name, execution)) for weighted in self.rewards]
+        bound = [(weighted, weighted.reward.bind(schema, weighted.reward.name)) for weighted in self.rewards]
         self._tasks = [task for _, tasks in bound for task in tasks]
         self._repeated = {task.name for weighted, tasks in bound for task in tasks if weighted.weight != 0}
         self._outages = Outages(patience, "reward", RewardError)
-        self._runner = Runner(execution.limits, threads=execution.threads)
+        hosted, self._processes = host(self._tasks, schema, execution)
+        limiter = Limiter(execution.limits, execution.threads)
+        self._calls: dict[str, Calls] = {task.name: calls_here(task, limiter) for task in self._tasks} | hosted
+        self._closed = False
         self._failure_limit = failure_limit
         self._errors: Counter[str] = Counter()
         self.begin_window()
@@ -129,16 +133,15 @@ class Scorer:
     async def score(self, samples: Sequence[Sample]) -> list[Score]:
         """Returns the scores of the completions of one prompt, in the order of `samples`.
 
-        The scores contain the errors of rewards. Raises RewardError when a reward hangs so often that the run cannot
-        continue, fails on more of the last 64 completions than `failure_limit` allows, or calls a service that does not
-        answer for `patience` seconds.
+        The scores contain the errors of rewards. Raises RewardError when a reward fails on more of the last 64
+        completions than `failure_limit` allows, or calls a service that does not answer for `patience` seconds.
         """
         if not samples:
             return []
-        calls = {task.name: task.calls(samples) for task in self._tasks}
-        await self._settle(call for made in calls.values() for call in made)
-        await gather(self._repeat(name, calls[name]) for name in self._repeated)
-        called = {name: outcomes_by_name(made) for name, made in calls.items()}
+        self._refuse_closed()
+        outcomes = await gather(self._outcomes(task, samples) for task in self._tasks)
+        self._refuse_closed()  # the end of a process is a failure of its calls
+        called = {task.name: by_name(results) for task, results in zip(self._tasks, outcomes, strict=True)}
         found: dict[str, Sequence[Outcome]] = {}
         for weighted in self.rewards:
             found |= weighted.reward.outcomes(weighted.reward.name, called)
@@ -149,30 +152,37 @@ class Scorer:
         partly = [w.reward.name for w in self.rewards if w.weight != 0 and has_value_in_part(found[w.reward.name])]
         return [self._score({name: column[at] for name, column in found.items()}, partly) for at in range(len(samples))]
 
-    async def extracted(self, texts: Sequence[str], row: Mapping[str, Any]) -> list[str | RewardError | None]:
+    async def extracted(self, texts: Sequence[str], row: Mapping[str, Any]) -> list[Extracted]:
         """Returns the answer that the correctness reward finds in each text, or its error; None if it compares none.
 
-        The extraction may be a user's code, so it runs on the threads of the rewards, within their limits.
+        The extraction may be a user's code, so it runs where the reward runs, within its limits.
         """
         correctness = self.correctness
         if not correctness.compares:
             return [None] * len(texts)
-        calls = [_Extraction(correctness, text, row) for text in texts]
-        await self._settle(calls)
-        return [call.result for call in calls]
+        self._refuse_closed()
+        return await self._calls[correctness.name].extracted(texts, row)
 
     def begin_window(self) -> None:
         """Forgets earlier failures, so that `failure_limit` counts completions from here on."""
         self._recent: dict[str, deque[Failure | None]] = {name: deque(maxlen=_WINDOW) for name in self.names}
         self._since_warning = dict.fromkeys(self.names, _WINDOW)
 
+    async def start(self) -> None:
+        """Starts the processes of a user's rewards. Raises RewardError if their code cannot be loaded there."""
+        await gather(processes.start() for processes in self._processes)
+
     async def close(self) -> None:
-        """Ends the threads and processes. A hanging thread remains, and ends with this process."""
-        self._runner.close()
-        for task in self._tasks:
-            task.close()
+        """Ends the processes. A thread that hangs in this process remains, and ends with this process."""
+        self._closed = True
+        await gather(processes.close() for processes in self._processes)
 
     async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(
@@ -180,26 +190,25 @@ class Scorer:
     ) -> None:
         await self.close()
 
-    async def _settle(self, calls: Iterable[Call[Any]]) -> None:
-        batch = self._runner.submit(calls)
-        try:
-            await asyncio.wrap_future(batch.done)
-        except asyncio.CancelledError:
-            self._runner.drop(batch)
-            raise
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise RewardError("scorer_closed", "the scorer is closed, and its rewards are not called any more")
 
-    async def _repeat(self, name: str, calls: list[RewardCall]) -> None:
-        """Repeats those of a task's settled calls whose failure may pass, in place."""
+    async def _outcomes(self, task: Task, samples: Sequence[Sample]) -> list[Outcomes]:
+        """Returns the outcomes of a task. Repeats the calls whose failure may pass."""
+        calls, name = self._calls[task.name], task.name
+        found = await calls.outcomes(samples)
         wait = Wait()
-        while True:
-            failed = {at: failure for at, call in enumerate(calls) if (failure := call.may_pass) is not None}
-            if len(failed) < len(calls):
+        while name in self._repeated:
+            failed = {at: one for at, outcomes in enumerate(found) if (one := _that_may_pass(outcomes.get(name)))}
+            if len(failed) < len(samples):
                 self._outages.answered(name)
             if not failed or not await self._outages.wait(name, wait, next(iter(failed.values())).text):
-                return
-            for at in failed:
-                calls[at] = calls[at].again()
-            await self._settle(calls[at] for at in failed)
+                break
+            again = list(range(len(samples)) if task.group_level else failed)
+            for at, outcomes in zip(again, await calls.outcomes([samples[at] for at in again]), strict=True):
+                found[at] = outcomes
+        return found
 
     def _score(self, said: Mapping[str, Outcome], partly: Sequence[str]) -> Score:
         parts = {name: None if isinstance(outcome, Failure) else outcome for name, outcome in said.items()}
@@ -246,7 +255,8 @@ class Scorer:
                 continue
             self._errors[name] += 1
             if (count := self._errors[name]) == 1:
-                logger.error("reward '%s' failed: %s", name, outcome.text, exc_info=outcome.cause)
+                trace = f"\n{outcome.trace.rstrip()}" if outcome.trace else ""
+                logger.error("reward '%s' failed: %s%s", name, outcome.text, trace, exc_info=outcome.cause)
             elif str(count).strip("0") == "1":
                 logger.error("reward '%s' has failed %d times, last: %s", name, count, outcome.text)
 
@@ -267,31 +277,8 @@ class CorrectnessReward:
         return None if value is None else value >= FULL
 
 
-class _Extraction(Call[str | RewardError | None]):
-    """One call of a reward's extraction of answers."""
-
-    def __init__(self, correctness: CorrectnessReward, text: str, row: Mapping[str, Any]) -> None:
-        super().__init__(f"extract_answer of {correctness.name}", is_async=False)
-        self._reward, self._text, self._row = correctness.reward, text, row
-
-    def run(self) -> str | RewardError | None:
-        if not self.needed:
-            return self.not_needed()
-        try:
-            return self._reward.extracted(self._text, self._row)
-        except BaseException as error:  # noqa: BLE001  sys.exit() in a user's extraction must not end this thread
-            return self.failed(error)
-
-    async def run_async(self) -> str | RewardError | None:
-        return self.run()
-
-    def failed(self, why: BaseException) -> RewardError:
-        if isinstance(why, RewardError):
-            return why
-        text = redact_text(f"{self.name}: {why!r}")
-        if isinstance(why, CallError):
-            return RewardError(why.code, text, reward=self.name)
-        return RewardError("reward_raised", text, reward=self.name)
+def _that_may_pass(outcome: Outcome) -> Failure | None:
+    return outcome if isinstance(outcome, Failure) and outcome.may_pass else None
 
 
 def correctness_reward(rewards: Sequence[Reward]) -> CorrectnessReward:

@@ -18,7 +18,8 @@ from typing import Any
 from gristmill.settings import did_you_mean
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards.inputs import RowSchema, Sample, known_tokens, private
-from gristmill_env.rewards.reward import Execution, Reward, Task
+from gristmill_env.rewards.reward import Reward
+from gristmill_env.rewards.task import Task
 
 _IDS = "completion_ids"
 _COMPLETIONS = frozenset({"prompts", "completions", _IDS})
@@ -49,7 +50,6 @@ class TrainerState:
 class TrlReward(Reward):
     """A TRL reward function and the arguments that a configuration sets."""
 
-    name: str
     function: Callable[..., Any]
     named: Mapping[str, inspect.Parameter]
     """The function's arguments that can be passed by name."""
@@ -65,10 +65,14 @@ class TrlReward(Reward):
         return frozenset({"completion", "prompt", *(["tokens"] if self._counts_tokens else [])})
 
     @property
+    def reads_tokens(self) -> bool:
+        return self.open_ended or _IDS in self.named
+
+    @property
     def _counts_tokens(self) -> bool:
         return _IDS in self.named and self.named[_IDS].default is inspect.Parameter.empty
 
-    def bind(self, schema: RowSchema, name: str, execution: Execution) -> list[Task]:
+    def bind(self, schema: RowSchema, name: str) -> list[Task]:
         given = {*_COMPLETIONS, *_TRAINER, *schema.columns, *self.params} - (_NOT_COLUMNS - _COMPLETIONS)
         for argument in self.named.values():
             if argument.default is argument.empty and argument.name not in given:
@@ -81,7 +85,7 @@ class TrlReward(Reward):
                     input=argument.name,
                     columns=list(schema.columns),
                 )
-        return [Task(name, self.function, True, self._gather, _HINT)]
+        return [Task(name, self, self.function, True, self._gather, _HINT)]
 
     def _gather(self, samples: Sequence[Sample]) -> dict[str, Any]:
         arguments: dict[str, Any] = {

@@ -33,7 +33,9 @@ from gristmill.errors import PluginError
 from gristmill.settings import Settings, did_you_mean, parse
 from gristmill_env.errors import DatasetError, RewardError
 from gristmill_env.rewards.inputs import RowSchema, Sample, private
-from gristmill_env.rewards.reward import Execution, Reward, RewardResult, Task
+from gristmill_env.rewards.outcomes import RewardResult
+from gristmill_env.rewards.reward import Reward
+from gristmill_env.rewards.task import Task
 
 _INSTALL = 'pip install "verifiers>=0.2,<0.4"'
 _SPLITS = {"train": "build_dataset", "eval": "build_eval_dataset"}
@@ -181,7 +183,6 @@ class RubricParams(Settings):
 class RubricReward(Reward):
     """The rubric of one environment. The unweighted values of its functions are the reward's parts."""
 
-    name: str
     environment: Any
     """The vf.SingleTurnEnv."""
 
@@ -189,7 +190,7 @@ class RubricReward(Reward):
     def asks_for(self) -> frozenset[str]:
         return frozenset({"completion", "finish_reason", "messages", "row"})
 
-    def bind(self, schema: RowSchema, name: str, execution: Execution) -> list[Task]:
+    def bind(self, schema: RowSchema, name: str) -> list[Task]:
         if _PROMPT not in schema.columns:
             raise RewardError(
                 "unknown_input",
@@ -202,7 +203,7 @@ class RubricReward(Reward):
         # Score each completion alone if possible. Then a failure affects one completion, not its group.
         in_group = self.environment.rubric.has_group_rewards
         function = self._score if in_group else self._score_one
-        return [Task(name, function, in_group, lambda samples: {"samples": samples})]
+        return [Task(name, self, function, in_group, lambda samples: {"samples": samples})]
 
     async def _score_one(self, samples: Sequence[Sample]) -> RewardResult:
         (detailed,) = await self._score(samples)

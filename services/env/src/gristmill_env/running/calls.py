@@ -2,47 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from gristmill_env.errors import EnvError
+from gristmill_env.running.limits import CallError, Limits
+
+__all__ = ["Batch", "Call", "CallError", "Limits"]
 
 T = TypeVar("T")
-
-
-class CallError(EnvError):
-    """A call gave no result: it exceeded its limits, its event loop was blocked, or its result is not needed."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How long a call may take. Other work on the machine does not use up a call's processor time."""
-
-    cpu: float
-    """Seconds of processor time. A call that computes for longer has overrun."""
-    wall: float
-    """Elapsed seconds, for a call that sleeps or waits for an event that never happens."""
-
-    def __str__(self) -> str:
-        computing = "" if math.isinf(self.cpu) else f"{self.cpu:g} s of processor time, "
-        return f"{computing}{self.wall:g} s in all"
-
-    def overrun(self, cpu: float | None, wall: float) -> CallError | None:
-        """Returns the error of a call that took this many seconds; None if the call is within its limits.
-
-        `cpu`: seconds of processor time; None if unknown. `wall`: elapsed seconds."""
-        if cpu is not None and cpu > self.cpu:
-            return CallError(
-                "call_overran", f"it took longer than {self.cpu:g} s of processor time", limit="cpu", seconds=self.cpu
-            )
-        if wall > self.wall:
-            return CallError("call_overran", f"it took longer than {self.wall:g} s", limit="wall", seconds=self.wall)
-        return None
 
 
 class Call(ABC, Generic[T]):

@@ -27,7 +27,6 @@ import msgspec
 
 from gristmill_env.errors import RewardError
 from gristmill_env.running.child import HEAD, Done, Failed, Order, Report, decode_report, framed
-from gristmill_env.running.threads import held
 
 _WAITING = 65_536
 _REMEMBERED_S = 60.0
@@ -93,11 +92,9 @@ class ProcessPool:
     async def do(self, body: bytes, shown: str) -> bytes:
         """Returns the result of a job. `shown`: the job's name in messages, for example "the check of 'x'".
 
-        Raises JobError, or a subclass, when the job gives no result. While `do` waits, the limits of the calling reward
-        do not count. The job has its own limits, and the reward did not cause the queueing.
+        Raises JobError, or a subclass, when the job gives no result.
         """
-        with held():
-            return await asyncio.wrap_future(self.submit(body, shown))
+        return await asyncio.wrap_future(self.submit(body, shown))
 
     def submit(self, body: bytes, shown: str) -> Future[bytes]:
         """Submits a job like `do`, for callers without an event loop."""

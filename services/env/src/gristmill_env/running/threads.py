@@ -23,8 +23,7 @@ import math
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Coroutine, Iterable
 from pathlib import Path
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -305,43 +304,6 @@ class LoopThread:
         elif (why := self._limits.overrun(None, math.inf)) is not None and call.settle(call.failed(why)):
             assert task is not None
             task.cancel()
-
-
-@contextlib.contextmanager
-def held() -> Iterator[None]:
-    """Suspends the running call's limit while the call waits for work that has separate limits."""
-    call = _CALL.get()
-    if call is not None:
-        call.held += 1
-    try:
-        yield
-    finally:
-        if call is not None:
-            call.held -= 1
-
-
-class DaemonExecutor(ThreadPoolExecutor):
-    """Starts a daemon thread for each call. asyncio accepts only a ThreadPoolExecutor, and Python joins the threads of
-    a plain ThreadPoolExecutor at exit. A hanging disk write would then keep a stopped process alive."""
-
-    def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-
-        def work() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                result = function(*arguments, **named)
-            except BaseException as error:  # noqa: BLE001  it is the caller's
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
-        threading.Thread(target=work, name="executor", daemon=True).start()
-        return future
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Returns without waiting for any thread."""
 
 
 def cpu_seconds(thread: threading.Thread) -> float | None:

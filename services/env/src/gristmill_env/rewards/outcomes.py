@@ -1,0 +1,110 @@
+"""What a reward returns for a completion, and what a run makes of it: a value, None, or a failure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any
+
+from gristmill.redaction import redact_text
+from gristmill_env.errors import RewardError
+from gristmill_env.outages import may_pass
+from gristmill_env.running.limits import CallError
+from gristmill_env.values import whole
+
+
+@dataclass(frozen=True)
+class RewardResult:
+    """A value with its parts. A reward may return this instead of a number."""
+
+    value: float | None
+    parts: Mapping[str, float | Exception | None]
+    """The parts by name, shown as "reward/part". An exception means that the part failed; the value remains valid."""
+
+
+Detailed = RewardResult
+"""The earlier name of `RewardResult`."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The failure of a reward on one completion."""
+
+    reward: str
+    text: str
+    """The error message, without secrets."""
+    code: str
+    """The error's code; "reward_raised" if the error of the reward has no code."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """The error's values."""
+    cause: BaseException | None = field(default=None, compare=False)
+    """The error that the reward raised; None if it was raised in another process."""
+    trace: str = field(default="", compare=False)
+    """The traceback of an error that was raised in another process; only of the first failure of a call."""
+    may_pass: bool = field(default=False, compare=False)
+    """Whether the failure is of a service that may answer later."""
+
+    def __str__(self) -> str:
+        return f"{self.reward}: {self.text}"
+
+
+Outcome = float | Failure | None
+"""A value, None for no score, or a failure. A failure is never a 0."""
+
+Outcomes = dict[str, Outcome]
+"""The outcomes of one reward on one completion: first its own, then those of its parts ("judge", "judge/style")."""
+
+Called = Mapping[str, Mapping[str, Sequence[Outcome]]]
+"""The outcomes of each task of a group by the task's name: the task's own and those of its parts, by full name."""
+
+
+def by_name(results: Sequence[Outcomes]) -> dict[str, Sequence[Outcome]]:
+    """Returns the outcomes of one task by name, one item per sample. A part that a sample lacks is None there."""
+    names = dict.fromkeys(name for outcomes in results for name in outcomes)
+    return {name: [outcomes.get(name) for outcomes in results] for name in names}
+
+
+def outcomes_of(reward: str, value: object) -> Outcomes:
+    """Returns the outcomes of a completion for which the reward returned `value`."""
+    if not isinstance(value, RewardResult):
+        return {reward: _outcome(reward, value)}
+    if not isinstance(value.parts, Mapping) or not all(isinstance(name, str) for name in value.parts):
+        wrong = f"parts of a RewardResult have a name each, not {short(value.parts)}"
+        return {reward: Failure(reward, wrong, "value_invalid")}
+    parts = {f"{reward}/{part}": item for part, item in value.parts.items()}
+    return {reward: _outcome(reward, value.value)} | {name: _outcome(name, item) for name, item in parts.items()}
+
+
+def _outcome(reward: str, value: object) -> Outcome:
+    if isinstance(value, Exception):
+        return failure_of(reward, value)
+    if hasattr(value, "tolist"):  # a number of numpy or torch
+        value = value.tolist()
+    if value is None:
+        return None
+    try:
+        if isinstance(value, Real) and math.isfinite(value):
+            return float(value)
+    except OverflowError:
+        pass
+    return Failure(reward, f"a reward returns a finite number or None, not {short(value)}", "value_invalid")
+
+
+def failure_of(reward: str, error: BaseException, hint: str = "") -> Failure:
+    """Returns the failure for an `error` of a reward or of its call. `hint`: text added to a TypeError."""
+    if isinstance(error, RewardError):
+        text = whole(redact_text(str(error)))
+        return Failure(reward, text, error.code, error.values, error, may_pass=may_pass(error))
+    if isinstance(error, CallError):
+        return Failure(reward, whole(redact_text(str(error))), error.code, error.values)
+    kind = type(error).__name__
+    text = whole(redact_text(f"{kind}: {error}{hint if isinstance(error, TypeError) else ''}"))
+    return Failure(reward, text, "reward_raised", {"error": kind}, error, may_pass=may_pass(error))
+
+
+def short(value: object) -> str:
+    """Returns the beginning of a value's repr, for messages."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
