@@ -223,6 +223,19 @@ def test_tally_logs_no_hint_if_groups_are_submitted(caplog: pytest.LogCaptureFix
     assert caplog.records == []
 
 
+def test_tally_ends_a_run_whose_rewards_fail_on_every_row_with_the_first_error() -> None:
+    tally = Tally()
+    tally.add(DropReason.REWARD_ERROR, "an error before a row with scores")
+    tally.add(DropReason.SAME_SCORES)
+    for row in range(64):
+        tally.check(None)
+        tally.add(DropReason.REWARD_ERROR, f"judge: KeyError: 'verdict' of row {row}")
+    with raises(EnvError, "every_row_fails", rows=64, reasons=["reward_error"]) as raised:
+        tally.check(None)
+    assert "judge: KeyError: 'verdict' of row 0" in str(raised.value)
+    tally.check(7)  # ten steps' worth of rows are more
+
+
 def own_extraction(completion: str, row: Mapping[str, Any], **_: Any) -> str | None:
     raise AssertionError("a user's extraction must not run on the event loop")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -77,6 +76,13 @@ class OnlyHere:
     def __call__(self, completion: str) -> float:
         return 1.0
 
+class OnlyThere:
+    def __init__(self):
+        if "gristmill_env.running.host" not in sys.orig_argv:
+            raise OSError("in another process only")
+    async def __call__(self, completion: str) -> float:
+        return 1.0
+
 class Counts:
     def __init__(self, *, start: int):
         self.seen = start
@@ -118,7 +124,7 @@ async def scorer(folder: Path) -> AsyncIterator[Make]:
     def make(*specs: dict[str, Any] | str, here: bool = False) -> Scorer:
         rewards = [create_reward(spec, folder=folder) for spec in specs]
         if here:
-            rewards = [dataclasses.replace(reward, source=None) for reward in rewards]
+            rewards = [reward.here() for reward in rewards]
         weighted = [WeightedReward(reward, 1.0) for reward in rewards]
         made.append(Scorer(weighted, has_answer=True, columns=["level", "picture"], execution=Execution(processes=1)))
         return made[-1]
@@ -159,6 +165,13 @@ async def test_code_that_cannot_be_loaded_in_its_process_ends_the_start(scorer: 
         await scorer("code.py:OnlyHere").start()
     [score] = await scorer("code.py:OnlyHere").score(SAMPLES[:1])
     assert score.failed["OnlyHere"].code == "reward_not_made"
+
+
+async def test_instance_of_a_class_is_made_where_it_is_called(scorer: Make) -> None:
+    made = scorer("code.py:OnlyThere", {"type": "combined", "params": {"rewards": ["code.py:OnlyThere"]}})
+    assert [score.total for score in await made.score(SAMPLES)] == [2.0] * 3
+    with raises(RewardError, "reward_not_made", reward="OnlyThere"):
+        made.rewards[0].reward.score(["text"])
 
 
 async def test_rewards_of_a_user_share_a_process_and_its_state_until_the_scorer_closes(scorer: Make) -> None:

@@ -100,8 +100,9 @@ def config(**values: Any) -> DatasetConfig:
 
 
 def scorer(settings: DatasetConfig, columns: Sequence[str]) -> Scorer:
+    """Makes a scorer that calls the rubric in this process, because another process takes long to start."""
     return Scorer(
-        [WeightedReward(create_reward(spec), spec.weight) for spec in settings.rewards()],
+        [WeightedReward(create_reward(spec).here(), spec.weight) for spec in settings.rewards()],
         has_answer=settings.gold_field is not None,
         columns=columns,
     )

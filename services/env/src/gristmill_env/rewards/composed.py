@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -52,6 +52,9 @@ class ComposedReward(Reward):
     @property
     def asks_for(self) -> frozenset[str]:
         return frozenset().union(*(part.asks_for for part in self.parts.values()))
+
+    def here(self) -> ComposedReward:
+        return replace(self, parts={name: part.here() for name, part in self.parts.items()})
 
     def leaves(self) -> dict[str, Reward]:
         inner = [found for part in self.parts.values() for found in part.leaves().items()]

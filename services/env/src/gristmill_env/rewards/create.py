@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from gristmill_env.errors import RewardError
 from gristmill_env.rewards.composed import Composed, ComposedReward
 from gristmill_env.rewards.registry import Definition, find, is_offered, registered
 from gristmill_env.rewards.reward import FunctionReward, Reward, Source
+from gristmill_env.rewards.task import is_built_in
 from gristmill_env.rewards.trl import trl_reward
 from gristmill_env.settings import VERIFIERS, RewardSpec
 
@@ -32,6 +34,9 @@ def create_reward(
     `name`: the reward's name in scores; by default the reward's own name. `folder`: searched for `file.py:function`
     before the working directory, usually the folder of the configuration file.
 
+    A run calls the reward of a specification in a process, which makes the instance of a user's class. A function or a
+    class is called in this process.
+
     Raises RewardError for a name or an option that does not exist. The message lists all names and suggests the
     nearest. Also raises RewardError for an option's value of another type, and for code that cannot be imported.
     """
@@ -43,7 +48,8 @@ def create_reward(
         definition = registered(what) or Definition.of(name or _own_name(what), what)
         return _made(definition, params or {}, name, folder)
     spec = _specification(what)
-    made = _of(spec, params, name, folder)
+    elsewhere = is_plugin(spec.type) or spec.type == VERIFIERS or is_offered(spec.type)
+    made = _of(spec, params, name, folder, later=elsewhere)
     if isinstance(made, ComposedReward):
         if spec.process:
             raise RewardError(
@@ -52,13 +58,16 @@ def create_reward(
                 reward=made.name,
             )
         return made
-    if made.is_built_in or not (is_plugin(spec.type) or spec.type == VERIFIERS or is_offered(spec.type)):
+    if made.is_built_in or not elsewhere:
         return made
     there = {"type": spec.type, "params": {**spec.params, **(params or {})}, "name": made.name}
     return replace(made, source=Source(there, folder, spec.process))
 
 
-def _of(spec: RewardSpec, params: Mapping[str, Any] | None, name: str | None, folder: Path | None) -> Reward:
+def _of(
+    spec: RewardSpec, params: Mapping[str, Any] | None, name: str | None, folder: Path | None, *, later: bool
+) -> Reward:
+    """`later`: another process makes the instance of a user's class."""
     params, name = {**spec.params, **(params or {})}, name or spec.name
     if spec.type.startswith(_TRL):
         reference = spec.type.removeprefix(_TRL)
@@ -72,7 +81,9 @@ def _of(spec: RewardSpec, params: Mapping[str, Any] | None, name: str | None, fo
         definition = registered(target) or Definition.of(name or _own_name(target), target)
     else:
         definition = find(spec.type)
-    return _made(definition, params, name, folder)
+    target = definition.target
+    later = later and not is_built_in(target) and not (inspect.isclass(target) and issubclass(target, Composed))
+    return _made(definition, params, name, folder, later=later)
 
 
 def _specification(what: str | Mapping[str, Any] | RewardSpec) -> RewardSpec:
@@ -108,8 +119,10 @@ def _own_name(target: Callable[..., Any]) -> str:
     return str(name)
 
 
-def _made(definition: Definition, params: Mapping[str, Any], name: str | None, folder: Path | None) -> Reward:
-    function, extract_answer = definition.build(params)
+def _made(
+    definition: Definition, params: Mapping[str, Any], name: str | None, folder: Path | None, *, later: bool = False
+) -> Reward:
+    function, extract_answer = definition.build(params, later=later)
     name = name or definition.name
     if isinstance(function, Composed):
         parts: dict[str, Reward] = {}

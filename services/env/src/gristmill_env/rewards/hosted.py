@@ -278,7 +278,7 @@ def serve(settings: bytes) -> Handler:
     limiter = Limiter(execution.limits, execution.threads, ThreadPoolExecutor(2 * execution.threads + _SPARE, "call"))
     served = []
     for source, name in orders:
-        (task,) = create_reward(source.spec, folder=source.folder).bind(schema, name)
+        (task,) = create_reward(source.spec, folder=source.folder).here().bind(schema, name)
         served.append(LimitedCalls(task, limiter))
 
     async def handle(body: bytes, _ask: Asking) -> bytes:

@@ -70,10 +70,12 @@ class Definition:
         """Reads the target's signature. Raises RewardError when the target cannot be a reward."""
         return cls(name, target, *_signature(name, target), extract_answer)
 
-    def build(self, params: Mapping[str, Any]) -> tuple[Callable[..., Any], ExtractAnswer | None]:
+    def build(
+        self, params: Mapping[str, Any], *, later: bool = False
+    ) -> tuple[Callable[..., Any], ExtractAnswer | None]:
         """Returns the function that scores inputs, and the function that extracts the answer. Both have their options.
 
-        Raises RewardError for invalid params.
+        `later`: returns a `Later` in place of an instance of a class. Raises RewardError for invalid params.
         """
         options = self._checked(params)
         extract = self.extract_answer
@@ -81,9 +83,12 @@ class Definition:
             extract = partial(extract, **options)
         if not inspect.isclass(self.target):
             return partial(self.target, **options) if options else self.target, extract
+        made = Later(self.target, partial(self._instance, options))
+        return made if later else made.instance(), extract
+
+    def _instance(self, options: Mapping[str, Any]) -> Any:
         try:
-            instance: Any = self.target(**options)
-            return instance, extract
+            return self.target(**options)
         except RewardError:
             raise
         except Exception as error:  # the user's __init__
@@ -125,6 +130,20 @@ class Definition:
                 parameter=missing[0],
             )
         return checked
+
+
+@dataclass(frozen=True)
+class Later:
+    """An instance of a reward's class that another process makes: it may hold a model."""
+
+    target: Callable[..., Any]
+    """The class."""
+    instance: Callable[[], Any]
+    """Makes the instance. Raises RewardError."""
+
+    def __call__(self) -> None:
+        """Raises TypeError, because only the instance is called."""
+        raise TypeError("the instance is not made in this process")
 
 
 _REGISTRY: dict[str, Definition] = {}

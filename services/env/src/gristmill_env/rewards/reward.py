@@ -11,7 +11,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from inspect import Parameter
 from pathlib import Path
@@ -23,7 +23,7 @@ from gristmill_env.errors import RewardError
 from gristmill_env.gather import gather
 from gristmill_env.rewards.inputs import ANSWER, PLURALS, RowSchema, Sample, private, resolve
 from gristmill_env.rewards.outcomes import Called, Failure, Outcome, by_name, short
-from gristmill_env.rewards.registry import ExtractAnswer
+from gristmill_env.rewards.registry import ExtractAnswer, Later
 from gristmill_env.rewards.task import BuiltInCalls, Calls, Execution, LimitedCalls, Task, is_built_in
 from gristmill_env.running.limiter import Limiter
 
@@ -101,6 +101,10 @@ class Reward(ABC):
         """Whether `extracted` calls a user's function."""
         return False
 
+    def here(self) -> Reward:
+        """Returns the reward for calls in this process. Raises RewardError if it cannot be made."""
+        return replace(self, source=None)
+
     def leaves(self) -> dict[str, Reward]:
         """Returns the reward's parts by their full names ("r1/accuracy"). A reward without parts returns itself."""
         return {self.name: self}
@@ -137,7 +141,7 @@ class Reward(ABC):
         names = tuple(dict.fromkeys(str(column) for sample in samples for column in sample.row))
         schema = RowSchema(names, has_answer=any(sample.answer is not None for sample in samples))
         try:
-            tasks = self.bind(schema, self.name)
+            tasks = self.here().bind(schema, self.name)
         except RewardError as error:
             raise RewardError(
                 error.code, f"{error} (In score(), give it by its name: score(completions, answer=...))", **error.values
@@ -191,6 +195,10 @@ class FunctionReward(Reward):
     @property
     def reads_tokens(self) -> bool:
         return "tokens" in self.asks_for
+
+    def here(self) -> FunctionReward:
+        function = self.function.instance() if isinstance(self.function, Later) else self.function
+        return replace(self, source=None, function=function)
 
     def bind(self, schema: RowSchema, name: str) -> list[Task]:
         inputs = resolve(self.name, self.arguments, schema)

@@ -18,6 +18,7 @@ from gristmill_env.errors import RewardError
 from gristmill_env.gather import gather
 from gristmill_env.rewards.inputs import Sample
 from gristmill_env.rewards.outcomes import Outcomes, failure_of, outcomes_of, short
+from gristmill_env.rewards.registry import Later
 from gristmill_env.running.limiter import Limiter
 from gristmill_env.running.limits import CallError, Limits
 
@@ -137,7 +138,7 @@ def is_built_in(function: Callable[..., Any] | None) -> bool:
 def _bare(function: Any) -> Any:
     while isinstance(function, partial):
         function = function.func
-    return function
+    return function.target if isinstance(function, Later) else function
 
 
 class Calls(Protocol):
