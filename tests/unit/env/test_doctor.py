@@ -41,6 +41,12 @@ def waits(completion):
 def pauses(completion):
     time.sleep(1)
     return 1.0
+
+class Broken:
+    def __init__(self):
+        raise OSError("no model")
+    def __call__(self, completion):
+        return 1.0
 """
 Diagnose = Callable[..., dict[str, Check]]
 
@@ -86,12 +92,18 @@ def test_good_configuration_passes_without_a_model_server(diagnose: Diagnose) ->
     }  # fmt: skip
 
 
+def test_reward_that_cannot_be_made_in_its_process_fails(diagnose: Diagnose) -> None:
+    found = diagnose("right", "Broken")["data and rewards"]
+    assert (found.state, "no model" in found.text) == ("failed", True)
+
+
 @pytest.mark.parametrize(("environment", "state"), [("dataset", "ok"), ("guess", "failed")])
 def test_template_that_forgets_a_turn_fails_in_several_turns(diagnose: Diagnose, environment: str, state: str) -> None:
     found = diagnose("right", template=FORGETS, environment={"type": environment})["chat template"]
     assert found.state == state
 
 
+@pytest.mark.slow  # four processes
 def test_gold_answer_below_1_fails(diagnose: Diagnose) -> None:
     assert diagnose("half")["gold answers"].state == "failed"
     assert diagnose("right")["gold answers"].state == "ok"

@@ -8,6 +8,7 @@ again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -84,12 +85,12 @@ def _check_trainer_block(run: RunSettings) -> Check:
 
 
 async def _before(run: RunSettings) -> AsyncIterator[Check]:
-    try:
-        task = Task.load(run)
-    except GristmillError as error:
-        yield Check("data and rewards", "failed", error.report())
-        return
-    async with task:
+    async with contextlib.AsyncExitStack() as opened:
+        try:
+            task = await opened.enter_async_context(Task.load(run))
+        except GristmillError as error:
+            yield Check("data and rewards", "failed", error.report())
+            return
         rows = FirstRows.of(task.dataset)
         items = rows.items[:_ROWS]
         if (unusable := rows.unusable()) is not None:

@@ -68,7 +68,8 @@ class Task:
         return cls(dataset, scorer, environments)
 
     async def __aenter__(self) -> Self:
-        await self.scorer.start()
+        """Starts the processes of rewards. Raises RewardError if the code of a reward cannot be loaded there."""
+        await self.scorer.__aenter__()
         return self
 
     async def __aexit__(

@@ -218,10 +218,14 @@ class HostedCalls:
             return _not_loaded(error)
         if error.code != "process_killed":
             return CallError(error.code, str(error), **error.values)
-        text = f"it blocked its process for {self._patience:g} s"
+        seconds = self._patience
         if self._task.is_async:
-            return CallError("loop_blocked", f"{text}; await what it waits for, or use def", seconds=self._patience)
-        return CallError("call_overran", text, limit="cpu", seconds=self._patience)
+            return CallError(
+                "loop_blocked",
+                f"it blocked its event loop for {seconds:g} s; await what it waits for, or use def",
+                seconds=seconds,
+            )
+        return CallError("call_overran", f"it blocked its process for {seconds:g} s", limit="cpu", seconds=seconds)
 
 
 def host(

@@ -85,8 +85,9 @@ class Limiter:
                 await self._threads.acquire()
                 worker = _Worker(crew)
                 threads[asyncio.get_running_loop().run_in_executor(self._executor, worker.work)] = worker
-            may_grow = crew.waiting and not self._threads.locked()
-            left = _SLOW if may_grow else min(worker.left(self._limits) for worker in threads.values())
+            left = min(worker.left(self._limits) for worker in threads.values())
+            if crew.waiting:  # as soon as there is a thread for them
+                left = min(left, 10 * _SLOW if self._threads.locked() else _SLOW)
             await _wait(list(threads), left, asyncio.FIRST_COMPLETED)
             for future, worker in list(threads.items()):
                 if not future.done():
@@ -143,10 +144,8 @@ class _Worker(Generic[T]):
         call = self._call
         if call is None or (overran := limits.overrun(*self._spent())) is None:
             return False
-        if self._crew.running.get(call[0]) is not self or self._call is not call:
-            return False
         if self._crew.running.pop(call[0], None) is None:
-            return False
+            return False  # it has just ended
         self._crew.results[call[0]] = overran
         return True
 

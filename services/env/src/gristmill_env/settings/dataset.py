@@ -28,8 +28,8 @@ class RewardSpec(Settings):
     """Options of the reward, e.g. {target_tokens: 64}."""
 
     process: bool = False
-    """Call the reward in reward_processes separate processes. A process is killed if a call overruns, even in C code.
-    Each process imports the reward again, and processes share no memory."""
+    """Call the reward in reward_processes processes of its own, so that it delays no other reward. Otherwise the
+    rewards of a run share one process. Processes share no memory. No effect on rewards that ship."""
 
     @model_serializer(mode="wrap")
     def _without_what_is_unset(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -280,14 +280,15 @@ class EnvConfig(Settings):
     """Seconds that one prompt may take from request to scores. Then it is dropped. -1: no limit."""
 
     reward_timeout: float = Field(default=60.0, gt=0)
-    """Seconds of processor time that one call of a reward may take. Waiting for a busy machine does not count."""
+    """Seconds of processor time that one call of a reward of yours may take. Waiting for a busy machine does not count.
+    Also the seconds for which a call may block its process."""
 
     reward_wall_timeout: float = Field(default=600.0, gt=0)
-    """Seconds in total that one call of a reward may take: the limit of a call that waits for a judge or sleeps."""
+    """Seconds in total that one call of a reward of yours may take: the limit of a call that waits for a judge or
+    sleeps."""
 
     reward_threads: int = Field(default=32, ge=1, le=1024)
-    """Most threads for rewards that are not async. Threads are added for calls that wait, not for calls that
-    compute."""
+    """Most threads of a process for rewards that are not async. Threads are added while calls take long."""
 
     reward_processes: int = Field(default=2, ge=1, le=256)
     """Processes for each reward with process: true."""
