@@ -21,6 +21,15 @@ def is_plugin(name: str) -> bool:
     return ":" in name
 
 
+_OF_A_FILE = "gristmill_plugin_"
+"""Beginning of the names of modules that are files."""
+
+
+def is_from_file(module: ModuleType) -> bool:
+    """Returns whether `load_plugin` loaded the module from a file, so that it cannot be imported by its name."""
+    return module.__name__.startswith(_OF_A_FILE)
+
+
 def load_plugin(name: str, folder: Path | None) -> Any:
     """Returns the object that `name` names.
 
@@ -77,7 +86,7 @@ def _from_file(place: str, folder: Path | None) -> ModuleType:
         )
     # The module's name contains a hash of the whole path: two files of one name are two modules, and one file is loaded
     # once.
-    name = f"gristmill_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    name = f"{_OF_A_FILE}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)

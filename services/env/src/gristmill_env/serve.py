@@ -67,8 +67,7 @@ _HOW_TO_BEGIN = (
     "for the trainer too"
 )
 STALL = StallLimits(floor=120, frozen=900)
-"""No work on the event loop takes seconds. If a reward's call holds the interpreter's lock, the reward's own limits end
-the call if possible."""
+"""No work on the event loop takes seconds."""
 _AGE_EVERY = 10.0
 """Seconds between two comparisons of the generating groups' versions with the run's."""
 _PULSE = 1.0

@@ -15,7 +15,7 @@ from tests.support.errors import raises
 from gristmill.redaction import remember
 from gristmill_env.answers.symbolic_pool import symbolic_pool
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards import Execution, Sample, Scorer, WeightedReward, create_reward
+from gristmill_env.rewards import Execution, Sample, Scorer, WeightedReward, create_reward, reward
 from gristmill_env.rewards.registry import _REGISTRY
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.running.limits import Limits
@@ -220,11 +220,24 @@ async def test_answers_are_extracted_where_the_reward_runs(scorer: Make) -> None
 
 
 def test_built_in_rewards_and_functions_of_this_process_are_called_here() -> None:
-    def own(completion: str) -> float:
-        return 1.0
+    try:
 
-    for reward in ("accuracy", "r1", {"type": "length", "process": True}, own):
-        assert create_reward(reward).source is None
+        @reward("tests_local")
+        def own(completion: str) -> float:
+            return 1.0
+
+        for made in ("accuracy", "r1", {"type": "length", "process": True}, own, "tests_local"):
+            assert create_reward(made).source is None
+    finally:
+        _REGISTRY.pop("tests_local", None)
+
+
+async def test_registered_reward_of_a_file_runs_in_the_process_too(scorer: Make) -> None:
+    scorer("code.py:words")  # the file is loaded
+    made = scorer("tests_placed")
+    assert (await made.score(SAMPLES))[0].total == 1.0
+    (pid,) = await made.extracted(["text"], {})
+    assert pid not in (None, str(os.getpid()))
 
 
 def test_process_option_is_allowed_only_on_the_parts_of_a_composed_reward(folder: Path) -> None:

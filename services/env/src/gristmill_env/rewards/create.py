@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from gristmill import ConfigError
 from gristmill.errors import PluginError
-from gristmill.plugins import is_plugin, load_plugin
+from gristmill.plugins import is_from_file, is_plugin, load_plugin
 from gristmill.settings import parse
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards.composed import Composed, ComposedReward
@@ -48,8 +49,8 @@ def create_reward(
         definition = registered(what) or Definition.of(name or _own_name(what), what)
         return _made(definition, params or {}, name, folder)
     spec = _specification(what)
-    elsewhere = is_plugin(spec.type) or spec.type == VERIFIERS or is_offered(spec.type)
-    made = _of(spec, params, name, folder, later=elsewhere)
+    elsewhere = _found_elsewhere(spec.type)
+    made = _of(spec, params, name, folder, later=elsewhere is not None)
     if isinstance(made, ComposedReward):
         if spec.process:
             raise RewardError(
@@ -58,9 +59,9 @@ def create_reward(
                 reward=made.name,
             )
         return made
-    if made.is_built_in or not elsewhere:
+    if made.is_built_in or elsewhere is None:
         return made
-    there = {"type": spec.type, "params": {**spec.params, **(params or {})}, "name": made.name}
+    there = {"type": elsewhere, "params": {**spec.params, **(params or {})}, "name": made.name}
     return replace(made, source=Source(there, folder, spec.process))
 
 
@@ -84,6 +85,17 @@ def _of(
     target = definition.target
     later = later and not is_built_in(target) and not (inspect.isclass(target) and issubclass(target, Composed))
     return _made(definition, params, name, folder, later=later)
+
+
+def _found_elsewhere(reward: str) -> str | None:
+    """Returns the name or reference by which another process finds the reward; None if only this process knows it."""
+    if is_plugin(reward) or reward == VERIFIERS or is_offered(reward):
+        return reward
+    target = find(reward).target
+    module, name = sys.modules.get(target.__module__), getattr(target, "__qualname__", "")
+    if module is None or module.__name__ == "__main__" or getattr(module, name, None) is not target:
+        return None
+    return f"{module.__file__ if is_from_file(module) else module.__name__}:{name}"
 
 
 def _specification(what: str | Mapping[str, Any] | RewardSpec) -> RewardSpec:

@@ -107,7 +107,9 @@ class Task:
         if isinstance(why, RewardError):
             return why
         text = redact_text(f"extract_answer of {self.name}: {why!r}")
-        return RewardError(why.code if isinstance(why, CallError) else "reward_raised", text, reward=self.name)
+        if isinstance(why, CallError):
+            return RewardError(why.code, text, reward=self.name)
+        return RewardError("reward_raised", text, reward=self.name)
 
     def _read(self, value: object, size: int) -> list[Outcomes]:
         if not self.group_level:
