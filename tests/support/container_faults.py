@@ -16,8 +16,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tests.support.compose import ComposeStack
+if TYPE_CHECKING:
+    from tests.support.compose import ComposeStack
 
 CLOCK_STEP_S = 3600
 _SOURCE = Path(__file__).with_name("step_clock.c")

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gristmill_model.server import IN_PROCESS
 from local_processes import LocalStack, Service, answers, listens
 from redis_binary import redis_command
 
@@ -94,6 +93,8 @@ def start_vllm(
 
 def start_embeddings(stack: LocalStack, model: Path, port: int) -> Service:
     """vLLM with the model at `model` as an embedding model named "tiny", for texts of up to 64 tokens."""
+    from gristmill_model.server import IN_PROCESS  # It imports torch, which most tests with services do not need.
+
     assert VLLM_PYTHON.exists(), f"no {VLLM_PYTHON}: run `make setup`"
     options = {
         "--model": str(model),
