@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Generator, Iterator
 
@@ -10,6 +11,9 @@ import pytest
 import redis
 from tests.support.redis_server import RedisServer
 
+# Tiny models gain nothing from several threads, and the threads of OpenMP and of BLAS spin while they wait for one
+# another. The processes that tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Every machine, including CI, gets the same examples. Examples have no deadline, because machines may be busy.
 hypothesis.settings.register_profile("gristmill", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("gristmill")

@@ -54,9 +54,8 @@ def run(recorded: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def _threads() -> Iterator[None]:
-    """The commands run in this process. Two processes of the tests share the cores."""
+    """The commands run in this process, and set the number of threads of the run."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
 
@@ -87,7 +86,7 @@ def gristmill(run: Path, *arguments: str, api: str = NO_API) -> subprocess.Compl
 
 def gristmill_process(run: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Runs a command of `gristmill` as a user does, in another process."""
-    places = {"GRISTMILL_MODELS_DIR": str(run.parent / "no-manifest"), "OMP_NUM_THREADS": "1"}
+    places = {"GRISTMILL_MODELS_DIR": str(run.parent / "no-manifest")}
     command = [sys.executable, "-m", "gristmill", "--runs", str(run.parent), *trusted(arguments)]
     done = subprocess.run(command, env=os.environ | places | environ, capture_output=True, text=True, check=False)
     print(done.stdout, done.stderr)  # noqa: T201  pytest shows it where a test fails
@@ -299,7 +298,7 @@ def test_bisect_in_a_terminal_opens_the_sequence_on_the_page(run: Path, tmp_path
     browser.chmod(0o755)
     terminal, end = pty.openpty()
     command = [sys.executable, "-m", "gristmill", "--runs", str(run.parent), "bisect", RUN, "--metric", "grad_norm"]
-    environ = {**os.environ, "BROWSER": str(browser), "GRISTMILL_MODELS_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    environ = {**os.environ, "BROWSER": str(browser), "GRISTMILL_MODELS_DIR": str(tmp_path)}
     bisect = subprocess.Popen([*command, "--step", "5", "--trust"], env=environ, stdout=end)
     try:
         while not (opened.is_file() and opened.read_text().endswith("\n")):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,12 +32,3 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def policy(model_dir: Path) -> Policy:
     source = ModelSource(str(model_dir), str(model_dir), None, 512)
     return Policy(source, "cpu")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tiny models gain nothing from threads, which wait for one another if other tests run at the same time."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)

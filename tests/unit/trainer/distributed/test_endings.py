@@ -64,7 +64,6 @@ def folder(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     environ = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        "OMP_NUM_THREADS": "1",
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
         **{f"GRISTMILL_{name}_DIR": str(folder / name.lower()) for name in ("CONFIG", "MODELS", "WEIGHTS")},
