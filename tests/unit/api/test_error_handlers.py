@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import inspect
 
+import pytest
+
 from gristmill_api import errors
 from gristmill_api.app import app
 from gristmill_api.http.error_handlers import REFUSALS, Refusal
@@ -24,6 +26,7 @@ def test_errors_have_the_documented_shape() -> None:
     assert Refusal.model_validate(refused.body()).error.code == "too_large"
 
 
+@pytest.mark.slow
 def test_every_route_of_v1_documents_the_errors() -> None:
     paths = app.openapi()["paths"]
     operations = [operation for path, of in paths.items() if path.startswith("/v1") for operation in of.values()]

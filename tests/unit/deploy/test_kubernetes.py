@@ -103,6 +103,7 @@ def test_a_misspelt_field_does_not_match_the_schemas() -> None:
         kubernetes_validate.validate(wrong, VERSIONS[-1], strict=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_every_resource_is_in_the_namespace(folder: str) -> None:
     for resource in rendered(folder):

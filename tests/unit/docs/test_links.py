@@ -63,6 +63,7 @@ def test_broken_link_and_anchor_are_found(tmp_path: Path) -> None:
     assert broken(page) == ["other.md#none", "gone.md"]
 
 
+@pytest.mark.slow
 def test_pages_that_sources_name_exist() -> None:
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     missing = set()

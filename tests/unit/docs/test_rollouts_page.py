@@ -72,6 +72,7 @@ def test_page_has_ten_questions() -> None:
     assert len(QUESTIONS) == 10
 
 
+@pytest.mark.slow
 def test_worst_groups_are_of_the_last_ten_steps(run: Path) -> None:
     found = answer(run, "worst")
     assert len(found) == 20
@@ -163,6 +164,7 @@ def test_length_of_a_rollout_is_the_length_of_all_its_branches(run: Path, branch
     assert tokens[1] == pytest.approx(tokens[0] + 20 * 6 * 3), "three further branches per group train one token each"
 
 
+@pytest.mark.slow
 def test_python_blocks_of_the_page_run(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -147,6 +147,7 @@ def test_async_and_blocking_client_have_the_same_methods_parameters_and_docstrin
         assert method.__doc__, method
 
 
+@pytest.mark.slow
 async def test_clients_have_a_method_for_every_call_of_the_api_with_every_field(
     operations: dict[tuple[str, str], set[str]],
 ) -> None:

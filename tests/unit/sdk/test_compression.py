@@ -96,6 +96,7 @@ def test_body_that_is_not_a_frame_is_refused(body: bytes) -> None:
         inflate(body, LIMIT)
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_a_damaged_frame_is_refused_or_read_within_the_limit(data: st.DataObject) -> None:
     frame = bytearray(data.draw(st.sampled_from([deflate, streamed]))(make_group(lengths=[(20, 20)] * 3).encode()))

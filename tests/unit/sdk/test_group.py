@@ -18,6 +18,7 @@ from gristmill import GroupError, PolicyVersion, TrajectoryGroup, VersionSpan
 from gristmill.group import MAX_DEPTH, check_submitted
 
 
+@pytest.mark.slow
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=9), seed=st.integers(0, 99)
 )

@@ -119,6 +119,7 @@ def test_redact_masks_secrets_inside_of_texts(text: str, shown: str | None) -> N
     assert redact(text) == (text if shown is None else shown)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "part",
     [

@@ -28,6 +28,7 @@ def tests(pytester: pytest.Pytester) -> pytest.Pytester:
     return pytester
 
 
+@pytest.mark.slow
 def test_test_without_the_marker_fails_if_it_takes_long(tests: pytest.Pytester) -> None:
     marked = "@pytest.mark.slow\ndef test_marked(): burn()\n@pytest.mark.long\ndef test_long(): burn()\n"
     waits = "def test_waits(): time.sleep(0.3)\n"
@@ -41,6 +42,7 @@ def test_test_without_the_marker_fails_if_it_takes_long(tests: pytest.Pytester) 
     result.stdout.fnmatch_lines(["*::test_burns*", "*::test_child*"])
 
 
+@pytest.mark.slow
 def test_file_of_slow_tests_is_not_imported(tests: pytest.Pytester) -> None:
     tests.makepyfile(test_heavy="import pytest\nraise RuntimeError\npytestmark = pytest.mark.slow\n")
     tests.makepyfile(test_light="def test_light(): pass\n")

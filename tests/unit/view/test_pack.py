@@ -75,6 +75,7 @@ def everything(path: Path) -> bytes:
         return b"".join(archive.read(name) for name in archive.namelist())
 
 
+@pytest.mark.slow
 def test_packed_run_answers_queries_as_its_folder(run: RunFolderWriter) -> None:
     before = gristmill.sql(run.path, QUERY).to_pylist()
     assert len(before) > 20
@@ -88,6 +89,7 @@ def test_packed_run_answers_queries_as_its_folder(run: RunFolderWriter) -> None:
     )
 
 
+@pytest.mark.slow
 def test_commands_accept_a_packed_run(run: RunFolderWriter, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--runs", "runs", "pack", "quickstart", "--json"]) == 0
     contents = json.loads(capsys.readouterr().out)
@@ -264,6 +266,7 @@ WRITTEN: dict[str, Callable[[str], bytes]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["notes.py", "a.LOG", "a.log.1", "nothing", "x.tsv", "origin/step-000001/a.json"])
 @pytest.mark.parametrize("form", WRITTEN)
 def test_file_with_a_secret_ends_the_pack(run: RunFolderWriter, tmp_path: Path, name: str, form: str) -> None:
@@ -275,6 +278,7 @@ def test_file_with_a_secret_ends_the_pack(run: RunFolderWriter, tmp_path: Path, 
     assert {path.name for path in tmp_path.iterdir()} == {"runs"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", WRITTEN)
 def test_log_with_a_secret_is_masked_or_ends_the_pack(run: RunFolderWriter, tmp_path: Path, form: str) -> None:
     (run.path / "logs" / "env.log").write_bytes(WRITTEN[form](OTHER) + b"\n")
@@ -386,6 +390,7 @@ def test_pack_cannot_write_outside_its_folder(run: RunFolderWriter, tmp_path: Pa
     assert not (tmp_path / "outside").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -415,6 +420,7 @@ def test_absurd_pack_is_an_error_with_a_code(run: RunFolderWriter, tmp_path: Pat
     assert not (tmp_path / "there").exists()
 
 
+@pytest.mark.slow
 def test_pack_that_becomes_very_large_needs_a_word(run: RunFolderWriter, tmp_path: Path) -> None:
     contents = read_contents(packed(run))
     zeros = bytes(80 << 20)

@@ -38,6 +38,7 @@ def group(number: int = 0, **changes: object) -> gristmill.TrajectoryGroup:
 
 
 # --- Dropped groups --------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_dropped_group_shows_its_prompt_its_completions_and_its_errors(run: RunFolderWriter, tmp_path: Path) -> None:
     (run.path / "dropped").mkdir()
     kept = {"group_id": "g00000003", "creation_ms": CREATED, "index": 41, "prompt": "1 / 0?", "prompt_text": "<1 / 0?>"}
@@ -63,6 +64,7 @@ def test_dropped_group_shows_its_prompt_its_completions_and_its_errors(run: RunF
 
 
 # --- Extracted answers ------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_answer_is_none_only_if_the_environment_searched_for_it(run: RunFolderWriter, tmp_path: Path) -> None:
     run.archive(group(0, meta={"extracted": ["4", None]}), group(1, meta={}), group(2, meta={"extracted": "4"}))
     run.evaluation("step-000001", "1.1", 1)
@@ -77,6 +79,7 @@ def test_answer_is_none_only_if_the_environment_searched_for_it(run: RunFolderWr
 
 
 # --- Steps without records -------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_step_of_a_run_without_records_is_marked_as_not_recorded(run: RunFolderWriter, tmp_path: Path) -> None:
     run.archive(group())
     found = step_of((tmp_path,), "test", 1)
@@ -92,6 +95,7 @@ def test_step_of_a_synchronous_run_without_records_has_its_groups(run: RunFolder
     assert [one["group_id"] for one in step_of((tmp_path,), "test", 2)["groups"]] == ["g00000001"]
 
 
+@pytest.mark.slow
 def test_step_has_no_groups_of_an_earlier_run_with_the_same_id(run: RunFolderWriter, tmp_path: Path) -> None:
     run.trained(record_of(group(), 1))
     run.archive(group())

@@ -38,6 +38,7 @@ def app() -> FastAPI:
     return create_app(Settings())
 
 
+@pytest.mark.slow
 def test_every_route_has_a_role(app: FastAPI) -> None:
     assert _unlisted(app) == [], "list their roles in gristmill_api/access/permissions.py"
 

@@ -46,11 +46,13 @@ def _may_overflow(number: str) -> bool:
     return bool(exponent) and not exponent.startswith("-")
 
 
+@pytest.mark.slow
 @given(matrices(NUMBER))
 def test_scan_reads_the_shape_of_any_matrix(text: str) -> None:
     assert scan(text.encode()) == as_json(text)
 
 
+@pytest.mark.slow
 @given(matrices(INT))
 def test_scan_recognizes_matrices_of_ints(text: str) -> None:
     found = scan(text.encode())
@@ -58,6 +60,7 @@ def test_scan_recognizes_matrices_of_ints(text: str) -> None:
     assert found.whole
 
 
+@pytest.mark.slow
 @given(matrices(FLOAT))
 def test_scan_calls_a_matrix_pointed_only_if_all_numbers_are_finite_floats(text: str) -> None:
     found = scan(text.encode())

@@ -88,6 +88,7 @@ def dressed(draw: st.DrawFn, value: Decimal) -> str:
     return f"{before}{sign}{currency}{digits}{after}{end}"
 
 
+@pytest.mark.slow
 @given(decimals.flatmap(lambda value: st.tuples(st.just(value), dressed(value))))
 def test_equal_numbers_in_different_notations_are_equal(case: tuple[Decimal, str]) -> None:
     value, text = case
@@ -105,6 +106,7 @@ def test_different_numbers_are_never_equal(one: Decimal, other: Decimal) -> None
     assert equal(gold, stated) is (one == other)
 
 
+@pytest.mark.slow
 @given(st.fractions(max_denominator=1000), st.fractions(max_denominator=1000))
 def test_fractions_are_equal_when_their_values_are(one: Fraction, other: Fraction) -> None:
     gold, stated = read_number(f"{one.numerator}/{one.denominator}"), read_number(
@@ -115,6 +117,7 @@ def test_fractions_are_equal_when_their_values_are(one: Fraction, other: Fractio
     assert equal(gold, stated) is (one == other)
 
 
+@pytest.mark.slow
 @given(st.text(max_size=40))
 def test_read_number_reads_any_text_without_an_error(text: str) -> None:
     number = read_number(text)

@@ -45,6 +45,7 @@ def test_more_than_a_product_is_left_to_algebra(latex: str) -> None:
 small = st.integers(min_value=1, max_value=60)
 
 
+@pytest.mark.slow
 @given(small, small, small, small, st.booleans(), st.booleans())
 def test_products_are_equal_when_their_values_are(a: int, b: int, c: int, d: int, pi: bool, other_pi: bool) -> None:
     gold = rf"\frac{{{a}\sqrt{{{b}}}}}{{{c}}}" + (r"\pi" if pi else "")

@@ -157,6 +157,7 @@ async def test_check_fails_if_a_reward_does_not_accept_the_gold_answer(folder: P
     assert re.search(r"\bone_off\b.* 2 of 2\b", wrong(console, "answers_not_known"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reward", "tried"),
     [
@@ -278,6 +279,7 @@ async def test_check_warns_if_the_tokenizer_is_of_another_model(folder: Path, co
         assert [line[9:33] for line in found] == warned
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "code"), [("agent.py:run", None), ("agent.py:gone", "plugin_attribute_missing")])
 async def test_check_loads_the_agent(folder: Path, console: Console, name: str, code: str | None) -> None:
     (folder / "agent.py").write_text("async def run(task, endpoint):\n    return 1.0\n")

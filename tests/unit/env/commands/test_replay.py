@@ -108,6 +108,7 @@ async def test_replay_reads_the_answer_from_another_column(tmp_path: Path, conso
     assert new.totals == [1.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "old", "code", "values"),
     [

@@ -136,6 +136,7 @@ def test_columns_that_a_file_cannot_hold_unchanged_are_left_out_by_name() -> Non
     assert json_columns(kept | left_out) == (kept, list(left_out))
 
 
+@pytest.mark.slow
 def test_saved_groups_report_and_replace_a_torn_last_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = save(tmp_path / "groups.jsonl", [group(row=0), group(row=1)])
     whole = path.read_bytes()
@@ -218,6 +219,7 @@ def _write(path: Path, first: int) -> None:
             writer.append(group(completion("x" * 9000, 1.0), row=row))
 
 
+@pytest.mark.slow
 def test_saved_groups_of_several_processes_go_into_one_file(tmp_path: Path) -> None:
     path = tmp_path / "groups.jsonl"
     context = multiprocessing.get_context("fork")

@@ -33,6 +33,7 @@ def test_pass_at_k_matches_hand_computed_values(samples: int, right: int, k: int
     assert pass_at_k(samples, right, k) == pytest.approx(value, abs=1e-15)
 
 
+@pytest.mark.slow
 @given(st.lists(st.booleans(), min_size=1, max_size=9), st.data())
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_completion(outcomes: list[bool], data: st.DataObject) -> None:
     k = data.draw(st.integers(1, len(outcomes)))
@@ -76,6 +77,7 @@ def test_majority_matches_hand_computed_values(votes: list[tuple[str | None, boo
     assert majority(votes) == pytest.approx(value)
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from([R, ("7", False), ("8", False), (None, False)]), min_size=1, max_size=8))
 def test_majority_is_the_chance_of_the_right_answer_among_the_most_frequent(
     votes: list[tuple[str | None, bool]],

@@ -35,6 +35,7 @@ def test_page_of_no_prompts_is_valid(tmp_path: Path) -> None:
     assert page_of(tmp_path, []).balanced
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", HOSTILE)
 def test_page_shows_hostile_text_without_executing_it(text: str, tmp_path: Path) -> None:
     def records(words: str) -> list[PromptRecord]:

@@ -65,6 +65,7 @@ def test_cosine_length_uses_custom_bounds() -> None:
         assert said == pytest.approx([2.0, 1.25, 0.5])
 
 
+@pytest.mark.slow
 @given(tokens=_SOME, target=_LIMIT, bounds=st.tuples(_BOUND, _BOUND))
 def test_length_never_decreases_and_stays_within_its_bounds(
     tokens: int, target: int, bounds: tuple[float, float]
@@ -181,6 +182,7 @@ def test_tag_count_is_a_multiple_of_a_quarter(pieces: list[str]) -> None:
     assert scored("tag_count", completion="".join(pieces)) in (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
+@pytest.mark.slow
 @given(pieces=_PIECES)
 def test_tag_count_scores_zero_for_repeated_tags(pieces: list[str]) -> None:
     assert scored("tag_count", completion="".join(pieces * 2)) == 0.0
@@ -345,6 +347,7 @@ def test_repetition_penalty_does_not_punish_long_words(text: str) -> None:
 _TEXT = st.lists(st.sampled_from("abcd"), max_size=40).map(" ".join)
 
 
+@pytest.mark.slow
 @given(text=_TEXT, size=st.integers(1, 5), most=st.floats(-5, 0), threshold=st.floats(0, 1))
 def test_repetition_penalty_stays_within_its_bounds(text: str, size: int, most: float, threshold: float) -> None:
     params = {"ngram_size": size, "max_penalty": most, "threshold": threshold}
@@ -353,6 +356,7 @@ def test_repetition_penalty_stays_within_its_bounds(text: str, size: int, most: 
     assert most <= value <= 0.0
 
 
+@pytest.mark.slow
 @given(text=_TEXT, times=st.integers(1, 4))
 def test_repetition_penalty_never_shrinks_with_one_more_repetition(text: str, times: int) -> None:
     params = {"threshold": 0.0}

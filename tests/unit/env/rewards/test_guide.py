@@ -59,6 +59,7 @@ def test_rewards_of_the_page_have_the_documented_results() -> None:
     assert code["reward"].score(["... \\boxed{72}", "#### 71"], answer="#### 72") == [1.0, 0.0]
 
 
+@pytest.mark.slow
 def test_configurations_of_the_page_are_valid() -> None:
     for block in blocks("yaml"):
         read = yaml.safe_load(block)
