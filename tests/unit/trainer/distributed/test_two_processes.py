@@ -10,12 +10,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from tests.support.errors import raises
+from tests.support.ports import free_port
 from tests.unit.trainer.distributed.training import RESUMED, SETTINGS, STEPS, Job, run
 from transformers import AutoModelForCausalLM
 
@@ -32,20 +33,29 @@ OFTEN = ("plain", *BOTH_WAYS)
 """Settings that CI trains: an abandoned step, mini-batches in two epochs with penalties, and recomputed activations."""
 
 
-def torchrun(what: str, folder: Path, jobs: Sequence[Job]) -> subprocess.CompletedProcess[str]:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "jobs").write_bytes(pickle.dumps(list(jobs)))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["-m", "tests.unit.trainer.distributed.worker", what, str(folder)]
-    return subprocess.run(
-        command,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
+def start(what: str, folder: Path, program: Sequence[str], output: IO[str], **environ: str) -> subprocess.Popen[bytes]:
+    """Starts the module of the worker with the Python options `program`."""
+    return subprocess.Popen(
+        [sys.executable, *program, "-m", "tests.unit.trainer.distributed.worker", what, str(folder)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **environ},
+        stdout=output,
         stderr=subprocess.STDOUT,
-        text=True,
-        timeout=240,
-        check=False,
     )
+
+
+def train(folder: Path, jobs: Sequence[Job]) -> None:
+    """Runs the jobs with two processes, without torchrun, whose own process imports torch too."""
+    (folder / "jobs").write_bytes(pickle.dumps(list(jobs)))
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    with (folder / "output").open("w+") as output:
+        ranks = [start("train", folder, [], output, **group, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(2)]
+        try:
+            codes = [process.wait(timeout=240) for process in ranks]
+        finally:
+            for process in ranks:
+                process.kill()
+        output.seek(0)
+        assert codes == [0, 0], output.read()
 
 
 @dataclass(frozen=True)
@@ -67,8 +77,7 @@ def trainings(model_dir: Path, tmp_path_factory: pytest.TempPathFactory, request
         run(job, DistContext())
     for name in BOTH_WAYS:
         two[f"{name}, resumed"] = Job(name, model_dir, folder / "two" / f"{name}, resumed", one[name].checkpoint)
-    done = torchrun("train", folder, list(two.values()))
-    assert done.returncode == 0, done.stdout
+    train(folder, list(two.values()))
     for name in BOTH_WAYS:
         job = Job(name, model_dir, folder / "one" / f"{name}, resumed", two[name].checkpoint)
         run(job, DistContext())
@@ -157,11 +166,16 @@ def test_whole_model_of_two_processes_loads_in_transformers(trainings: Trainings
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["killed", "error"])
 def test_other_ranks_end_with_rank_0_and_report_the_reason(how: str, model_dir: Path, tmp_path: Path) -> None:
-    done = torchrun(how, tmp_path, [Job("plain", model_dir, tmp_path / "job")])
-    assert done.returncode != 0
-    assert "ERROR on rank 1: [rank_lost] {'rank': 1, 'size': 2}" in done.stdout, done.stdout
+    (tmp_path / "jobs").write_bytes(pickle.dumps([Job("plain", model_dir, tmp_path / "job")]))
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    with (tmp_path / "output").open("w+") as output:
+        code = start(how, tmp_path, torchrun, output).wait(timeout=240)
+        output.seek(0)
+        told = output.read()
+    assert code != 0
+    assert "ERROR on rank 1: [rank_lost] {'rank': 1, 'size': 2}" in told, told
     if how == "error":
-        assert "ERROR on rank 0: [model_server_unreachable] {'url': 'http://nowhere'}" in done.stdout
+        assert "ERROR on rank 0: [model_server_unreachable] {'url': 'http://nowhere'}" in told
 
 
 @pytest.mark.parametrize("setting", [{"lora_rank": 4}, {"optimizer": "adamw_8bit"}], ids=["lora_rank", "optimizer"])
