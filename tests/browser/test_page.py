@@ -95,11 +95,14 @@ def test_page_survives_requests_that_the_browser_ended(page: Any, demo: Demo, se
 
 def test_file_that_is_missing_does_not_reload_the_page_for_ever(page: Any, demo: Demo, seen: Seen) -> None:
     page.route("**/static/format.js", lambda route: route.abort("connectionreset"))
-    page.goto(demo.url + "/view/quickstart", wait_until="commit")
-    address, deadline = demo.url + "/view/quickstart", time.monotonic() + 60
-    while seen.asked.count(address) < 4 and time.monotonic() < deadline:
-        page.wait_for_timeout(500)
-    page.wait_for_timeout(4000)
+    page.clock.install()
+    address = demo.url + "/view/quickstart"
+    page.goto(address)
+    for _ in range(3):
+        with page.expect_navigation():
+            page.clock.fast_forward(2000)
+    page.clock.fast_forward(60_000)
+    assert page.evaluate("() => fetch('/view').then(answer => answer.status)") == 200, "after requests of before"
     assert seen.asked.count(address) == 4
     seen.problems.clear()
 
@@ -138,9 +141,9 @@ def test_tab_that_is_open_for_long_keeps_a_bounded_number_of_points(page: Any, s
     page.goto(server.url + "/view/training")
     page.wait_for_selector(".connection.live")
     points = "() => document.querySelector('.panel .plot').chart.plot.data[0].length"
-    most = 0
-    for _ in range(16):
-        page.wait_for_timeout(500)
+    most, deadline = 0, time.monotonic() + 60
+    while sum("/series" in asked for asked in seen.asked) < 2 and time.monotonic() < deadline:
+        page.wait_for_timeout(100)
         most = max(most, page.evaluate(points))
     page.goto("about:blank")
     server.stop()

@@ -7,6 +7,7 @@ import asyncio
 import httpx
 import pytest
 from tests.integration.api.store_harness import PREFIX, RUN, StoreHarness
+from tests.integration.api.test_archive import until
 from tests.support.api_server import ApiServer
 
 from gristmill import ApiError, Client
@@ -44,13 +45,15 @@ async def test_an_expired_claim_goes_to_the_next_holder_that_asks(harness: Store
 
 async def test_a_renewal_replaces_the_ttl_of_a_claim(harness: StoreHarness) -> None:
     claims = harness.store.envs
-    await claims.claim(RUN, "work", "a", 200)
-    await claims.claim(RUN, "work", "a", HOUR)
-    await asyncio.sleep(0.3)
-    assert await claims.claim(RUN, "work", "b", HOUR) == "a"
-    await claims.claim(RUN, "work", "a", 200)
-    await asyncio.sleep(0.3)
-    assert await claims.claim(RUN, "work", "b", HOUR) == "b"
+    for name, first, then in (("longer", 200, HOUR), ("shorter", HOUR, 200)):
+        await claims.claim(RUN, name, "a", first)
+        await claims.claim(RUN, name, "a", then)
+
+    async def free() -> bool:
+        return await claims.claim(RUN, "shorter", "b", HOUR) == "b"
+
+    await until(free)
+    assert await claims.claim(RUN, "longer", "b", HOUR) == "a", "it was claimed before, and would be free"
 
 
 async def test_a_run_has_at_most_64_claims_and_expired_claims_do_not_count(harness: StoreHarness) -> None:
