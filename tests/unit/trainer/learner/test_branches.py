@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.grids import part_of_grid
 from tests.unit.trainer.learner.learning import Build, farthest, make_samples, weights
 from tests.unit.trainer.learner.test_memory import small_memory
 
@@ -75,9 +76,7 @@ def in_branches(samples: Sequence[Sample]) -> list[Sample]:
     return found
 
 
-@pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize(("objective", "kind", "cut"), part_of_grid(OBJECTIVES, KINDS, CUTS, every=3))
 def test_split_of_a_rollout_into_branches_changes_neither_loss_nor_gradient(
     build: Build, objective: str, kind: str, cut: str
 ) -> None:

@@ -21,6 +21,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from tests.support.grids import part_of_grid
 from tests.support.trl_oracle import (
     MAX_COMPLETION_LENGTH,
     VOCABULARY,
@@ -244,9 +245,7 @@ SOME = settings(
 MANY = settings(SOME, max_examples=80, derandomize=False)
 
 
-@pytest.mark.parametrize("correction", CORRECTIONS)
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize(("loss_type", "level", "correction"), part_of_grid(LOSS_TYPES, LEVELS, CORRECTIONS, every=2))
 @SOME
 @given(data=st.data())
 def test_loss_and_gradients_match_trl(

@@ -13,6 +13,7 @@ import pytest
 import torch
 from benchmarks import wrong_weights
 from tests.support.errors import raises
+from tests.support.grids import part_of_grid
 from tests.unit.trainer.receipts.torch_server import FAULTS, NAME, TorchServer
 from tests.unit.trainer.receipts.training import Run
 from transformers import AutoModelForCausalLM
@@ -44,9 +45,13 @@ CAUSES = {
 WHOLE = [(fault, "") for fault in FAULTS if fault != "no_adapter"]
 MERGED = [(fault, "merged") for fault in ("stale_version", "swallowed_update", "label_only", "missing_kind")]
 ADAPTERS = [(fault, "adapters") for fault in ("no_adapter", "swallowed_update", "label_only", "temperature")]
+OFTEN = [*WHOLE, ("missing_kind", "merged"), ("no_adapter", "adapters"), ("swallowed_update", "adapters")]
 
 
-@pytest.mark.parametrize(("fault", "lora"), [*WHOLE, *MERGED, *ADAPTERS])
+@pytest.mark.parametrize(
+    ("fault", "lora"),
+    [pytest.param(*case, marks=[] if case in OFTEN else pytest.mark.long) for case in (*WHOLE, *MERGED, *ADAPTERS)],
+)
 def test_diagnosis_names_the_fault_of_a_server(serve: Serve, begin: Begin, fault: str, lora: str) -> None:
     server = serve(fault)
     run = begin([server], lora=lora)
@@ -152,8 +157,7 @@ def test_second_publication_heals_a_server_that_lost_one(serve: Serve, begin: Be
     assert not failing(run.rows())
 
 
-@pytest.mark.parametrize("background", [False, True])
-@pytest.mark.parametrize("fault", ["stale_head", "label_only"])
+@pytest.mark.parametrize(("fault", "background"), part_of_grid(["stale_head", "label_only"], [False, True], every=2))
 def test_training_continues_with_the_other_server(serve: Serve, begin: Begin, fault: str, background: bool) -> None:
     """The cause is known at later versions too, although the files of the mixed versions are removed by then."""
     good, bad = serve(), serve(fault)
@@ -195,8 +199,8 @@ def test_diagnosis_that_fails_leaves_the_server_out_and_training_continues(
     [
         ("missing_kind", 0.99, Cause.NO_MEMORY),
         ("missing_kind", 1.01, Cause.TENSORS),
-        ("bfloat16", 0.99, Cause.NO_MEMORY),
-        ("stale_head", 0.0, Cause.NO_MEMORY),
+        pytest.param("bfloat16", 0.99, Cause.NO_MEMORY, marks=pytest.mark.long),
+        pytest.param("stale_head", 0.0, Cause.NO_MEMORY, marks=pytest.mark.long),
         ("temperature", 0.0, Cause.TEMPERATURE),
         ("label_only", 0.0, Cause.LABEL_WITHOUT_WEIGHTS),
     ],
