@@ -1,14 +1,19 @@
-"""The command as a process: one clear line and a non-zero exit code for each mistake."""
+"""The command: one clear line and a non-zero exit code for each mistake."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from gristmill_env.cli import run_command
 
 from .conftest import FailingServer
 
@@ -27,48 +32,56 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, *arguments: str, module: str = "gristmill_env") -> tuple[int, list[str]]:
+def environ(folder: Path) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith("GRISTMILL_")}
+    return kept | {"GRISTMILL_CONFIG_DIR": str(folder), "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder)}
+
+
+def process(folder: Path, *arguments: str, module: str = "gristmill_env") -> tuple[int, list[str]]:
+    """Runs a command as a user does. Returns its exit code and the lines on standard error."""
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
-        capture_output=True, text=True, timeout=120, check=False, cwd=folder,
-        env=kept | {"GRISTMILL_CONFIG_DIR": str(folder), "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder)},
+        capture_output=True, text=True, timeout=120, check=False, cwd=folder, env=environ(folder),
     )  # fmt: skip
     return done.returncode, done.stderr.splitlines()
+
+
+Command = Callable[..., tuple[int, list[str]]]
+
+
+@pytest.fixture
+def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
+    """Runs a command in this process, because another one imports for two seconds."""
+    monkeypatch.chdir(folder)
+    root, hangup = logging.getLogger(), signal.getsignal(signal.SIGHUP)
+    handlers, level = [*root.handlers], root.level
+    root.handlers = []  # The command closes the handlers that it finds.
+
+    def command(*arguments: str) -> tuple[int, list[str]]:
+        try:
+            code = run_command(arguments, environ(folder))
+        finally:
+            signal.signal(signal.SIGHUP, hangup)
+        return code, capsys.readouterr().err.splitlines()
+
+    yield command
+    root.handlers = handlers
+    root.setLevel(level)
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "named"),
     [
         (["--config", "sum"], "config_missing", ["'sum'", "sums"]),
-        pytest.param(
-            ["--config", "odd"],
-            "unknown_key",
-            ["odd.yaml", "'dataset.promt_field'", "'prompt_field'"],
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            ["--config", "sums", "--group_sise", "4"], "unknown_flag", ["'--group_sise'"], marks=pytest.mark.long
-        ),
+        (["--config", "odd"], "unknown_key", ["odd.yaml", "'dataset.promt_field'", "'prompt_field'"]),
+        (["--config", "sums", "--group_sise", "4"], "unknown_flag", ["'--group_sise'"]),
         (["--config", "sums", "--reward_functions", "acuracy"], "unknown_reward", ["'acuracy'", "accuracy", "length"]),
-        pytest.param(
+        (
             ["--config", "sums", "--prompt_field", "questoin"],
             "field_missing",
             ["'questoin'", "question", "answer"],
-            marks=pytest.mark.long,
         ),
-        pytest.param(
-            ["--config", "sums", "--dataset_path", "gone.jsonl"],
-            "dataset_missing",
-            ["'gone.jsonl'"],
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            ["--dataset_name", "nobody/nothing", "--reward_functions", "length"],
-            "dataset_unavailable",
-            ["nobody/nothing"],
-            marks=pytest.mark.long,
-        ),
+        (["--config", "sums", "--dataset_path", "gone.jsonl"], "dataset_missing", ["'gone.jsonl'"]),
         (
             ["serve", "--config", "sums", "--startup_patience", "0.2", "--base_url", "http://127.0.0.1:1"],
             "model_server_unreachable",
@@ -77,9 +90,9 @@ def run(folder: Path, *arguments: str, module: str = "gristmill_env") -> tuple[i
     ],
 )
 def test_command_with_a_mistake_prints_one_line_and_exits_with_1(
-    folder: Path, arguments: list[str], code: str, named: list[str]
+    run: Command, arguments: list[str], code: str, named: list[str]
 ) -> None:
-    status, lines = run(folder, *arguments)
+    status, lines = run(*arguments)
     errors = [line for line in lines if " ERROR " in line]
     assert status == 1
     assert len(errors) == 1
@@ -88,8 +101,17 @@ def test_command_with_a_mistake_prints_one_line_and_exits_with_1(
     assert not any("Traceback" in line for line in lines)
 
 
-def test_command_with_two_mistakes_prints_two_lines(folder: Path) -> None:
-    code, lines = run(folder, "--config", "sums", "--group_size", "0", "--max_tokens", "many")
+@pytest.mark.long
+def test_process_without_a_network_names_the_data_set(folder: Path) -> None:
+    code, lines = process(folder, "--dataset_name", "nobody/nothing", "--reward_functions", "length")
+    assert code == 1
+    (error,) = [line for line in lines if " ERROR " in line]
+    assert "[dataset_unavailable] " in error
+    assert "nobody/nothing" in error
+
+
+def test_process_with_two_mistakes_prints_two_lines(folder: Path) -> None:
+    code, lines = process(folder, "--config", "sums", "--group_size", "0", "--max_tokens", "many")
     assert code == 1
     errors = [line for line in lines if " ERROR " in line]
     assert "[invalid_settings] " in errors[0]
@@ -98,28 +120,25 @@ def test_command_with_two_mistakes_prints_two_lines(folder: Path) -> None:
 
 
 def test_command_names_the_correction_if_the_server_has_another_model(
-    folder: Path, failing_server: FailingServer
+    run: Command, failing_server: FailingServer
 ) -> None:
-    code, lines = run(folder, "--config", "sums", "--base_url", failing_server.url, "--model_name", "smollm2")
+    code, lines = run("--config", "sums", "--base_url", failing_server.url, "--model_name", "smollm2")
     assert code == 1
     assert "[model_not_served] " in lines[-1]
     assert "MODEL=smollm2" in lines[-1]
 
 
 @pytest.mark.parametrize("module", ["gristmill_env", "gristmill_env.local_server"])
-def test_try_reports_an_unreachable_server_and_needs_no_api(folder: Path, module: str) -> None:
-    command = ["try"] if module == "gristmill_env" else []
-    code, lines = run(folder, *command, "--config", "sums", "--base_url", "http://127.0.0.1:1",
-                      "--startup_patience", "0.2", module=module)  # fmt: skip
+def test_try_reports_an_unreachable_server_and_needs_no_api(folder: Path, run: Command, module: str) -> None:
+    flags = ["--config", "sums", "--base_url", "http://127.0.0.1:1", "--startup_patience", "0.2"]
+    code, lines = run("try", *flags) if module == "gristmill_env" else process(folder, *flags, module=module)
     assert code == 1
     assert "[model_server_unreachable] " in lines[-1]
     assert "http://127.0.0.1:1" in lines[-1]
 
 
-def test_slurm_outside_slurm_reports_the_used_servers(folder: Path) -> None:
-    _, lines = run(
-        folder, "--config", "sums", "--slurm", "--startup_patience", "0.2", "--base_url", "http://127.0.0.1:1"
-    )
+def test_slurm_outside_slurm_reports_the_used_servers(run: Command) -> None:
+    _, lines = run("--config", "sums", "--slurm", "--startup_patience", "0.2", "--base_url", "http://127.0.0.1:1")
     assert any("--slurm" in line and "http://127.0.0.1:1" in line for line in lines)
 
 
@@ -153,11 +172,11 @@ def test_importing_the_cli_loads_no_heavy_packages() -> None:
     ],
 )
 def test_mistake_in_a_command_is_one_line_and_exit_1(
-    folder: Path, arguments: list[str], code: str, quoted: list[str]
+    folder: Path, run: Command, arguments: list[str], code: str, quoted: list[str]
 ) -> None:
     (folder / "half.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n{"question": "2 + 2?"}\n')
     (folder / "rows.jsonl").write_text((folder / "rows.jsonl").read_text() + "\n")
-    status, lines = run(folder, *arguments)
+    status, lines = run(*arguments)
     errors = [line for line in lines if " ERROR " in line]
     assert status == 1
     assert len(errors) == 1
@@ -166,5 +185,5 @@ def test_mistake_in_a_command_is_one_line_and_exit_1(
     assert not any("Traceback" in line for line in lines)
 
 
-def test_check_needs_neither_model_nor_api(folder: Path) -> None:
-    assert run(folder, "check", "--config", "sums", "--base_url", "http://127.0.0.1:1")[0] == 0
+def test_check_needs_neither_model_nor_api(run: Command) -> None:
+    assert run("check", "--config", "sums", "--base_url", "http://127.0.0.1:1")[0] == 0
