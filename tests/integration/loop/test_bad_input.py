@@ -87,14 +87,3 @@ def test_trainer_refuses_a_run_that_sets_a_trainer_hook(tmp_path: Path) -> None:
     assert "[trainer_only_key] " in output.of("trainer")
     assert "on_step" in output.of("trainer")
     assert not (tmp_path / "imported").exists()
-
-
-def test_trainer_checks_its_flags_at_the_start() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "gristmill_trainer", "--training_stpes", "3"],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "[unknown_flag] " in done.stdout
-    assert "'training_steps'" in done.stdout
-    assert "Traceback" not in done.stdout

@@ -8,9 +8,10 @@ from typing import cast
 import pytest
 from tests.support.errors import raises
 
-from gristmill import ApiError, RunRecord, RunState
+from gristmill import ApiError, ConfigError, RunRecord, RunState
 from gristmill.leases import LeaseSession
-from gristmill_trainer.startup import _MainStart
+from gristmill_trainer.dist_context import DistContext
+from gristmill_trainer.startup import _MainStart, start
 
 RUN = RunRecord(run_id="r", state=RunState.OPEN, digest="0", group_size=2, env={}, created_at=0.0, creation="c1")
 
@@ -33,9 +34,9 @@ class Session:
 
 def take(refusal: ApiError | None) -> bool:
     with ExitStack() as stack:
-        start = _MainStart([], {}, 1, stack)
-        start._run = RUN
-        return start._take_as_planned(cast("LeaseSession", Session(RUN, refusal)))
+        starting = _MainStart([], {}, 1, stack)
+        starting._run = RUN
+        return starting._take_as_planned(cast("LeaseSession", Session(RUN, refusal)))
 
 
 @pytest.mark.parametrize(("status", "code"), [(409, "suspended"), (409, "other_creation"), (404, "run_missing")])
@@ -47,3 +48,8 @@ def test_trainer_takes_its_run_and_ends_with_other_refusals() -> None:
     assert take(None)
     with raises(ApiError, "config_differs"):
         take(ApiError("config_differs", 409, "refused"))
+
+
+def test_trainer_checks_its_flags_before_it_looks_for_a_run() -> None:
+    with raises(ConfigError, "unknown_flag"), start(["--training_stpes", "3"], {}, DistContext()):
+        pass
