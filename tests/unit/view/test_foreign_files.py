@@ -84,7 +84,10 @@ def questions(roots: tuple[Path, ...], run: str) -> None:
             ask()
 
 
-@pytest.mark.parametrize("plant", [link, dangling, fifo, device, folder, linked_folder])
+@pytest.mark.parametrize(
+    "plant",
+    [link, fifo, linked_folder, *(pytest.param(one, marks=pytest.mark.long) for one in (dangling, device, folder))],
+)
 def test_odd_file_in_a_run_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[Path, Path], None]
 ) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from gristmill_api.access.permissions import Need, rules
 from gristmill_api.access.settings import Role
@@ -20,19 +22,25 @@ pytestmark = pytest.mark.slow
 NOBODY_THERE = "redis://127.0.0.1:1/0"
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokens")
     for role, token in TOKENS.items():
-        (tmp_path / role).write_text(token)
-        (tmp_path / role).chmod(0o600)
-    return tmp_path
+        (folder / role).write_text(token)
+        (folder / role).chmod(0o600)
+    return folder
+
+
+@cache
+def application(**environ: str) -> FastAPI:
+    """One application for all tests with these settings: it keeps no state, because no store answers."""
+    # Atropos' endpoints wait for an unreachable store.
+    return create_app(Settings.read({"REDIS_URL": NOBODY_THERE, "API_MAX_WAIT_S": "0.01", **environ}))
 
 
 def api(prefix: str = "", /, **environ: str) -> httpx.AsyncClient:
     """`prefix`: the API is behind a reverse proxy that serves it there."""
-    # Atropos' endpoints wait for an unreachable store.
-    app = create_app(Settings.read({"REDIS_URL": NOBODY_THERE, "API_MAX_WAIT_S": "0.01", **environ}))
-    transport = httpx.ASGITransport(app, root_path=prefix)
+    transport = httpx.ASGITransport(application(**environ), root_path=prefix)
     return httpx.AsyncClient(transport=transport, base_url=f"http://api:8000{prefix}")
 
 
@@ -231,9 +239,11 @@ async def test_page_of_a_named_origin_can_read_the_error(folder: Path) -> None:
         assert answer.headers["access-control-allow-origin"] == "https://dash.example"
 
 
-async def test_metrics_count_refused_requests(http: httpx.AsyncClient) -> None:
-    await http.post("/v1/runs/a/close")
-    text = (await http.get("/metrics", headers=bearer(TOKENS[Role.TRAINER]))).text
+async def test_metrics_count_refused_requests(folder: Path) -> None:
+    application.cache_clear()  # Another test's application has counted other requests.
+    async with api(API_AUTH="token", API_TOKENS_DIR=str(folder)) as http:
+        await http.post("/v1/runs/a/close")
+        text = (await http.get("/metrics", headers=bearer(TOKENS[Role.TRAINER]))).text
     assert 'gristmill_api_requests_total{method="POST",route="unmatched",status="401"} 1.0' in text
 
 
