@@ -36,7 +36,7 @@ BOMBS = {
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[SymbolicPool]:
-    made = SymbolicPool()
+    made = SymbolicPool(limits=Limits(2.0, 600.0))
     yield made
     made.close()
 
@@ -49,6 +49,7 @@ def single() -> Iterator[SymbolicPool]:
     made.close()
 
 
+@pytest.mark.long
 async def test_memory_of_the_parent_does_not_count_for_its_checkers(single: SymbolicPool) -> None:
     ballast = bytearray(os.urandom(1 << 20) * 700)
     await single.check([GOOD])
@@ -143,6 +144,7 @@ async def test_symbolic_pool_fails_only_the_check_of_a_dead_process() -> None:
         pool.close()
 
 
+@pytest.mark.long
 async def test_symbolic_pool_survives_a_process_death_between_checks(single: SymbolicPool) -> None:
     await single.check([GOOD])
     os.kill(single.pids[0], signal.SIGKILL)
