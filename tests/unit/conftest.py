@@ -21,6 +21,12 @@ WITH_TORCH = ("benchmarks", "model", "trainer")
 _WHOLE_FILE = re.compile(r"^pytestmark = pytest\.mark\.slow$", re.MULTILINE)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Hides torch from `make quick`, whose import takes seconds: transformers then works as in the image of `env`."""
+    if "not slow" in config.option.markexpr:
+        sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leaves slow files out by their text, because their imports take most of the time of `make quick`."""
     if "not slow" not in config.option.markexpr:

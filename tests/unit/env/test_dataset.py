@@ -29,6 +29,8 @@ from gristmill_env.data.dataset import PromptDataset
 from gristmill_env.errors import DatasetError
 from gristmill_env.settings import DatasetConfig
 
+pytestmark = pytest.mark.slow
+
 ROWS = [{"question": f"What is {n} + 1?", "answer": f"#### {n + 1}"} for n in range(10)]
 
 
