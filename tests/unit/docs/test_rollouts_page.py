@@ -80,6 +80,7 @@ def test_worst_groups_are_of_the_last_ten_steps(run: Path) -> None:
     assert [row["reward"] for row in found] == sorted(row["reward"] for row in found)
 
 
+@pytest.mark.slow
 def test_hard_rows_have_lower_rewards_than_easy_rows(run: Path) -> None:
     found = answer(run, "hard rows")
     assert [row["part"] for row in found] == [1, 2, 3, 4]

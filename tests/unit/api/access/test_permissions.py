@@ -43,6 +43,7 @@ def test_every_route_has_a_role(app: FastAPI) -> None:
     assert _unlisted(app) == [], "list their roles in gristmill_api/access/permissions.py"
 
 
+@pytest.mark.slow
 def test_route_without_a_role_is_found_and_is_for_the_admin(app: FastAPI) -> None:
     """Shows that the previous test can fail. Until the table is fixed, only the admin may use the route."""
     new = create_app(Settings())

@@ -76,6 +76,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(JSON)
 def test_scan_of_any_json_is_a_matrix_or_none(value: Any) -> None:
     is_matrix = isinstance(value, list) and all(

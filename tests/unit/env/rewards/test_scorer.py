@@ -88,6 +88,7 @@ async def test_scorer_without_any_value_gives_no_score(scorer: Make) -> None:
     assert score.error is None
 
 
+@pytest.mark.slow
 async def test_weights_hold_to_a_billionth(scorer: Make) -> None:
     draw = random.Random(4)
     for _ in range(50):
