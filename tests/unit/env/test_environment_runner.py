@@ -373,10 +373,10 @@ class Returns(Environment):
 
 
 class ReturnsAsync(Returns):
-    async def reset(self, item: Item) -> Any:  # type: ignore[override]
+    async def reset(self, item: Item) -> Any:
         return self.opening
 
-    async def step(self, reply: Reply) -> Any:  # type: ignore[override]
+    async def step(self, reply: Reply) -> Any:
         return self.result
 
 

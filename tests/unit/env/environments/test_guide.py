@@ -36,6 +36,7 @@ PLAYED: dict[str, tuple[list[str], float | None, int]] = {
 
 def example(name: str) -> str:
     """Returns the example that defines `name`."""
+    found: str
     (found,) = [code for code in EXAMPLES if re.search(rf"^(class|def) {name}\b", code, re.MULTILINE)]
     return found
 

@@ -9,9 +9,11 @@ from typing import Any
 import msgspec
 
 from gristmill_env.data import Item
+from gristmill_env.environments.functions import schemas
 from gristmill_env.environments.model import Answer, Asked
 from gristmill_env.environments.playing import Rollout
 from gristmill_env.environments.registry import Source, create_environment
+from gristmill_env.environments.tools import ToolLoop
 from gristmill_env.running.host import Asking, Failed, Handler
 
 TARGET = f"{__name__}:handler"
@@ -36,6 +38,8 @@ def handler(settings: bytes) -> Handler:
     given: Settings = pickle.loads(settings)
     folder = None if given.source.folder is None else Path(given.source.folder)
     factory = create_environment(given.source.name, given.source.params, folder)
+    if issubclass(factory.kind, ToolLoop):
+        schemas()  # now, and not in the time of the first rollout
 
     async def play(body: bytes, ask: Asking) -> bytes:
         async def answered(question: Asked) -> Any:

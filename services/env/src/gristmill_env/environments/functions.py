@@ -27,9 +27,7 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
 
     Raises EpisodeError if a hint or a description is missing.
     """
-    # Here: takes seconds to import, and few environments have tools.
-    from transformers.utils.chat_template_utils import get_json_schema
-
+    get_json_schema = schemas()
     name = getattr(function, "__name__", repr(function))
     try:
         schema: dict[str, Any] = get_json_schema(function)
@@ -42,6 +40,13 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
         ) from error
     schema["function"].pop("return", None)
     return schema
+
+
+def schemas() -> Callable[[Callable[..., Any]], dict[str, Any]]:
+    """Returns the function that makes schemas. Takes seconds at the first call, and few environments have tools."""
+    from transformers.utils.chat_template_utils import get_json_schema
+
+    return get_json_schema
 
 
 def checked_arguments(function: Callable[..., Any], arguments: Mapping[str, Any] | None) -> dict[str, Any]:

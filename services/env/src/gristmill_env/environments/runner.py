@@ -136,7 +136,8 @@ class EnvironmentRunner:
             raise AssertionError
 
         playing = asyncio.create_task(self.play(item, answer))
-        await asyncio.wait({playing, said}, return_when=asyncio.FIRST_COMPLETED)
+        waiting: set[asyncio.Future[Any]] = {playing, said}
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         if not said.done():
             await playing
             raise EpisodeError("environment_said_nothing", f"{self.factory.name} has ended without a word to the model")
