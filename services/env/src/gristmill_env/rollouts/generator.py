@@ -129,8 +129,8 @@ class RolloutGenerator:
         self._agent = agent
         dataset = config.dataset
         policy = Policy(
-            config.server.model_name or "", prompts, server, max_length, parsers.tools, parsers.reasoning,
-            tuple(dataset.stop), tuple(dataset.stop_token_ids),
+            "", prompts, server, max_length, parsers.tools, parsers.reasoning, tuple(dataset.stop),
+            tuple(dataset.stop_token_ids),
         )  # fmt: skip
         self._player = RolloutPlayer(config, policy, environments)
         self._outages = Outages(config.patience, "environment", EnvError)
