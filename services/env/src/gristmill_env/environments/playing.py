@@ -59,8 +59,11 @@ class Rollout:
         """Plays the rollout and asks with its `End`. Then closes the environment. Returns the error of its close."""
         playing = asyncio.create_task(self._play())
         try:
-            async with asyncio.timeout(self._limit) as self._bound:
-                await asyncio.wait({playing})
+            try:
+                async with asyncio.timeout(self._limit) as self._bound:
+                    await asyncio.wait({playing})
+            finally:
+                self._bound = None
             end = playing.result()
         except TimeoutError:
             playing.cancel()
@@ -71,8 +74,6 @@ class Rollout:
             if self._waits:
                 await threads_end()
             raise
-        finally:
-            self._bound = None
         finishing = asyncio.create_task(self._told_and_finished(end, playing))
         try:
             return await asyncio.shield(finishing)

@@ -73,9 +73,11 @@ class EnvironmentRunner:
         # The environment limits its own methods, and names the one that overruns. This limit is for the rest: code that
         # blocks the event loop of its process, and a close that does not end.
         spare = self._timeout + GRACE if self._process is not None else None
+        limit: asyncio.Timeout | None = None
 
         def limit_to(seconds: float | None) -> None:
-            limit.reschedule(None if seconds is None else asyncio.get_running_loop().time() + seconds)
+            if limit is not None:
+                limit.reschedule(None if seconds is None else asyncio.get_running_loop().time() + seconds)
 
         async def answered(asked: Asked) -> Answer:
             nonlocal end, failed, asking
@@ -85,7 +87,8 @@ class EnvironmentRunner:
                 ended()
                 return Noted()
             asking += 1
-            limit_to(None)
+            if end is None:
+                limit_to(None)
             try:
                 said: Answer = await answer(asked)
                 return said
@@ -100,8 +103,11 @@ class EnvironmentRunner:
 
         running = asyncio.create_task(self._run(item, answered))
         try:
-            async with asyncio.timeout(spare) as limit:
-                await asyncio.wait({running})
+            try:
+                async with asyncio.timeout(spare) as limit:
+                    await asyncio.wait({running})
+            finally:
+                limit = None  # it takes no new time any more
         except TimeoutError:
             await self._abandon(running)
             if end is None:
