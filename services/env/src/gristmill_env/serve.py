@@ -229,10 +229,10 @@ class ServeLoop:
                 if not bound.expired():
                     raise
                 if generation is not None and generation.stale:
-                    reason, why = DropReason.STALE, f"it began at step {generation.begun}, which is too old now"
+                    why = f"it began at step {generation.begun}, which is too old now"
+                    await self._drop(permit, DropReason.STALE, why, attempt)
                 else:
-                    reason, why = DropReason.TIMEOUT, f"it took more than {limit:g} s"
-                await self._drop(permit, reason, why, attempt)
+                    await self._drop(permit, DropReason.TIMEOUT, f"it took more than {limit:g} s", attempt)
                 return
             except ROW_ERRORS as error:
                 attempt.rollouts, attempt.failed = error.rollouts, error.failed
