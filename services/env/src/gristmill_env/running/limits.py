@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from gristmill_env.errors import EnvError
@@ -20,10 +19,6 @@ class Limits:
     """Seconds of processor time. A call that computes for longer has overrun."""
     wall: float
     """Elapsed seconds, for a call that sleeps or waits for an event that never happens."""
-
-    def __str__(self) -> str:
-        computing = "" if math.isinf(self.cpu) else f"{self.cpu:g} s of processor time, "
-        return f"{computing}{self.wall:g} s in all"
 
     def overrun(self, cpu: float | None, wall: float) -> CallError | None:
         """Returns the error of a call that took this many seconds; None if the call is within its limits.
