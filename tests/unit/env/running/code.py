@@ -28,6 +28,8 @@ def handler(settings: bytes) -> Handler:
             return b"answered " + await ask(argument)
         if name == b"raise":
             raise KeyError("missing")
+        if name == b"half":
+            raise ValueError(f"half {chr(0xD83D)}")
         if name == b"refuse":
             raise EpisodeError("tests_refused", "refused", row=3)
         if name == b"exit":

@@ -81,6 +81,12 @@ async def test_an_error_without_a_code_has_its_class_and_its_traceback(process: 
     assert "code.py" in caught.value.trace
 
 
+async def test_half_a_character_in_an_error_is_replaced(process: CodeProcess) -> None:
+    with pytest.raises(CodeError) as caught:
+        await process.call(b"half")
+    assert str(caught.value) == "half \N{REPLACEMENT CHARACTER}"
+
+
 @pytest.mark.parametrize("body", [b"refuse", b"exit"])
 async def test_an_error_of_a_call_leaves_the_process_running(process: CodeProcess, body: bytes) -> None:
     pid = process.pid

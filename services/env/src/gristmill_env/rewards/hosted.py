@@ -32,6 +32,7 @@ from gristmill_env.running.code_process import CodeError, CodeProcess, LostProce
 from gristmill_env.running.host import Asking, Handler
 from gristmill_env.running.limiter import Limiter
 from gristmill_env.running.limits import CallError
+from gristmill_env.values import whole
 
 logger = logging.getLogger(__name__)
 
@@ -308,7 +309,7 @@ async def _work(served: Sequence[LimitedCalls], body: bytes) -> list[Any]:
 def _sent(failure: Failure, traced: bool) -> _Failure:
     trace = traced and failure.cause is not None and "".join(traceback.format_exception(failure.cause))[-_LONGEST:]
     values = {name: plain(value) for name, value in failure.values.items()}
-    return _Failure(failure.text, failure.code, values, failure.may_pass, trace or "")
+    return _Failure(failure.text, failure.code, values, failure.may_pass, whole(trace or ""))
 
 
 def _failure(error: RewardError) -> _Failure:

@@ -23,13 +23,14 @@ from typing import IO, Any
 import msgspec
 
 from gristmill import GristmillError
+from gristmill_env.values import whole
 
 HEAD = struct.Struct("<I")
 """The length of a message."""
 
 _REASON = 300
 """Most characters of an error's text in a message."""
-_PLAIN = frozenset({type(None), bool, float, str})
+_PLAIN = frozenset({type(None), bool, float})
 _MOST = 1 << 63
 """Integers from here on do not fit into a message."""
 
@@ -77,7 +78,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     @classmethod
     def by(cls, error: Exception) -> Failed:
         """Returns the report of an error that the target raised."""
-        reason = f"{type(error).__name__}: {error}"[:_REASON]
+        reason = whole(f"{type(error).__name__}: {error}"[:_REASON])
         if not isinstance(error, GristmillError):
             return cls(reason, None, {"error": type(error).__name__})
         return cls(reason, error.code, {name: plain(value) for name, value in error.values.items()})
@@ -97,14 +98,19 @@ def framed(message: Order | Report | bytes) -> bytes:
 
 
 def plain(value: object) -> Any:
-    """Converts a value of an error to types that a message can hold. Other objects become text."""
+    """Converts a value of an error to types that a message can hold. Other objects become text.
+
+    Half characters in text are replaced.
+    """
+    if isinstance(value, str):
+        return whole(value)
     if type(value) in _PLAIN or (type(value) is int and -_MOST <= value < _MOST):
         return value
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, Mapping):
-        return {str(name): plain(item) for name, item in value.items()}
-    return str(value)
+        return {whole(str(name)): plain(item) for name, item in value.items()}
+    return whole(str(value))
 
 
 def decode_order(body: bytes) -> Order:

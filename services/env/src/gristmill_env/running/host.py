@@ -34,6 +34,7 @@ from gristmill import GristmillError
 from gristmill_env.errors import EnvError
 from gristmill_env.outages import may_pass
 from gristmill_env.running.child import HEAD, plain
+from gristmill_env.values import whole
 
 THREADS = 256
 """Number of plain calls that run at the same time."""
@@ -107,10 +108,10 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
             number=number,
             code=None if known is None else known.code,
             error=type(error).__name__,
-            text=str(error)[:_LONGEST],
+            text=whole(str(error)[:_LONGEST]),
             values={} if known is None else {name: plain(value) for name, value in known.values.items()},
             may_pass=may_pass(error),
-            trace="".join(traceback.format_exception(error))[-_LONGEST_TRACE:],
+            trace=whole("".join(traceback.format_exception(error))[-_LONGEST_TRACE:]),
         )
 
 
