@@ -213,6 +213,7 @@ async def test_error_of_the_model_servers_is_not_the_environments(roll: Roll, mo
         (None, "environment_value"), (3, "environment_value"), ([], "environment_value"),
         ({"role": "user"}, "environment_value"), ([{"role": "user", "content": None}], "environment_value"),
         ([{"role": "user", "content": "x", "at": b"1"}], "environment_value"),
+        (f"half {chr(0xD83D)}", "environment_value"),
         ({"role": "assistant", "content": None, "tool_calls": ["x"]}, "environment_value"),
     ],
 )  # fmt: skip
