@@ -19,7 +19,7 @@ def test_engine_accepts_the_profile_and_publishes_on_loopback_only(tmp_path: Pat
     }
     assert {host for _, host, _ in published} == {"127.0.0.1"}
     assert ("prometheus", "127.0.0.1", "19090") in published
-    assert {name for name, _, _ in published} == {"api", "model-port", "prometheus", "grafana"}
+    assert {name for name, _, _ in published} == {"api", "model-port", "env", "prometheus", "grafana"}
 
 
 def test_stack_without_the_monitoring_profile_starts_neither_prometheus_nor_grafana(tmp_path: Path) -> None:

@@ -32,6 +32,23 @@ def client(running: Running, **options: Any) -> Any:
     return openai.AsyncOpenAI(base_url=running.url, api_key=running.session.key, **options)
 
 
+@pytest.mark.parametrize(
+    ("headers", "status", "code"),
+    [
+        ({"Origin": "http://attacker.example"}, 403, "cross_site"),
+        ({"Origin": "null"}, 403, "cross_site"),
+        ({"Host": "rebound.example"}, 421, "host_not_allowed"),
+    ],
+)
+async def test_web_pages_may_not_use_the_gateway(
+    running: Running, headers: dict[str, str], status: int, code: str
+) -> None:
+    async with httpx.AsyncClient(base_url=running.gateway.url) as plain:
+        for path in ("/agent/task", "/v1/chat/completions"):
+            refused = await plain.post(path, headers=headers, json={})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (status, code)
+
+
 async def test_key_or_path_names_the_session(running: Running) -> None:
     for url, key in ((running.url, running.session.key), (running.gateway.base_url(running.session), "any")):
         asked: Any = openai.AsyncOpenAI(base_url=url, api_key=key)

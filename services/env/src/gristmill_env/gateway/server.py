@@ -185,18 +185,21 @@ class _Server(uvicorn.Server):
 
 
 class _KnownHosts:
-    """Refuses requests for other hosts (gristmill.hosts)."""
+    """Refuses requests for other hosts (gristmill.hosts), and requests of web pages, which take tasks from agents."""
 
     def __init__(self, app: Any, allowed: AllowedHosts) -> None:
         self._app, self._allowed = app, allowed
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        host = self._allowed.refused(scope["headers"]) if scope["type"] == "http" else None
-        if host is None:
+        headers = scope["headers"] if scope["type"] == "http" else []
+        if (host := self._allowed.refused(headers)) is not None:
+            error = {"code": hosts.CODE, "message": f"{hosts.message(host)}; {hosts.REMEDY}"}
+            await JSONResponse({"error": error}, hosts.STATUS)(scope, receive, send)
+        elif any(name == b"origin" for name, _ in headers):  # browsers send it, agents do not
+            error = {"code": "cross_site", "message": "web pages may not use the gateway"}
+            await JSONResponse({"error": error}, 403)(scope, receive, send)
+        else:
             await self._app(scope, receive, send)
-            return
-        error = {"code": hosts.CODE, "message": f"{hosts.message(host)}; {hosts.REMEDY}"}
-        await JSONResponse({"error": error}, hosts.STATUS)(scope, receive, send)
 
 
 def _reached(host: str) -> str:
