@@ -14,7 +14,7 @@ from tests.unit.env.gateway.conftest import SAMPLING, ScriptedModel
 from gristmill import Permit, VersionSpan
 from gristmill_env.data import Item, user
 from gristmill_env.environments import Environment, Model, NoMoreRepliesError, create_environment
-from gristmill_env.errors import EpisodeError, InferenceError, PromptTooLongError
+from gristmill_env.errors import EnvError, EpisodeError, InferenceError, PromptTooLongError
 from gristmill_env.rewards import Score
 from gristmill_env.rollouts.groups import RolloutGroup, build_group
 from gristmill_env.rollouts.prompts import PromptBuilder
@@ -213,7 +213,7 @@ async def test_error_of_the_model_servers_is_not_the_environments(roll: Roll, mo
         (None, "environment_value"), (3, "environment_value"), ([], "environment_value"),
         ({"role": "user"}, "environment_value"), ([{"role": "user", "content": None}], "environment_value"),
         ([{"role": "user", "content": "x", "at": b"1"}], "environment_value"),
-        (f"half {chr(0xD83D)}", "environment_value"),
+        (f"half {chr(0xD83D)}", "half_character"),
         ({"role": "assistant", "content": None, "tool_calls": ["x"]}, "environment_value"),
     ],
 )  # fmt: skip
@@ -221,7 +221,7 @@ async def test_wrong_messages_are_named(roll: Roll, said: Any, code: str) -> Non
     async def play(item: Item, model: Model) -> None:
         await model.say(said)
 
-    with raises(EpisodeError, code):
+    with raises(EnvError, code):
         await roll(play)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gristmill_env.values import is_storable
+from gristmill_env.errors import PromptError
+from gristmill_env.values import half_characters, is_storable
 
 Message = Mapping[str, Any]
 """One message of a conversation, in the form of chat templates and servers.
@@ -29,6 +30,19 @@ def user(content: str) -> Message:
 def assistant(content: str) -> Message:
     """Returns a message by the model."""
     return {"role": "assistant", "content": content}
+
+
+def refuse_half_characters(messages: Sequence[Message]) -> None:
+    """Raises PromptError for the first text that holds half of a surrogate pair, which no tokenizer can read."""
+    if (path := next(half_characters(messages), None)) is not None:
+        at, _, field = path.partition(".")
+        raise PromptError(
+            "half_character",
+            f"'{field}' of message {int(at) + 1} holds half a character (half of a surrogate pair), which is "
+            "not text; the row or the environment that wrote the message must repair it",
+            message=int(at),
+            field=field,
+        )
 
 
 def message_problem(message: object) -> str | None:

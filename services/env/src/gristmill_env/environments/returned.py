@@ -12,9 +12,8 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from gristmill.redaction import redact_text
-from gristmill_env.data import Message, message_problem, user
+from gristmill_env.data import Message, message_problem, refuse_half_characters, user
 from gristmill_env.errors import EpisodeError
-from gristmill_env.values import half_characters
 
 if TYPE_CHECKING:
     from gristmill_env.environments.base import Environment, StepResult
@@ -95,8 +94,7 @@ def _messages(name: EnvironmentName, method: str, value: object) -> list[dict[st
     for message in value:
         if message_problem(message) is not None:
             raise name.wrong(method, f"{verb} the message", message, "role and content as text")
-        if any(half_characters(message)):
-            raise name.wrong(method, f"{verb} the message", message, "text without half of a surrogate pair")
+    refuse_half_characters(value)
     return [dict(message) for message in value]
 
 

@@ -10,9 +10,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gristmill_env.data import Message, assistant, system, user
+from gristmill_env.data import Message, assistant, refuse_half_characters, system, user
 from gristmill_env.errors import PromptError
-from gristmill_env.values import half_characters, is_storable
+from gristmill_env.values import is_storable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -231,15 +231,7 @@ class PromptBuilder:
 
     def _render(self, messages: Sequence[Message], options: Mapping[str, Any] | None = None) -> str:
         """Returns the rendered conversation. `options`: override the run's values of the template's switches."""
-        if (path := next(half_characters(messages), None)) is not None:
-            at, _, field = path.partition(".")
-            raise PromptError(
-                "half_character",
-                f"'{field}' of message {int(at) + 1} holds half a character (half of a surrogate pair), which is "
-                "not text; the row or the environment that wrote the message must repair it",
-                message=int(at),
-                field=field,
-            )
+        refuse_half_characters(messages)
         for number, message in enumerate(messages):
             if not is_storable(message):
                 raise PromptError(
