@@ -21,7 +21,6 @@ from gristmill.view.queries import group_of, highlights_of, rollouts_of, step_of
 from gristmill.view.samples import samples_of
 from gristmill.view.source import RolloutQuery
 from gristmill_api.examples import example as api_example
-from gristmill_trainer.data.samples import Statistics
 
 
 @pytest.fixture
@@ -202,7 +201,10 @@ def branched(number: int = 0, **changes: Any) -> gristmill.TrajectoryGroup:
     return dataclasses.replace(made, **fields)
 
 
+@pytest.mark.slow
 def test_rollout_counts_once_in_every_number_of_a_step(run: RunFolderWriter, tmp_path: Path) -> None:
+    from gristmill_trainer.data.samples import Statistics  # imports torch, which `make quick` does without
+
     group = branched()
     run.trained(record_of(group, 1))
     run.archive(group)

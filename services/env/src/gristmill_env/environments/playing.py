@@ -78,9 +78,7 @@ class Rollout:
         try:
             return await asyncio.shield(finishing)
         except asyncio.CancelledError:
-            if self._waits:
-                await asyncio.wait({finishing})
-            _leave(finishing)
+            await asyncio.wait({finishing})  # the runner limits this wait
             raise
 
     async def _play(self) -> End:
