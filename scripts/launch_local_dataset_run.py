@@ -53,7 +53,7 @@ from gristmill_trainer.settings import TrainerSettings
 from local_output import LocalRun, MergedLogs, Output, choose, next_commands, saved_step, show_context
 from local_processes import LocalStack, LocalStackError, Service, StoppedError, StopSignals, answers, free_port, listens
 from redis_binary import RedisMissingError, redis_command, redis_server
-from secure import ACL, PASSWORD, Secrets, SecretsError
+from secure import ACL, AGENT, PASSWORD, Secrets, SecretsError
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL_PYTHON = ROOT / ".venv-model" / "bin" / "python"
@@ -290,7 +290,7 @@ class Launcher:
             {
                 **self.environ,
                 **_hub_token("HF_WRITE_TOKEN_FILE"),
-                **token_file("trainer", self.secrets),
+                **token_files("trainer", self.secrets),
                 **visible_gpus(os.environ, "TRAINER_GPU"),
             },
             grace=self.trainer_grace + TRAINER_LAST_SECONDS / 2,
@@ -300,7 +300,7 @@ class Launcher:
         return stack.start(
             "env",
             [sys.executable, "-m", "gristmill_env", "serve", *self._env_flags()],
-            {**self.environ, **_hub_token("HF_TOKEN_FILE"), **token_file("env", self.secrets)},
+            {**self.environ, **_hub_token("HF_TOKEN_FILE"), **token_files("env", self.secrets)},
             ready_text=" is open at version ",
         )
 
@@ -358,7 +358,7 @@ class Launcher:
         stack.wait_until(service, lambda: answers(url), MODEL_TIMEOUT)
 
     def _admin(self, patience: float = 10) -> SyncClient:
-        token = Deployment.read(token_file("admin", self.secrets)).api_token
+        token = Deployment.read(token_files("admin", self.secrets)).api_token
         return SyncClient(self.api_url, patience=patience, timeout=10, token=token)
 
     def _next_commands(self, run_id: str, training_steps: int, question: str) -> list[Command]:
@@ -407,10 +407,15 @@ def start_api(stack: LocalStack, environ: dict[str, str], redis_url: str, port: 
     stack.wait_until(api, lambda: answers(f"{environ['GRISTMILL_API_URL']}/readyz"), timeout=60)
 
 
-def token_file(role: str, secrets: Secrets | None) -> dict[str, str]:
-    """Returns the variable that names a role's token file. The variable does not hold the token itself, because other
-    processes can read a process' variables."""
-    return {"GRISTMILL_API_TOKEN_FILE": str(secrets.path(role))} if secrets else {}
+def token_files(role: str, secrets: Secrets | None) -> dict[str, str]:
+    """Returns the variables that name a role's token file and the file of the token for agents elsewhere. They do not
+    hold the tokens themselves, because other processes can read a process' variables."""
+    if secrets is None:
+        return {}
+    files = {"GRISTMILL_API_TOKEN_FILE": secrets.path(role)}
+    if role == "env":
+        files["GRISTMILL_AGENT_TOKEN_FILE"] = secrets.path(AGENT)
+    return {variable: str(path) for variable, path in files.items()}
 
 
 def _delete(stack: LocalStack, api: SyncClient, run_id: str) -> None:

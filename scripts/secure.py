@@ -28,8 +28,9 @@ from redis_acl import users_acl
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ".secrets"
 ROLES = ("env", "trainer", "admin")
-PASSWORD, ACL = "redis_password", "users.acl"
-FILES = (*ROLES, PASSWORD, ACL)
+PASSWORD, AGENT, ACL = "redis_password", "agent", "users.acl"
+RANDOM = (*ROLES, PASSWORD, AGENT)
+FILES = (*RANDOM, ACL)
 NOTE = "# Written by `make secure`; `make secure ARGS=--off` takes it back."
 SETTINGS = ("API_AUTH", "SECRETS_DIR", "SECRETS_GID")
 OUTSIDE = {
@@ -82,7 +83,7 @@ class Secrets:
         """Writes missing tokens and passwords and returns their names. Always writes the user list, because its
         commands change with the API."""
         self._open()
-        new = [name for name in (*ROLES, PASSWORD) if not self.path(name).exists()]
+        new = [name for name in RANDOM if not self.path(name).exists()]
         for name in new:
             _write(self.path(name), secrets.token_urlsafe(32) + "\n")
         _write(self.path(ACL), users_acl(self.path(PASSWORD).read_text().strip()))

@@ -1,11 +1,15 @@
 """An agent elsewhere: it asks a gateway for tasks, works on sixteen of them at a time, and reports their rewards.
 
 python elsewhere.py http://127.0.0.1:9100
+
+After `make secure` the gateway gives tasks only to programs with the token that GRISTMILL_AGENT_TOKEN_FILE names.
 """
 
 import asyncio
+import os
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
@@ -23,6 +27,8 @@ async def work(gateway):
         try:
             given = await gateway.post("/agent/task")
             seen = time.monotonic()
+            if given.status_code == 401:
+                sys.exit(given.text)
             if given.status_code == 200:  # 204: no task now
                 task, endpoint = (SimpleNamespace(**given.json()[name]) for name in ("task", "endpoint"))
                 await gateway.post(f"/s/{endpoint.key}/reward", json=await result(task, endpoint))
@@ -38,8 +44,15 @@ async def result(task, endpoint):
         return {"error": repr(error)}
 
 
+def token():
+    """Returns the header with the token for tasks; none if the file is empty or not set."""
+    file = os.environ.get("GRISTMILL_AGENT_TOKEN_FILE")
+    word = Path(file).read_text().strip() if file else ""
+    return {"Authorization": f"Bearer {word}"} if word else {}
+
+
 async def main():
-    async with httpx.AsyncClient(base_url=sys.argv[1], timeout=60) as gateway:  # noqa: TID251
+    async with httpx.AsyncClient(base_url=sys.argv[1], headers=token(), timeout=60) as gateway:  # noqa: TID251
         await asyncio.gather(*(work(gateway) for _ in range(AT_A_TIME)))
 
 

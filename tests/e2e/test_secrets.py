@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from secure import ACL, FILES, FOLDER, OUTSIDE, PASSWORD, ROLES, ROOT, main
+from secure import ACL, FILES, FOLDER, OUTSIDE, PASSWORD, RANDOM, ROOT, main
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -72,6 +72,7 @@ def test_compose_mounts_each_service_its_own_secrets(stack: tuple[str, dict[str,
         },
         "env": {
             "/run/secrets/token_env": "env",
+            "/run/secrets/token_agent": "agent",
             "/run/secrets/hf_token": "hf_token",
             "/run/secrets/wandb_api_key": "wandb_api_key",
         },
@@ -90,5 +91,5 @@ def test_docker_compose_config_contains_no_secret(stack: tuple[str, dict[str, An
     """`docker inspect` shows environment, command and labels. All of them are in this text."""
     kind, config, root = stack
     if kind == "secured":
-        for name in (*ROLES, PASSWORD, *OUTSIDE):
+        for name in (*RANDOM, *OUTSIDE):
             assert (root / FOLDER / name).read_text().strip() not in yaml.safe_dump(config)

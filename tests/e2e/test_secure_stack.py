@@ -13,7 +13,7 @@ from tests.support.compose import ComposeStack
 from tests.support.errors import raises
 
 from gristmill import ApiError, SyncClient
-from secure import FOLDER, OUTSIDE, PASSWORD, ROLES, main
+from secure import FOLDER, OUTSIDE, PASSWORD, RANDOM, ROLES, main
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
             patch.setattr("sys.stdin", io.StringIO(f"secret-of-{name}\n"))
             main(["--set", name], root)
     folder = root / FOLDER
-    secrets = {name: (folder / name).read_text().strip() for name in (*ROLES, PASSWORD, *OUTSIDE)}
+    secrets = {name: (folder / name).read_text().strip() for name in (*RANDOM, *OUTSIDE)}
     settings = {"API_AUTH": "token", "SECRETS_DIR": str(folder), "SECRETS_GID": str(folder.stat().st_gid)}
     settings |= {variable: str(folder / name) for name, variable in OUTSIDE.items()}
     with ComposeStack(root, "gristmill-secure", settings) as stack:
@@ -76,7 +76,7 @@ def test_close_needs_the_token_of_the_administrator(secured: Secured) -> None:
 
 def test_each_container_reads_only_its_own_secrets(secured: Secured) -> None:
     stack, secrets, read = secured.stack, secured.secrets, {}
-    for service in ("redis", "api", "model", "trainer", "env"):
+    for service in ("redis", "api", "model", "trainer", "env", "agent"):
         show = ["--entrypoint", "sh", service, "-c", "cat /run/secrets/* /run/secrets/tokens/* 2>/dev/null"]
         shown = stack.compose("run", "--rm", "-T", "--no-deps", *show, check=False)
         read[service] = {name for name, word in secrets.items() if word in shown}
@@ -85,5 +85,6 @@ def test_each_container_reads_only_its_own_secrets(secured: Secured) -> None:
         "api": {*ROLES, PASSWORD},
         "model": {"hf_token"},
         "trainer": {"trainer", "hf_write_token", "wandb_api_key"},
-        "env": {"env", "hf_token", "wandb_api_key"},
+        "env": {"env", "agent", "hf_token", "wandb_api_key"},
+        "agent": {"agent"},
     }

@@ -196,6 +196,20 @@ async def test_program_elsewhere_asks_for_a_task_and_reports_a_reward(running: R
             await failing
 
 
+@pytest.mark.parametrize(("header", "status"), [("", 401), ("Bearer other", 401), ("Bearer word", 200)])
+async def test_task_needs_the_token_if_there_is_one(running: Running, header: str, status: int) -> None:
+    agent = ExternalAgent("word")
+    async with (
+        serving(Sessions(), "tiny", ("127.0.0.1", 0), {}, agent.routes) as gateway,
+        httpx.AsyncClient(base_url=gateway.url, headers={"Authorization": header}) as program,
+    ):
+        working = asyncio.create_task(agent.run(TASK, Endpoint("", "", running.session.key, "tiny"), running.session))
+        answer = await program.post("/agent/task")
+        assert answer.status_code == status
+        assert status == 200 or answer.json()["error"]["code"] == "agent_token"
+        working.cancel()
+
+
 async def test_task_whose_time_is_over_is_not_given_away(running: Running) -> None:
     agent = ExternalAgent()
     sessions = [running.open() for _ in range(2)]

@@ -10,8 +10,16 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gristmill.deployment import read_secret
 from gristmill.prometheus import parse_address
-from gristmill_env.agents.runners import AgentRunner, CommandAgent, ExternalAgent, FunctionAgent, checked_reward
+from gristmill_env.agents.runners import (
+    TOKEN_FILE,
+    AgentRunner,
+    CommandAgent,
+    ExternalAgent,
+    FunctionAgent,
+    checked_reward,
+)
 from gristmill_env.agents.task import AgentTask, Endpoint
 from gristmill_env.data import Item, system
 from gristmill_env.errors import EpisodeError, RolloutTimeoutError
@@ -111,8 +119,9 @@ async def agents(
 
     `policy`: its prompts add no system prompt, because the agent writes the messages. `system_prompt`: of the tasks.
     `counts`: whether a reward reads the agents' numbers. `sessions`: the folder of unfinished rollouts.
-    `folder`: the configuration's folder. `log`: receives the output of commands. Raises EnvError if the gateway's
-    address is taken or the agent cannot be loaded.
+    `folder`: the configuration's folder. `log`: receives the output of commands. `environ` names the file with the
+    token that programs elsewhere need for a task. Raises EnvError if the gateway's address is taken or the agent cannot
+    be loaded, and ConfigError if the token's file cannot be read.
     """
     runner: AgentRunner | ExternalAgent
     if spec.function is not None:
@@ -120,7 +129,7 @@ async def agents(
     elif spec.command is not None:
         runner = CommandAgent(spec.command, folder, log, spec.env)
     else:
-        runner = ExternalAgent()
+        runner = ExternalAgent(read_secret(environ, TOKEN_FILE))
     address = ("127.0.0.1", PORT if spec.external else 0) if spec.address is None else parse_address(spec.address)
     routes = runner.routes if isinstance(runner, ExternalAgent) else ()
     async with contextlib.AsyncExitStack() as opened:

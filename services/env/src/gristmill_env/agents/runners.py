@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import logging
 import os
 import signal
@@ -11,7 +12,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import msgspec
 from starlette.requests import Request
@@ -23,12 +24,14 @@ from gristmill_env.agents import child as agent_child
 from gristmill_env.agents.task import AgentTask, Endpoint
 from gristmill_env.errors import EpisodeError
 from gristmill_env.gateway import RequestError, Session
-from gristmill_env.gateway.server import read_body
+from gristmill_env.gateway.server import bearer, read_body
 from gristmill_env.gateway.sessions import digest
 from gristmill_env.running.code_process import CodeError, CodeProcess, FirstErrors, LostProcessError
 
 logger = logging.getLogger(__name__)
 
+TOKEN_FILE: Final = "GRISTMILL_AGENT_TOKEN_FILE"
+"""The variable that names the file with the token for tasks."""
 _POLL = 20.0
 """Seconds after which a program that asks for a task is told that there is none."""
 
@@ -179,7 +182,9 @@ def _written(path: Path) -> float | None:
 class ExternalAgent:
     """Programs elsewhere that ask the gateway for a task, work, and report a reward."""
 
-    def __init__(self) -> None:
+    def __init__(self, token: str | None = None) -> None:
+        """`token`: programs need it for a task; None gives tasks to every program."""
+        self._token = token
         self._offered: asyncio.Queue[tuple[AgentTask, Endpoint, Session]] = asyncio.Queue()
         self._working: dict[str, tuple[Session, asyncio.Future[None]]] = {}
         """The sessions that wait for a reward, by the digests of their keys."""
@@ -235,6 +240,9 @@ class ExternalAgent:
         ]
 
     async def _next(self, request: Request) -> Response:
+        if self._token is not None and not hmac.compare_digest(bearer(request).encode(), self._token.encode()):
+            error = {"code": "agent_token", "message": f"a task needs the token in the file that {TOKEN_FILE} names"}
+            return JSONResponse({"error": error}, 401)
         found = await self.next_task(_POLL)
         if found is None:
             return Response(status_code=204)

@@ -214,8 +214,12 @@ async def _health(request: Request) -> Response:
 
 def _keys(request: Request) -> list[str]:
     """Returns what may be the session's key: a part of the path, or an API key in either API's header."""
-    bearer = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
-    return [request.path_params.get("key", ""), bearer, request.headers.get("x-api-key", "")]
+    return [request.path_params.get("key", ""), bearer(request), request.headers.get("x-api-key", "")]
+
+
+def bearer(request: Request) -> str:
+    """Returns the token of the request's Authorization header; an empty text if it has none."""
+    return request.headers.get("authorization", "").removeprefix("Bearer ").strip()
 
 
 async def read_body(request: Request) -> dict[str, Any]:
