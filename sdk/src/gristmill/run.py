@@ -191,6 +191,8 @@ class RunStatus(_Record):
     """Seconds since a group was submitted; None if no group was."""
     last_asked_s: float | None = None
     """Seconds since an environment asked for permits, accurate to one second; None if no environment asked."""
+    last_registered_s: float | None = None
+    """Seconds since an environment registered, which it does when it starts; None if none registered."""
 
 
 _ON_THE_WAY_S = 1.0

@@ -47,6 +47,16 @@ async def test_status_reports_seconds_since_the_last_permit_request_and_submit(h
     assert status.last_asked_s < 60
 
 
+async def test_status_reports_seconds_since_the_last_registration(harness: StoreHarness) -> None:
+    await harness.start()
+    assert (await harness.store.runs.status(RUN)).last_registered_s is None
+    await harness.store.envs.register(RUN, "here", None, None)
+    await harness.redis.hincrby(PREFIX + "counters", "registered_ms", -60_000)
+    assert 60 <= ((await harness.store.runs.status(RUN)).last_registered_s or 0) < 90
+    await harness.store.envs.register(RUN, "here", None, None)  # started again
+    assert ((await harness.store.runs.status(RUN)).last_registered_s or 60) < 60
+
+
 async def test_status_counts_follow_a_batch_that_is_revived(harness: StoreHarness) -> None:
     incarnation = await harness.start()
     await harness.fill(3)

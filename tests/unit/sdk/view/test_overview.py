@@ -130,6 +130,7 @@ BUSY = ServerFacts(SERVER, problem="timed out", busy=True)
         ("environment_silent", {"services": [Service(name="env vm-1", state="down", heartbeat_s=8.0)]}),
         ("no_trainer", {"status": status(ready=16, outstanding=0, oldest_ready_s=90.0)}),
         ("no_groups_come", {"status": status(last_submit_s=300.0)}),
+        ("no_groups_come", {"status": status(last_submit_s=5591.0, last_registered_s=300.0)}),
         ("model_server_unreachable", {"servers": [ServerFacts(SERVER, problem="refused")]}),
         ("model_server_unreachable", {"servers": [BUSY], "status": status(last_submit_s=900.0, outstanding=0)}),
         ("model_server_paused", {
@@ -164,6 +165,7 @@ def test_trouble_has_a_code_a_text_and_a_remedy(code: str, changes: dict[str, An
         {"servers": [ServerFacts(SERVER, version="1.8", paused=True)]},  # during a publication
         {"servers": [BUSY], "status": status(last_submit_s=4.0)},  # a server that generates answers late
         {"servers": [ServerFacts(SERVER, version="default")], "record": record(trainer={"publisher": "none"})},
+        {"status": status(last_submit_s=5591.0, last_registered_s=4.0)},  # the environment has just started again
         {"rows": [*rows(5), *rows(zero_advantage_share=1.0)[5:7], *rows()[7:]]},
         {"rows": rows(rollout_logprob_diff_mean=0.4, staleness_mean=1.0)},
         {"dropped": {"reward_error": 3}},

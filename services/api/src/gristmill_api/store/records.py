@@ -84,6 +84,7 @@ def run_status(reply: Sequence[Any]) -> RunStatus:
         redeliveries=counted("redeliveries"),
         last_submit_s=seconds_since("submitted_ms"),
         last_asked_s=seconds_since("asked_ms"),
+        last_registered_s=seconds_since("registered_ms"),
     )
 
 

@@ -8,7 +8,7 @@
 --                         dropped since), trained, bytes (payload bytes held); <state>_sequences and <state>_bytes of
 --                         the states ready, leased and dead; expiries (leases that ran out), redeliveries;
 --                         lately_accepted, lately_dropped, ahead (_ahead.lua);
---                         submitted_ms, asked_ms (of the last submit, and request for permits to within a second);
+--                         submitted_ms, asked_ms, registered_ms (of the last submit, request for permits to within a second, and registration);
 --                         buffered (groups in Atropos' buffers); archive_lost (trained groups let go without being archived, as their disk failed or was full);
 --                         left_out:<field> (Atropos' groups stored without an optional field that did not fit)
 --

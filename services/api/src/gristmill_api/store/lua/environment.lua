@@ -33,6 +33,7 @@ if what == 'register' then
   redis.call('HSET', env(id), 'weight', weight, 'min_batch_allocation', allocation, 'heartbeat_s', heartbeat,
     'word', word)
   redis.call('HSET', env(id), 'asked_ms', now())
+  redis.call('HSET', COUNTERS, 'registered_ms', now())
   redis.call('HSETNX', env(id), 'registered_ms', now())
   if not known then emit('env', 'env', id) end
 end
