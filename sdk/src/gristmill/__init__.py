@@ -18,98 +18,85 @@ docs/api.md ends with a complete trainer and a complete environment. The other m
 settings, hyperparameters, plugins, tracking, metrics, logs, redaction, hosts, stall, calls, compression.
 """
 
-from gristmill.archive import ArchivedGroup, ArchiveError, read_archive, read_rollouts
-from gristmill.client import Client
-from gristmill.deployment import Deployment, Manifest
-from gristmill.errors import (
-    ApiError,
-    ApiUnreachable,
-    ConfigError,
-    ErrorCode,
-    GristmillError,
-    GroupError,
-    LeaseLostError,
-    ManifestError,
-    RunReplacedError,
-)
-from gristmill.group import (
-    BATCH_MEDIA_TYPE,
-    GROUP_MEDIA_TYPE,
-    PolicyVersion,
-    SamplingParams,
-    SequenceText,
-    TrajectoryGroup,
-    VersionSpan,
-)
-from gristmill.hyperparameters import Hyperparameters
-from gristmill.leases import LeaseSession
-from gristmill.permits import PermitSession
-from gristmill.rollouts import dataset, sql
-from gristmill.run import (
-    AtroposRegistration,
-    Claim,
-    DeadLetter,
-    Environment,
-    Example,
-    GroupAudit,
-    MetricsRow,
-    Permit,
-    PermitGrant,
-    Progress,
-    Protocol,
-    RunEvent,
-    RunRecord,
-    RunState,
-    RunStatus,
-)
-from gristmill.sync_client import SyncClient
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gristmill.archive import ArchivedGroup as ArchivedGroup
+    from gristmill.archive import ArchiveError as ArchiveError
+    from gristmill.archive import read_archive as read_archive
+    from gristmill.archive import read_rollouts as read_rollouts
+    from gristmill.client import Client as Client
+    from gristmill.deployment import Deployment as Deployment
+    from gristmill.deployment import Manifest as Manifest
+    from gristmill.errors import ApiError as ApiError
+    from gristmill.errors import ApiUnreachable as ApiUnreachable
+    from gristmill.errors import ConfigError as ConfigError
+    from gristmill.errors import ErrorCode as ErrorCode
+    from gristmill.errors import GristmillError as GristmillError
+    from gristmill.errors import GroupError as GroupError
+    from gristmill.errors import LeaseLostError as LeaseLostError
+    from gristmill.errors import ManifestError as ManifestError
+    from gristmill.errors import RunReplacedError as RunReplacedError
+    from gristmill.group import BATCH_MEDIA_TYPE as BATCH_MEDIA_TYPE
+    from gristmill.group import GROUP_MEDIA_TYPE as GROUP_MEDIA_TYPE
+    from gristmill.group import PolicyVersion as PolicyVersion
+    from gristmill.group import SamplingParams as SamplingParams
+    from gristmill.group import SequenceText as SequenceText
+    from gristmill.group import TrajectoryGroup as TrajectoryGroup
+    from gristmill.group import VersionSpan as VersionSpan
+    from gristmill.hyperparameters import Hyperparameters as Hyperparameters
+    from gristmill.leases import LeaseSession as LeaseSession
+    from gristmill.permits import PermitSession as PermitSession
+    from gristmill.rollouts import dataset as dataset
+    from gristmill.rollouts import sql as sql
+    from gristmill.run import AtroposRegistration as AtroposRegistration
+    from gristmill.run import Claim as Claim
+    from gristmill.run import DeadLetter as DeadLetter
+    from gristmill.run import Environment as Environment
+    from gristmill.run import Example as Example
+    from gristmill.run import GroupAudit as GroupAudit
+    from gristmill.run import MetricsRow as MetricsRow
+    from gristmill.run import Permit as Permit
+    from gristmill.run import PermitGrant as PermitGrant
+    from gristmill.run import Progress as Progress
+    from gristmill.run import Protocol as Protocol
+    from gristmill.run import RunEvent as RunEvent
+    from gristmill.run import RunRecord as RunRecord
+    from gristmill.run import RunState as RunState
+    from gristmill.run import RunStatus as RunStatus
+    from gristmill.sync_client import SyncClient as SyncClient
 
 __version__ = "0.1.0"
 """Version of the SDK and of the four services, which read it from this file when they are built."""
 
-__all__ = [
-    "BATCH_MEDIA_TYPE",
-    "GROUP_MEDIA_TYPE",
-    "ApiError",
-    "ApiUnreachable",
-    "ArchiveError",
-    "ArchivedGroup",
-    "AtroposRegistration",
-    "Claim",
-    "Client",
-    "ConfigError",
-    "DeadLetter",
-    "Deployment",
-    "Environment",
-    "ErrorCode",
-    "Example",
-    "GristmillError",
-    "GroupAudit",
-    "GroupError",
-    "Hyperparameters",
-    "LeaseLostError",
-    "LeaseSession",
-    "Manifest",
-    "ManifestError",
-    "MetricsRow",
-    "Permit",
-    "PermitGrant",
-    "PermitSession",
-    "PolicyVersion",
-    "Progress",
-    "Protocol",
-    "RunEvent",
-    "RunRecord",
-    "RunReplacedError",
-    "RunState",
-    "RunStatus",
-    "SamplingParams",
-    "SequenceText",
-    "SyncClient",
-    "TrajectoryGroup",
-    "VersionSpan",
-    "dataset",
-    "read_archive",
-    "read_rollouts",
-    "sql",
-]
+_NAMES = {
+    "archive": "ArchivedGroup ArchiveError read_archive read_rollouts",
+    "client": "Client",
+    "deployment": "Deployment Manifest",
+    "errors": "ApiError ApiUnreachable ConfigError ErrorCode GristmillError GroupError LeaseLostError "
+    "ManifestError RunReplacedError",
+    "group": "BATCH_MEDIA_TYPE GROUP_MEDIA_TYPE PolicyVersion SamplingParams SequenceText TrajectoryGroup VersionSpan",
+    "hyperparameters": "Hyperparameters",
+    "leases": "LeaseSession",
+    "permits": "PermitSession",
+    "rollouts": "dataset sql",
+    "run": "AtroposRegistration Claim DeadLetter Environment Example GroupAudit MetricsRow Permit "
+    "PermitGrant Progress Protocol RunEvent RunRecord RunState RunStatus",
+    "sync_client": "SyncClient",
+}
+"""The public names of each module."""
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+__all__ = sorted(_MODULES)
+
+if not TYPE_CHECKING:  # type checkers read the imports above
+
+    def __getattr__(name: str) -> object:
+        """Imports the module of a public name at the name's first use, so that a process that needs few starts faster."""
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+        return value
