@@ -21,7 +21,7 @@ from gristmill import SamplingParams
 from gristmill_env.gateway import Policy, Session, Sessions, serving
 from gristmill_env.inference import ModelServers
 from gristmill_env.rollouts.prompts import PromptBuilder
-from gristmill_env.settings import ServerConfig
+from gristmill_env.settings.run import ServerConfig
 
 ANSWER = "gateway.json"
 _PROFILE = os.environ.get("GATEWAY_PROFILE")

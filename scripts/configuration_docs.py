@@ -31,7 +31,7 @@ from gristmill.hyperparameters import TRAINER_ONLY, Hyperparameters
 from gristmill.settings import flag_names, inner_model
 from gristmill_api.settings import Limits
 from gristmill_env.atropos.keys import KEYS, OPTIONS, REWARDS, Key, Part, Verdict
-from gristmill_env.settings import EnvConfig
+from gristmill_env.settings.run import EnvConfig
 from gristmill_trainer.memory import Memory, gigabytes
 from gristmill_trainer.settings import TrainerSettings
 

@@ -95,7 +95,7 @@ __all__ = sorted(_MODULES)
 if not TYPE_CHECKING:  # type checkers read the imports above
 
     def __getattr__(name: str) -> object:
-        """Imports the module of a public name at the name's first use, so that a process that needs few starts faster."""
+        """Imports the module of a public name when it is first used, so that a process that needs few starts faster."""
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

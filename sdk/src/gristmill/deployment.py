@@ -17,6 +17,9 @@ from gristmill.redaction import remember
 
 API_URL = "http://127.0.0.1:8000"
 MODEL_URL = "http://127.0.0.1:9001"
+RUN_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+"""Pattern of run ids, for re.fullmatch. Run ids name folders and are words of command lines, so an id starts with a
+letter or a digit: neither `..` nor `-rf` is an id."""
 _MANIFEST = "manifest.json"
 
 

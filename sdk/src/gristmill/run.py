@@ -11,10 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from gristmill.group import PolicyVersion, SequenceText, Tokenizer, sequence_texts
 from gristmill.metrics import pace
 
-RUN_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-"""Pattern of run ids, for re.fullmatch. Run ids name folders and are words of command lines, so an id starts with a
-letter or a digit: neither `..` nor `-rf` is an id."""
-
 
 class RunState(StrEnum):
     """A run is open until its trainer has done `training_steps`."""

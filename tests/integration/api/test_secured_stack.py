@@ -36,7 +36,7 @@ class Secured:
 
     def client(self, role: str) -> SyncClient:
         """Creates a client as a service that the launcher starts creates it."""
-        token = Deployment.read(launcher.token_file(role, self.secrets)).api_token
+        token = Deployment.read(launcher.token_files(role, self.secrets)).api_token
         assert token == self.word(role)
         return SyncClient(self.url, patience=10, token=token)
 
@@ -169,6 +169,6 @@ def test_stack_without_secrets_asks_for_no_token(tmp_path: Path) -> None:
     with LocalStack(output.add) as stack:
         redis_url = launcher.start_redis(stack, tmp_path, None)
         launcher.start_api(stack, {"GRISTMILL_API_URL": url}, redis_url, port, None)
-        assert launcher.token_file("env", None) == {}
+        assert launcher.token_files("env", None) == {}
         assert httpx.get(f"{url}/v1/runs").status_code == 200
     assert "auth=none" in output.of("api")

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from tests.support.atropos_reference import PYTHON
 
 from gristmill_env.atropos.keys import OTHER_KEYS, SERVER_KEYS, Key
-from gristmill_env.settings import EnvConfig
+from gristmill_env.settings.run import EnvConfig
 
 _ASK = """
 import json

@@ -22,7 +22,7 @@ from gristmill_env.evaluation.plan import Plan
 from gristmill_env.evaluation.results import Evaluated, RewardFigures, summarise
 from gristmill_env.evaluation.run import RunEvaluations
 from gristmill_env.inference.http import RefusedError
-from gristmill_env.settings import EnvConfig, EvalHandling
+from gristmill_env.settings.run import EnvConfig, EvalHandling
 from gristmill_env.tracking import Observers
 
 PLAN = Plan(

@@ -27,7 +27,7 @@ from gristmill_env.data import dataset as dataset_module
 from gristmill_env.data import files
 from gristmill_env.data.dataset import PromptDataset
 from gristmill_env.errors import DatasetError
-from gristmill_env.settings import DatasetConfig
+from gristmill_env.settings.dataset import DatasetConfig
 
 pytestmark = pytest.mark.slow
 

@@ -45,7 +45,7 @@ from gristmill_env.rollouts.generator import RolloutGenerator
 from gristmill_env.rollouts.groups import RolloutGroup
 from gristmill_env.rollouts.prompts import PromptBuilder
 from gristmill_env.running import code_process
-from gristmill_env.settings import EnvConfig, ServerConfig
+from gristmill_env.settings.run import EnvConfig, ServerConfig
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from gristmill_env.data import PromptDataset
 from gristmill_env.preflight import FirstRows, first_warnings, row_warnings
 from gristmill_env.rollouts.prompts import PromptBuilder
-from gristmill_env.settings import DatasetConfig
+from gristmill_env.settings.dataset import DatasetConfig
 
 OWN = [{"role": "system", "content": "Mine."}, {"role": "user", "content": "1 + 1?"}]
 WITHOUT_SYSTEM = TEMPLATE.replace("{% for m in messages %}", "{% for m in messages if m.role != 'system' %}")

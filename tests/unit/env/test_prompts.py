@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from gristmill_env.errors import PromptError
 from gristmill_env.rollouts.prompts import PromptBuilder
 from gristmill_env.session import prompt_builder
-from gristmill_env.settings import EnvConfig
+from gristmill_env.settings.run import EnvConfig
 
 
 def test_the_prompt_ends_with_the_generation_marker(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -33,7 +33,7 @@ from gristmill_env.rollouts.generator import RolloutGenerator
 from gristmill_env.rollouts.groups import RolloutGroup, build_group, version_spans
 from gristmill_env.rollouts.prompts import PromptBuilder
 from gristmill_env.saved.group import SavedGroup
-from gristmill_env.settings import EnvConfig
+from gristmill_env.settings.run import EnvConfig
 
 SIZE: Final = 3
 LIMIT: Final = 1.0

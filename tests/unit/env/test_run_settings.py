@@ -13,7 +13,8 @@ from gristmill import ConfigError
 from gristmill.settings import Settings, parse_flag_sets
 from gristmill_env.commands import COMMANDS
 from gristmill_env.run_settings import RunSettings
-from gristmill_env.settings import EnvConfig, RewardSpec
+from gristmill_env.settings.dataset import RewardSpec
+from gristmill_env.settings.run import EnvConfig
 
 STEP_BY_STEP = (
     "--group_size 4 --max_num_workers 2 --rollout_server_url http://127.0.0.1:8000 --tokenizer_name Qwen/Qwen2.5-1.5B "

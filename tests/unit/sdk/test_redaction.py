@@ -16,7 +16,8 @@ from gristmill import ConfigError, Deployment, redaction
 from gristmill.logs import setup
 from gristmill.redaction import is_secret, redact, redact_arguments, remember, remember_secrets
 from gristmill.settings import Settings, load_yaml, parse, parse_flags
-from gristmill_env.settings import DatasetConfig, EnvConfig, ServerConfig
+from gristmill_env.settings.dataset import DatasetConfig
+from gristmill_env.settings.run import EnvConfig, ServerConfig
 from gristmill_trainer.settings import TrainerSettings
 
 KEY = "sk-3f9a71c2d845"

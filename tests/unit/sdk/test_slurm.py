@@ -18,7 +18,7 @@ from tests.support.stack import ROOT
 from gristmill import ConfigError, GristmillError
 from gristmill.slurm import Job, Nodes, containers, submit
 from gristmill.view import cli
-from gristmill_env.settings import ServerConfig
+from gristmill_env.settings.run import ServerConfig
 from gristmill_env.slurm import discover
 
 QUICKSTART = ["slurm", "quickstart", "--model-nodes", "1", "--trainer-nodes", "2", "--env-workers", "3", "--dry-run"]

@@ -33,9 +33,9 @@ from gristmill import foreign
 from gristmill.archive import segment
 from gristmill.archive.secrets import SecretSearch, cannot_be_searched, gzip_parts, is_gzip
 from gristmill.archive.trained import TOKENIZER_FOLDER, TRAINED_FOLDER
+from gristmill.deployment import RUN_ID
 from gristmill.errors import GristmillError
 from gristmill.redaction import redact, redact_text
-from gristmill.run import RUN_ID
 
 SUFFIX: Final = ".gristmill.zip"
 CONTENTS_FILE: Final = "pack.json"

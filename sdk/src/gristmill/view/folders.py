@@ -30,11 +30,11 @@ from gristmill.archive.drops import DROPS_FILE, OLDER_DROPS_FILE
 from gristmill.archive.pack import unpacked
 from gristmill.archive.run_file import RUN_FILE, read_run_file
 from gristmill.archive.trained import TOKENIZER_FOLDER, TRAINED_FOLDER
-from gristmill.deployment import Manifest
+from gristmill.deployment import RUN_ID, Manifest
 from gristmill.errors import GristmillError, ManifestError
 from gristmill.metrics import METRICS_FILE, number, readable
 from gristmill.receipts import RECEIPTS_FILE, Receipt, parse_receipts
-from gristmill.run import RUN_ID, RunRecord
+from gristmill.run import RunRecord
 from gristmill.view.growing import read_growing_jsonl
 
 _LOG = logging.getLogger(__name__)

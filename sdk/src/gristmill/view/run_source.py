@@ -21,7 +21,8 @@ from typing import Any, BinaryIO, Final, Protocol, cast
 
 import msgspec
 
-from gristmill.run import RUN_ID, RunState
+from gristmill.deployment import RUN_ID
+from gristmill.run import RunState
 from gristmill.view.facts import Facts
 from gristmill.view.overview import flat, metric_names, overview, series, to_json
 from gristmill.view.source import (

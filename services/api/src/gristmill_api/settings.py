@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from gristmill import ConfigError
+from gristmill.deployment import RUN_ID
 from gristmill.model_servers import split_urls
-from gristmill.run import RUN_ID
 from gristmill.settings import Settings as SettingsModel
 from gristmill.settings import parse
 from gristmill_api.access import settings as access

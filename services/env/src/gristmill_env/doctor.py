@@ -37,7 +37,7 @@ from gristmill_env.rollouts.prompts import Prompt, PromptBuilder, load_tokenizer
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved import SavedGroup
 from gristmill_env.session import Task, prompt_builder, read_manifest, tokenizer_name
-from gristmill_env.settings import differences
+from gristmill_env.settings.run import differences
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -15,7 +15,7 @@ from gristmill.hyperparameters import check_run_block, completed_block
 from gristmill.model_servers import split_urls
 from gristmill.settings import Settings, find_config, load_yaml, merge, parse, parse_flag_sets
 from gristmill_env.atropos import could_be_of_atropos, read_file, without_section
-from gristmill_env.settings import TOP_LEVEL, EnvConfig
+from gristmill_env.settings.run import TOP_LEVEL, EnvConfig
 from gristmill_env.settings.warnings import warnings_of
 from gristmill_env.slurm import discover
 

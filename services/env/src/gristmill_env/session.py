@@ -26,7 +26,8 @@ from gristmill_env.rollouts.generator import RolloutGenerator
 from gristmill_env.rollouts.prompts import PromptBuilder, load_tokenizer
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.running.limits import Limits
-from gristmill_env.settings import DatasetConfig, EnvConfig
+from gristmill_env.settings.dataset import DatasetConfig
+from gristmill_env.settings.run import EnvConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from gristmill import ConfigError
-from gristmill_env.settings import ServerConfig
+from gristmill_env.settings.run import ServerConfig
 
 logger = logging.getLogger(__name__)
 

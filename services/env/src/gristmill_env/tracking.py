@@ -22,7 +22,7 @@ from gristmill_env.progress import Tally
 from gristmill_env.rewards import CorrectnessReward, Score
 from gristmill_env.rollouts.groups import Rollout, RolloutGroup
 from gristmill_env.saved import Attempt, DroppedSaver, GroupSaver
-from gristmill_env.settings import EnvConfig
+from gristmill_env.settings.run import EnvConfig
 
 if TYPE_CHECKING:  # prometheus.py reads the ScoredPrompt of this file
     from gristmill_env.prometheus import EnvMetrics

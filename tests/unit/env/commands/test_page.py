@@ -11,7 +11,7 @@ import pytest
 from gristmill_env.saved import SavedGroup
 from gristmill_env.saved.page import write_page
 from gristmill_env.saved.summary import histogram
-from gristmill_env.settings import differences
+from gristmill_env.settings.run import differences
 
 from .conftest import completion, group
 

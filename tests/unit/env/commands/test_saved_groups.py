@@ -30,7 +30,7 @@ from gristmill_env.rewards import Failure, Score
 from gristmill_env.rollouts.prompts import Prompt
 from gristmill_env.saved import Attempt, DroppedSaver, GroupWriter, read_groups, set_other_groups_aside
 from gristmill_env.saved.group import json_columns
-from gristmill_env.settings import EnvConfig
+from gristmill_env.settings.run import EnvConfig
 
 from .conftest import completion, group, save
 

@@ -14,7 +14,8 @@ from tests.support.errors import raises
 from gristmill import ConfigError
 from gristmill_env.atropos import translate
 from gristmill_env.run_settings import RunSettings
-from gristmill_env.settings import EnvConfig, RewardSpec
+from gristmill_env.settings.dataset import RewardSpec
+from gristmill_env.settings.run import EnvConfig
 
 NESTED = """
 tokenizer_name: "someone/a-model"

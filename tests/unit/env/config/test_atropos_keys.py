@@ -12,7 +12,8 @@ from pydantic import BaseModel
 
 from gristmill.settings import inner_model
 from gristmill_env.atropos.keys import KEYS, OTHER_KEYS, SERVER_KEYS, Part, Verdict
-from gristmill_env.settings import DatasetConfig, EnvConfig
+from gristmill_env.settings.dataset import DatasetConfig
+from gristmill_env.settings.run import EnvConfig
 
 DATASET_FIELDS: dict[str, Any] = {
     "dataset_name": None,

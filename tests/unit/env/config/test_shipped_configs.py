@@ -10,7 +10,7 @@ import yaml
 from gristmill_env.atropos import translate
 from gristmill_env.rewards import create_reward
 from gristmill_env.run_settings import RunSettings
-from gristmill_env.settings import DatasetConfig
+from gristmill_env.settings.dataset import DatasetConfig
 from gristmill_trainer.settings import TrainerSettings
 
 CONFIGS = Path(__file__).resolve().parents[4] / "configs"

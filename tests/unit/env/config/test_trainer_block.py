@@ -9,7 +9,7 @@ from tests.support.errors import raises
 
 from gristmill import ConfigError
 from gristmill.settings import parse
-from gristmill_env.settings import EnvConfig
+from gristmill_env.settings.run import EnvConfig
 
 
 @pytest.mark.parametrize(

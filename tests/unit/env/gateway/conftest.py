@@ -23,7 +23,7 @@ from gristmill_env.gateway import Gateway, Limits, Policy, Session, Sessions, se
 from gristmill_env.inference import ModelServers
 from gristmill_env.inference.server import PARSE
 from gristmill_env.rollouts.prompts import PromptBuilder
-from gristmill_env.settings import ServerConfig
+from gristmill_env.settings.run import ServerConfig
 
 GENERATE = "/inference/v1/generate"
 TEMPLATE = (

@@ -14,7 +14,7 @@ from gristmill import SamplingParams
 from gristmill_env.errors import InferenceError
 from gristmill_env.inference import Completion, GenerationRequest, Thinking
 from gristmill_env.inference.server import Dialect
-from gristmill_env.settings import EnvConfig
+from gristmill_env.settings.run import EnvConfig
 
 from .conftest import ASK, CHAT, answers, client, said
 

@@ -18,7 +18,7 @@ from gristmill.logs import line
 from gristmill_env.errors import InferenceError, PromptRefusedError, RequestTimeoutError
 from gristmill_env.inference import ModelServers
 from gristmill_env.inference import server as server_module
-from gristmill_env.settings import ServerConfig
+from gristmill_env.settings.run import ServerConfig
 
 from .conftest import ASK, CHAT, GENERATE, answers, choice, client, said
 

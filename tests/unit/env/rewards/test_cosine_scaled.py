@@ -20,7 +20,7 @@ from tests.support.scoring import scored
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards import Sample, Scorer, WeightedReward, create_reward, embeddings
 from gristmill_env.rewards.embeddings import cosine_distances
-from gristmill_env.settings import EnvConfig
+from gristmill_env.settings.run import EnvConfig
 
 pytestmark = pytest.mark.slow
 

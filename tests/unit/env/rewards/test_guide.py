@@ -12,7 +12,7 @@ import yaml
 from gristmill.settings import parse
 from gristmill_env.rewards import create_reward, registry, reward_names
 from gristmill_env.rewards.table import BEGIN, reward_table, with_table
-from gristmill_env.settings import DatasetConfig
+from gristmill_env.settings.dataset import DatasetConfig
 
 PAGE = Path(__file__).parents[4] / "docs" / "rewards.md"
 

@@ -20,7 +20,8 @@ from gristmill_env.rewards.registry import _REGISTRY
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.running.limits import Limits
 from gristmill_env.session import Task
-from gristmill_env.settings import EnvConfig, RewardSpec
+from gristmill_env.settings.dataset import RewardSpec
+from gristmill_env.settings.run import EnvConfig
 
 pytestmark = pytest.mark.slow
 

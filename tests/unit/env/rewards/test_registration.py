@@ -13,7 +13,7 @@ from tests.support.errors import raises
 
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards import create_reward, registry, reward, reward_names
-from gristmill_env.settings import RewardSpec
+from gristmill_env.settings.dataset import RewardSpec
 
 CODE = """
 from helper_of_rewards import MARK

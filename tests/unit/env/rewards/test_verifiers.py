@@ -27,7 +27,7 @@ from gristmill_env.rewards import Sample, Score, Scorer, WeightedReward, create_
 from gristmill_env.rollouts.prompts import PromptBuilder
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.session import Task
-from gristmill_env.settings import DatasetConfig
+from gristmill_env.settings.dataset import DatasetConfig
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,7 @@ from gristmill_env.rewards import Score
 from gristmill_env.rollouts.groups import RolloutGroup
 from gristmill_env.rollouts.prompts import Prompt
 from gristmill_env.saved import Attempt, DroppedSaver, GroupSaver, GroupWriter
-from gristmill_env.settings import EnvConfig
+from gristmill_env.settings.run import EnvConfig
 from gristmill_env.tracking import Observers, ScoredPrompt
 
 pytestmark = pytest.mark.slow

@@ -17,7 +17,7 @@ from gristmill.tracking import has_credentials, start_wandb
 from gristmill_env.errors import DropReason
 from gristmill_env.progress import Tally
 from gristmill_env.rewards import Score, correctness_reward, create_reward
-from gristmill_env.settings import EnvConfig
+from gristmill_env.settings.run import EnvConfig
 from gristmill_env.tracking import ScoredPrompt, WandbTracker
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ from tests.support.errors import raises
 
 from gristmill.settings import load_yaml, merge
 from gristmill_env.rewards.registry import ENTRY_POINTS, find, reward_names
-from gristmill_env.settings import EnvConfig
+from gristmill_env.settings.run import EnvConfig
 from gristmill_trainer.replay.untrusted import UntrustedError, dollars_kept, recorded_environment
 
 ROOT = Path(__file__).parents[4]

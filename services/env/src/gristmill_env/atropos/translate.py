@@ -35,7 +35,8 @@ from gristmill_env.atropos.keys import (
     Part,
     Verdict,
 )
-from gristmill_env.settings import DatasetConfig, EnvConfig, RewardSpec, ServerConfig
+from gristmill_env.settings.dataset import DatasetConfig, RewardSpec
+from gristmill_env.settings.run import EnvConfig, ServerConfig
 
 logger = logging.getLogger(__name__)
 FORMAT = "config_format"

@@ -20,7 +20,7 @@ from gristmill_env.saved import GroupSaver, GroupWriter, read_groups
 from gristmill_env.saved.group import settings_of
 from gristmill_env.saved.page import write_page
 from gristmill_env.session import Session, Task, open_session
-from gristmill_env.settings import differences
+from gristmill_env.settings.run import differences
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from gristmill_env.saved import GroupWriter, SavedGroup
 from gristmill_env.saved.summary import SAME, GroupStats, figure
 from gristmill_env.saved.writer import new_file
 from gristmill_env.session import create_rewards, execution
-from gristmill_env.settings import DatasetConfig, RewardSpec, without_secrets
+from gristmill_env.settings.dataset import DatasetConfig, RewardSpec, without_secrets
 
 
 @dataclass

@@ -11,18 +11,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from gristmill.settings import did_you_mean
 from gristmill_env.data.messages import Message, message_problem, template_form, user
 from gristmill_env.data.sources import load_rows
 from gristmill_env.data.template import PromptTemplate
 from gristmill_env.errors import DatasetError
-from gristmill_env.settings import DatasetConfig
+from gristmill_env.settings.dataset import DatasetConfig
 from gristmill_env.values import NotTextError, half_characters, text_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _SEARCHED = 100
 """Rows that are searched for a field."""
@@ -208,6 +209,8 @@ class RowOrder:
         return int(self._permutation(epoch)[position]) if self._shuffle else position
 
     def _permute(self, epoch: int) -> npt.NDArray[np.int64]:
+        import numpy as np
+
         return np.random.Generator(np.random.PCG64([self._seed, epoch])).permutation(self._length)
 
 

@@ -9,12 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-import httpx
-
 from gristmill.settings import readable_by_all
 from gristmill_env.data.files import SUFFIXES, Table, read_file, with_all_columns
 from gristmill_env.errors import DatasetError
-from gristmill_env.settings import DatasetConfig
+from gristmill_env.settings.dataset import DatasetConfig
 
 
 class Rows(Protocol):
@@ -213,7 +211,8 @@ def _from_verifiers(config: DatasetConfig) -> Rows:
 
 
 def _from_hub(name: str, config: DatasetConfig) -> tuple[str, Rows]:
-    import datasets
+    import datasets  # here and in `_permute` of dataset.py, because processes of environments import these modules
+    import httpx
 
     part, revision = config.dataset_config, config.dataset_revision
     at = f"@{revision}" if revision else ""

@@ -19,7 +19,8 @@ from gristmill_env.data import Item, PromptDataset
 from gristmill_env.errors import DatasetError
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.session import Task
-from gristmill_env.settings import DatasetConfig, differences
+from gristmill_env.settings.dataset import DatasetConfig
+from gristmill_env.settings.run import differences
 
 logger = logging.getLogger(__name__)
 

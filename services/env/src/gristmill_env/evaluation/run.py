@@ -42,7 +42,7 @@ from gristmill_env.rewards import Scorer
 from gristmill_env.rollouts.generator import RolloutGenerator
 from gristmill_env.rollouts.groups import RolloutGroup
 from gristmill_env.run_settings import RunSettings
-from gristmill_env.settings import EnvConfig, EvalHandling
+from gristmill_env.settings.run import EnvConfig, EvalHandling
 from gristmill_env.tracking import Observers
 
 logger = logging.getLogger(__name__)

@@ -33,7 +33,7 @@ from gristmill_env.inference.types import (
     ServedModel,
     WeightInfo,
 )
-from gristmill_env.settings import EnvConfig, ServerConfig
+from gristmill_env.settings.run import EnvConfig, ServerConfig
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from gristmill_env.rewards.outcomes import Called, Failure, Outcome
 from gristmill_env.rewards.registry import reward
 from gristmill_env.rewards.reward import Reward
 from gristmill_env.rewards.task import Task
-from gristmill_env.settings import RewardSpec
+from gristmill_env.settings.dataset import RewardSpec
 
 Weight = Annotated[float, Field(allow_inf_nan=False)]
 

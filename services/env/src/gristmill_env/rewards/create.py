@@ -19,7 +19,7 @@ from gristmill_env.rewards.registry import Definition, find, is_offered, registe
 from gristmill_env.rewards.reward import FunctionReward, Reward, Source
 from gristmill_env.rewards.task import is_built_in
 from gristmill_env.rewards.trl import trl_reward
-from gristmill_env.settings import VERIFIERS, RewardSpec
+from gristmill_env.settings.dataset import VERIFIERS, RewardSpec
 
 _TRL = "trl:"
 

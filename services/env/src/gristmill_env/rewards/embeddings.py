@@ -11,19 +11,21 @@ import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeAlias
 
-import httpx
 import msgspec
-import numpy as np
-import numpy.typing as npt
 from pydantic import Field, SecretStr
 
-from gristmill import connections
 from gristmill.redaction import redact_text
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards.registry import reward
-from gristmill_env.settings import Url
+from gristmill_env.settings.run import Url
+
+if TYPE_CHECKING:
+    # Imported where they are used: every process with rewards imports this module, and few use it.
+    import httpx
+    import numpy as np
+    import numpy.typing as npt
 
 _REMEMBERED = 1024
 
@@ -92,7 +94,7 @@ async def _distance(embedder: Embedder, completion: str, answer: str) -> float:
     return float(cosine_distances(vector[None], known)[0])
 
 
-Vectors = npt.NDArray[np.float64]
+Vectors: TypeAlias = "npt.NDArray[np.float64]"
 
 
 class Embedder(Hashable, Protocol):
@@ -107,6 +109,8 @@ def cosine_distances(vectors: Vectors, other: Vectors) -> Vectors:
 
     Raises RewardError for vectors of different lengths, or without a direction (all zeros, or not finite).
     """
+    import numpy as np
+
     if vectors.shape[1] != len(other):
         raise RewardError(
             "embedding_sizes",
@@ -149,6 +153,10 @@ class EmbeddingServer:
         """Returns f64[n, d], with one request. Raises RewardError when the server refuses it or fails four times.
 
         The error of a server that fails may pass, so the run waits for the server."""
+        import numpy as np
+
+        from gristmill import connections
+
         request: dict[str, object] = {"model": self.model, "input": list(texts), "encoding_format": "float"}
         headers = {"Authorization": f"Bearer {self.api_key.get_secret_value()}"} if self.api_key else {}
         async with connections.async_client(self._url, headers=headers, timeout=_TIMEOUT, verify=_tls()) as http:
@@ -183,6 +191,8 @@ class EmbeddingServer:
         return redact_text(self._url)
 
     async def _ask(self, http: httpx.AsyncClient, request: dict[str, object]) -> httpx.Response:  # noqa: TID251
+        import httpx
+
         problem = ""
         for pause in (*_PAUSES, None):
             try:
@@ -224,6 +234,8 @@ _REMEDIES = {
 @functools.cache
 def _tls() -> ssl.SSLContext:
     """Creates the context once, because reading all certificate authorities takes longer than a request."""
+    import httpx
+
     return httpx.create_ssl_context()
 
 
@@ -252,6 +264,8 @@ class LocalModel:
         return await asyncio.to_thread(self._encode, list(texts))
 
     def _encode(self, texts: list[str]) -> Vectors:
+        import numpy as np
+
         with _ONE_AT_A_TIME:  # torch already uses all cores for one text
             return np.asarray(_load(self.name).encode(texts, show_progress_bar=False), np.float64)
 

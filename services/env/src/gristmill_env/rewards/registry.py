@@ -29,7 +29,7 @@ from gristmill.plugins import import_error
 from gristmill.redaction import redact
 from gristmill.settings import did_you_mean
 from gristmill_env.errors import RewardError
-from gristmill_env.settings import VERIFIERS
+from gristmill_env.settings.dataset import VERIFIERS
 
 ENTRY_POINTS = "gristmill.rewards"
 """Entry point group with which a package provides rewards."""

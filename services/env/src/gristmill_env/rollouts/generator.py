@@ -28,7 +28,7 @@ from gristmill_env.rollouts.conversations import GroupPrompts
 from gristmill_env.rollouts.groups import Rollout, RolloutGroup
 from gristmill_env.rollouts.prompts import PromptBuilder
 from gristmill_env.rollouts.turns import Ask, RolloutPlayer
-from gristmill_env.settings import EnvConfig
+from gristmill_env.settings.run import EnvConfig
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from gristmill_env.errors import ROW_ERRORS, EpisodeError, RolloutTimeoutError
 from gristmill_env.gateway import Policy
 from gristmill_env.rollouts.conversations import Conversations, GroupPrompts, sample, single_reply
 from gristmill_env.rollouts.groups import Rollout
-from gristmill_env.settings import EnvConfig, TimeoutAction
+from gristmill_env.settings.run import EnvConfig, TimeoutAction
 
 
 @dataclass(frozen=True)

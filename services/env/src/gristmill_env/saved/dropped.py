@@ -27,7 +27,7 @@ from gristmill_env.errors import DropReason, EnvError
 from gristmill_env.rewards import Score
 from gristmill_env.rollouts.groups import Rollout, failures
 from gristmill_env.saved.group import SavedCompletion, SavedGroup, json_columns, settings_of
-from gristmill_env.settings import EnvConfig
+from gristmill_env.settings.run import EnvConfig
 from gristmill_env.values import is_storable, whole
 
 MAX_BYTES = 16 << 20

@@ -15,7 +15,7 @@ import msgspec
 from gristmill import SamplingParams
 from gristmill_env.rewards import Score
 from gristmill_env.rollouts.groups import Rollout, RolloutGroup, failures
-from gristmill_env.settings import EnvConfig
+from gristmill_env.settings.run import EnvConfig
 from gristmill_env.values import is_storable
 
 FORMAT = 1

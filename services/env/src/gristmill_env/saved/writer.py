@@ -18,7 +18,7 @@ from gristmill_env.durable import LineFile, complete_file
 from gristmill_env.errors import SavedError
 from gristmill_env.rollouts.groups import RolloutGroup
 from gristmill_env.saved.group import SavedGroup
-from gristmill_env.settings import EnvConfig
+from gristmill_env.settings.run import EnvConfig
 
 logger = logging.getLogger(__name__)
 

@@ -1,33 +1,7 @@
 """Everything that can be set in a run's YAML or on the command line of the environment.
 
 The key names are those that users of Atropos know. Each field's text is also its `--help`.
+
+`dataset` has the keys of a data set and of rewards, and `run` all others. `warnings` finds values that contradict each
+other.
 """
-
-from gristmill_env.settings.dataset import VERIFIERS, DatasetConfig, RewardSpec, without_secrets
-from gristmill_env.settings.run import (
-    TOP_LEVEL,
-    AgentSpec,
-    EnvConfig,
-    EnvironmentSpec,
-    EvalHandling,
-    ServerConfig,
-    TimeoutAction,
-    Url,
-    differences,
-)
-
-__all__ = [
-    "TOP_LEVEL",
-    "VERIFIERS",
-    "AgentSpec",
-    "DatasetConfig",
-    "EnvConfig",
-    "EnvironmentSpec",
-    "EvalHandling",
-    "RewardSpec",
-    "ServerConfig",
-    "TimeoutAction",
-    "Url",
-    "differences",
-    "without_secrets",
-]

@@ -11,11 +11,10 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 from pydantic_core import PydanticCustomError
 
-from gristmill.deployment import API_URL, MODEL_URL
+from gristmill.deployment import API_URL, MODEL_URL, RUN_ID
 from gristmill.errors import ConfigError
 from gristmill.model_servers import check_url
 from gristmill.redaction import redact
-from gristmill.run import RUN_ID
 from gristmill.settings import Settings
 from gristmill_env.settings.dataset import DatasetConfig, without_secrets
 

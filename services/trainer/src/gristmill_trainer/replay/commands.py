@@ -15,7 +15,7 @@ import yaml
 from transformers.utils import logging as transformers_logging
 
 from gristmill import Hyperparameters
-from gristmill.run import RUN_ID
+from gristmill.deployment import RUN_ID
 from gristmill.settings import parse_flags
 from gristmill.view.folders import RunFolder
 from gristmill_trainer.replay import fork
