@@ -23,7 +23,7 @@ def burn():
 @pytest.fixture
 def tests(pytester: pytest.Pytester) -> pytest.Pytester:
     conftest = (ROOT / "tests" / "unit" / "conftest.py").read_text()
-    pytester.makeconftest(conftest.replace("MOST_CPU_SECONDS = 4.0", "MOST_CPU_SECONDS = 0.2"))
+    pytester.makeconftest(conftest.replace("MOST_CPU_SECONDS = 10.0", "MOST_CPU_SECONDS = 0.2"))
     pytester.makeini("[pytest]\nmarkers =\n    slow\n    long\n")
     return pytester
 

@@ -75,6 +75,7 @@ def test_length_never_decreases_and_stays_within_its_bounds(
     assert min(bounds) - 1e-9 <= said <= more <= max(bounds) + 1e-9
 
 
+@pytest.mark.slow
 @given(tokens=_SOME, limit=_LIMIT, cache=_LIMIT)
 def test_soft_overlong_never_increases_and_stays_within_its_bounds(tokens: int, limit: int, cache: int) -> None:
     said, more = (scored_length("soft_overlong", n, max_tokens=limit, cache_tokens=cache) for n in (tokens, tokens + 1))
@@ -83,6 +84,7 @@ def test_soft_overlong_never_increases_and_stays_within_its_bounds(tokens: int, 
     assert (said == 0.0) == (tokens <= max(0, limit - cache))
 
 
+@pytest.mark.slow
 @given(tokens=_SOME, limit=_LIMIT, bounds=st.tuples(_BOUND, _BOUND))
 def test_cosine_length_never_increases_and_stays_within_its_bounds(
     tokens: int, limit: int, bounds: tuple[float, float]
@@ -177,6 +179,7 @@ def test_tag_count_scores_the_share_of_tags(params: dict[str, Any], completion: 
 _PIECES = st.lists(st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "25", " "]), max_size=12)
 
 
+@pytest.mark.slow
 @given(pieces=_PIECES)
 def test_tag_count_is_a_multiple_of_a_quarter(pieces: list[str]) -> None:
     assert scored("tag_count", completion="".join(pieces)) in (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -264,6 +267,7 @@ def test_reasoning_steps_requires_three_steps_by_default(text: str, score: float
     assert scored("reasoning_steps", {}, text) == pytest.approx(score)
 
 
+@pytest.mark.slow
 @given(text=st.text(max_size=60), other=st.sampled_from(ONE + NONE), wanted=st.integers(1, 5))
 def test_reasoning_steps_never_falls_with_more_lines(text: str, other: str, wanted: int) -> None:
     alone = scored("reasoning_steps", {"min_steps": wanted}, text)
