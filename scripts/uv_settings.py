@@ -78,7 +78,12 @@ def _link(place: str) -> str | None:
     return None
 
 
-if __name__ == "__main__":
+def read_settings() -> dict[str, str]:
+    """Returns this machine's settings of pip as environment variables for uv."""
     listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
-    for name, value in for_uv(merged(listed.stdout), os.environ).items():
+    return for_uv(merged(listed.stdout), os.environ)
+
+
+if __name__ == "__main__":
+    for name, value in read_settings().items():
         print(f"export {name}={shlex.quote(value)}")

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from tests.support.compose import BUILD_ENV, ROOT
 
+from uv_settings import read_settings
+
 NEWER = ("3.13", pytest.param("3.12", marks=pytest.mark.long))
-LOCKED = ["--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes"]
 IMPORT_ALL = """
 import importlib, pkgutil, gristmill
 for module in pkgutil.walk_packages(gristmill.__path__, "gristmill."):
@@ -43,6 +44,7 @@ def run(*command: str | Path) -> str:
     done = subprocess.run(
         [str(word) for word in command],
         cwd=ROOT,
+        env=os.environ | read_settings(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -57,12 +59,14 @@ def test_wheels_install_and_import_on_newer_pythons(version: str, tmp_path: Path
     newer = find_python(version)
     wheel = ["-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir"]
     run(sys.executable, *wheel, tmp_path / "dist", ROOT / "sdk", ROOT / "services" / "model")
-    run(newer, "-m", "venv", tmp_path / "venv")
+    uv = Path(sys.executable).with_name("uv")
     python = tmp_path / "venv" / "bin" / "python"
+    run(uv, "venv", "--quiet", "--python", newer, tmp_path / "venv")
+    install = [uv, "pip", "install", "--quiet", "--no-deps", "--python", python]
     # api.txt holds the SDK's requirements that vLLM also brings; vllm-image.txt holds the others.
-    for pins in ("api", "vllm-image"):
-        run(python, "-m", "pip", "install", *LOCKED, "-r", ROOT / "requirements" / f"{pins}.txt")
-    run(python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", *(tmp_path / "dist").glob("*.whl"))
+    pins = [word for name in ("api", "vllm-image") for word in ("-r", ROOT / "requirements" / f"{name}.txt")]
+    run(*install, "--only-binary", ":all:", "--require-hashes", *pins)
+    run(*install, "--no-index", *(tmp_path / "dist").glob("*.whl"))
     assert "('--seed', '1')" in run(python, "-W", "error::SyntaxWarning", "-c", IMPORT_ALL)
     # The modules that need torch are only compiled.
     site = run(python, "-c", "import gristmill_model; print(gristmill_model.__path__[0])").strip()

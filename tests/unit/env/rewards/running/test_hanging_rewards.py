@@ -99,8 +99,7 @@ async def test_function_of_this_process_that_hangs_is_an_error_of_its_sample_alo
     scorer: Make, waiting: Waiting, name: str
 ) -> None:
     made = scorer(fine, getattr(waiting, name), fine_async, limits=Limits(cpu=600, wall=0.5))
-    for _ in range(20):
-        scores = await made.score(GROUP)
+    for scores in await asyncio.gather(*(made.score(GROUP) for _ in range(20))):
         assert [score.total for score in scores] == [3.0, None, 3.0, 3.0]
         assert scores[1].failed[name].code == "call_overran"
 
