@@ -54,7 +54,8 @@ def metrics_endpoint(address: str | None, environ: Mapping[str, str]) -> Iterato
         yield None
         return
     ProcessCollector(registry=registry)
-    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+    # The interval in seconds is the longest time that the shutdown takes.
+    threading.Thread(target=server.serve_forever, args=(0.1,), name="metrics", daemon=True).start()
     _LOG.info("metrics for Prometheus: http://%s:%d%s", _in_url(host), server.server_port, PATH)
     try:
         yield registry

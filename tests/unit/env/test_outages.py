@@ -80,6 +80,7 @@ def test_errors_of_services_may_pass_and_mistakes_do_not(error: BaseException, p
 SAMPLES = [Sample("good"), Sample("bad")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group_level", [False, True])
 async def test_judge_that_answers_again_in_time_scores_every_completion(group_level: bool) -> None:
     calls: list[str] = []

@@ -96,7 +96,7 @@ def listening(kind: type[Answers]) -> Iterator[tuple[str, list[str]]]:
     """Yields the address and the requested paths of a server."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
     server.seen = []  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}", server.seen  # type: ignore[attr-defined]
@@ -222,7 +222,7 @@ class _Echo(BaseHTTPRequestHandler):
 @pytest.fixture
 def counting() -> Iterator[_Counting]:
     with _Counting() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield server
         server.go_on.set()
         server.shutdown()

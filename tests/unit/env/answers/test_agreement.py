@@ -538,6 +538,7 @@ TABLE: list[tuple[str, list[str], list[str]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gold", "equal", "different"), TABLE, ids=[gold for gold, _, _ in TABLE])
 async def test_accuracy_accepts_equal_answers_and_no_different_answer(
     gold: str, equal: list[str], different: list[str]
