@@ -15,6 +15,7 @@ import pytest
 from tests.support.errors import raises
 from tests.unit.env.gateway.conftest import Running, until
 
+from gristmill_env.agents import runners
 from gristmill_env.agents.runners import CommandAgent, ExternalAgent, FunctionAgent, checked_reward
 from gristmill_env.agents.task import AgentTask, Endpoint
 from gristmill_env.errors import EpisodeError
@@ -221,8 +222,28 @@ async def test_task_whose_time_is_over_is_not_given_away(running: Running) -> No
             await asyncio.gather(working, return_exceptions=True)
     found = await agent.next_task(5)
     assert found is not None
-    assert found[2] is sessions[1]
+    assert found.session is sessions[1]
     working.cancel()
+
+
+async def test_time_of_a_program_begins_when_it_gets_the_task(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged = asyncio.Event()
+    monkeypatch.setattr(runners, "_QUIET", 0.05)
+    monkeypatch.setattr(runners.logger, "warning", lambda *_: logged.set())
+    agent = ExternalAgent()
+    offered = Endpoint("", "", running.session.key, "tiny")
+    working = asyncio.create_task(agent.run(TASK, offered, running.session, 0.01))
+    await logged.wait()  # nobody asks for the task, which costs no time of the rollout
+    assert not working.done()
+    async with (
+        serving(Sessions(), "tiny", ("127.0.0.1", 0), {}, agent.routes) as gateway,
+        httpx.AsyncClient(base_url=gateway.url) as program,
+    ):
+        assert (await program.post("/agent/task")).status_code == 200
+        with pytest.raises(TimeoutError):
+            await working
 
 
 async def test_task_that_no_program_got_is_offered_again_after_a_kill(running: Running) -> None:

@@ -84,10 +84,10 @@ class AgentPlayer:
         base_url = self.gateway.base_url(session)
         endpoint = Endpoint(base_url, base_url.removesuffix("/v1"), session.key, self.policy.name)
         try:
-            async with asyncio.timeout(limit):
-                if isinstance(self.runner, ExternalAgent):
-                    await self.runner.run(self._task(item), endpoint, session)
-                else:
+            if isinstance(self.runner, ExternalAgent):
+                await self.runner.run(self._task(item), endpoint, session, limit)
+            else:
+                async with asyncio.timeout(limit):
                     await session.end(checked_reward(await self.runner.run(self._task(item), endpoint)))
         except TimeoutError as error:
             session.forget()

@@ -9,8 +9,10 @@ import logging
 import os
 import signal
 import tempfile
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -32,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 TOKEN_FILE: Final = "GRISTMILL_AGENT_TOKEN_FILE"
 """The variable that names the file with the token for tasks."""
+_QUIET = 60.0
+"""Seconds without a program that asks for a task, after which a log line says so."""
 _POLL = 20.0
 """Seconds after which a program that asks for a task is told that there is none."""
 
@@ -179,38 +183,72 @@ def _written(path: Path) -> float | None:
         ) from error
 
 
+@dataclass(frozen=True)
+class _Offer:
+    """A task for the program that asks next."""
+
+    task: AgentTask
+    endpoint: Endpoint
+    session: Session
+    taken: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 class ExternalAgent:
     """Programs elsewhere that ask the gateway for a task, work, and report a reward."""
 
     def __init__(self, token: str | None = None) -> None:
         """`token`: programs need it for a task; None gives tasks to every program."""
         self._token = token
-        self._offered: asyncio.Queue[tuple[AgentTask, Endpoint, Session]] = asyncio.Queue()
+        self._offered: asyncio.Queue[_Offer] = asyncio.Queue()
         self._working: dict[str, tuple[Session, asyncio.Future[None]]] = {}
         """The sessions that wait for a reward, by the digests of their keys."""
+        self._busy = 0
+        """Tasks that programs have."""
+        self._asked = time.monotonic()
+        """When a program asked last, or when a log line said that none asks."""
 
-    async def run(self, task: AgentTask, endpoint: Endpoint, session: Session) -> None:
+    async def run(self, task: AgentTask, endpoint: Endpoint, session: Session, seconds: float | None = None) -> None:
         """Offers the task, unless a program has it already, and returns when the reward is recorded in the session.
 
-        Raises EpisodeError if the program reports an error.
+        `seconds`: the program's time from the moment at which it gets the task; None: no limit. A task waits for a
+        program without a limit. Raises EpisodeError if the program reports an error, and TimeoutError.
         """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._working[session.digest] = session, future
-        if not session.resumed:
-            self._offered.put_nowait((task, endpoint, session))
         try:
-            await future
+            if not session.resumed:
+                offer = _Offer(task, endpoint, session)
+                self._offered.put_nowait(offer)
+                await self._until_taken(offer)
+            self._busy += 1
+            try:
+                async with asyncio.timeout(seconds):
+                    await future
+            finally:
+                self._busy -= 1
         finally:
             del self._working[session.digest]
 
-    async def next_task(self, seconds: float) -> tuple[AgentTask, Endpoint, Session] | None:
+    async def _until_taken(self, offer: _Offer) -> None:
+        """Waits until a program has the task. Logs every minute that no program asks."""
+        taken = asyncio.create_task(offer.taken.wait())
+        try:
+            while not (await asyncio.wait([taken], timeout=_QUIET))[0]:
+                if not self._busy and time.monotonic() - self._asked >= _QUIET:
+                    self._asked = time.monotonic()
+                    text = "no program has asked the gateway for a task for %g s: start one (docs/agents.md)"
+                    logger.warning(text, _QUIET)
+        finally:
+            taken.cancel()
+
+    async def next_task(self, seconds: float) -> _Offer | None:
         """Returns a task that no program has; None if there is none within `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 while True:
-                    offered = await self._offered.get()
-                    if offered[2].digest in self._working:  # its time may be over
-                        return offered
+                    offer = await self._offered.get()
+                    if offer.session.digest in self._working:  # it may be cancelled
+                        return offer
         except TimeoutError:
             return None
 
@@ -243,17 +281,19 @@ class ExternalAgent:
         if self._token is not None and not hmac.compare_digest(bearer(request).encode(), self._token.encode()):
             error = {"code": "agent_token", "message": f"a task needs the token in the file that {TOKEN_FILE} names"}
             return JSONResponse({"error": error}, 401)
-        found = await self.next_task(_POLL)
-        if found is None:
+        offer = await self.next_task(_POLL)
+        self._asked = time.monotonic()
+        if offer is None:
             return Response(status_code=204)
         if await request.is_disconnected():  # the program has stopped waiting
-            self._offered.put_nowait(found)
+            self._offered.put_nowait(offer)
             return Response(status_code=204)
-        task, endpoint, session = found
-        await session.begin()
-        here = f"{request.base_url}s/{endpoint.key}"  # at the address that the program knows
-        endpoint = Endpoint(f"{here}/v1", here, endpoint.key, endpoint.model)
-        return JSONResponse(msgspec.to_builtins({"task": task, "endpoint": endpoint}))
+        offer.taken.set()
+        await offer.session.begin()
+        key = offer.endpoint.key
+        here = f"{request.base_url}s/{key}"  # at the address that the program knows
+        endpoint = Endpoint(f"{here}/v1", here, key, offer.endpoint.model)
+        return JSONResponse(msgspec.to_builtins({"task": offer.task, "endpoint": endpoint}))
 
     async def _report(self, request: Request) -> Response:
         try:

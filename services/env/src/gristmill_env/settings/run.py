@@ -83,7 +83,8 @@ class AgentSpec(Settings):
     """Programs elsewhere ask the gateway for tasks and report rewards (docs/agents.md)."""
 
     timeout: float = Field(default=900.0, gt=0)
-    """Seconds that one rollout may take. Then it has failed."""
+    """Seconds that one rollout may take. Then it has failed. The time of a program elsewhere begins when it gets the
+    task."""
 
     off_policy: Literal["refuse", "untrained"] = "refuse"
     """What happens to requests for which the model samples from another distribution than the one that is trained
