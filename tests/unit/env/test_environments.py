@@ -116,9 +116,3 @@ def test_custom_environment_class_is_found_next_to_the_configuration(tmp_path: P
         create_environment("broken.py:Echo", folder=tmp_path)
     with raises(PluginError, "plugin_module_missing", module="no_such_package"):
         create_environment("no_such_package:Echo")
-
-
-def test_earlier_name_of_the_step_result_still_imports() -> None:
-    from gristmill_env.environments import StepResult, Turn
-
-    assert Turn is StepResult

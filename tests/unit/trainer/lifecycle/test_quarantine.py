@@ -7,7 +7,6 @@ from pathlib import Path
 from tests.support.errors import raises
 from tests.support.groups import make_group
 
-from gristmill_trainer import aside
 from gristmill_trainer.errors import TrainerError
 from gristmill_trainer.quarantine import Quarantine, SkippedSteps, SkipRecord, read_quarantine
 
@@ -25,7 +24,6 @@ def test_quarantined_batch_is_read_back(tmp_path: Path) -> None:
         found, reason = read_quarantine(file)
         assert [group.encode() for group in found] == [group.encode() for group in groups]
         assert reason == REASON
-    assert aside.read_aside is read_quarantine, "the name that docs/operations.md documented before"
 
 
 def test_too_many_skipped_steps_name_the_files_and_the_remedy() -> None:

@@ -1,7 +1,7 @@
 """Environments: tasks that begin with a row of the data set."""
 
 import gristmill_env.environments.guess  # noqa: F401  importing a module registers its environment
-from gristmill_env.environments.base import DatasetEnvironment, Environment, StepResult, Turn
+from gristmill_env.environments.base import DatasetEnvironment, Environment, StepResult
 from gristmill_env.environments.model import Model, NoMoreRepliesError, Reply, ToolCall
 from gristmill_env.environments.registry import EnvironmentFactory, create_environment, environment
 from gristmill_env.environments.runner import EnvironmentRunner
@@ -16,7 +16,6 @@ __all__ = [
     "Reply",
     "StepResult",
     "ToolCall",
-    "Turn",
     "create_environment",
     "environment",
 ]

@@ -46,10 +46,6 @@ class StepResult:
         return cls(done=True, reward=reward, trained=trained)
 
 
-Turn = StepResult
-"""The earlier name of `StepResult`."""
-
-
 class Environment:
     """One rollout of an item. Its options are the keyword-only arguments of `__init__`.
 
