@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from gristmill_env.rewards import Detailed, Sample, Scorer, WeightedReward, create_reward
+from gristmill_env.rewards import RewardResult, Sample, Scorer, WeightedReward, create_reward
 
 SAMPLES = [Sample("a"), Sample("bb"), Sample("ccc")]
 
 
 async def test_reward_parts_are_reported_and_do_not_count() -> None:
-    def sizes(completion: str) -> Detailed:
-        return Detailed(len(completion) * 2.0, {"letters": len(completion), "nothing": None})
+    def sizes(completion: str) -> RewardResult:
+        return RewardResult(len(completion) * 2.0, {"letters": len(completion), "nothing": None})
 
     async with Scorer([WeightedReward(create_reward(sizes), 0.5)], has_answer=False) as scorer:
         scores = await scorer.score(SAMPLES)
@@ -22,10 +22,10 @@ async def test_reward_parts_are_reported_and_do_not_count() -> None:
 
 
 async def test_failing_reward_part_is_counted_and_the_value_is_kept() -> None:
-    def sizes(completions: list[str]) -> list[Detailed | None]:
+    def sizes(completions: list[str]) -> list[RewardResult | None]:
         odd = [ValueError("no vowel") if text == "bb" else 1.0 for text in completions]
         return [
-            None if text == "a" else Detailed(1.0, {"vowels": part})
+            None if text == "a" else RewardResult(1.0, {"vowels": part})
             for text, part in zip(completions, odd, strict=True)
         ]
 
@@ -40,8 +40,8 @@ async def test_failing_reward_part_is_counted_and_the_value_is_kept() -> None:
 
 
 async def test_reward_value_that_is_not_a_number_is_an_error_with_its_parts() -> None:
-    def sizes(completion: str) -> Detailed:
-        return Detailed(float("nan"), {"letters": len(completion)})
+    def sizes(completion: str) -> RewardResult:
+        return RewardResult(float("nan"), {"letters": len(completion)})
 
     async with Scorer([WeightedReward(create_reward(sizes), 1.0)], has_answer=False) as scorer:
         (score,) = await scorer.score(SAMPLES[:1])
@@ -52,8 +52,8 @@ async def test_reward_value_that_is_not_a_number_is_an_error_with_its_parts() ->
 
 @pytest.mark.parametrize("parts", [None, [1.0], 0.5, {1: 0.5}, "ab"])
 async def test_reward_parts_without_names_are_an_error_of_the_reward(parts: Any) -> None:
-    def sizes(completion: str) -> Detailed:
-        return Detailed(1.0, parts)
+    def sizes(completion: str) -> RewardResult:
+        return RewardResult(1.0, parts)
 
     async with Scorer([WeightedReward(create_reward(sizes), 1.0)], has_answer=False) as scorer:
         (score,) = await scorer.score(SAMPLES[:1])
@@ -61,7 +61,7 @@ async def test_reward_parts_without_names_are_an_error_of_the_reward(parts: Any)
 
 
 def test_score_returns_the_value_of_a_reward_with_parts() -> None:
-    def sizes(completion: str) -> Detailed:
-        return Detailed(len(completion), {"letters": 0.0})
+    def sizes(completion: str) -> RewardResult:
+        return RewardResult(len(completion), {"letters": 0.0})
 
     assert create_reward(sizes).score(["ab", ""]) == [2.0, 0.0]

@@ -24,10 +24,6 @@ class RewardResult:
     """The parts by name, shown as "reward/part". An exception means that the part failed; the value remains valid."""
 
 
-Detailed = RewardResult
-"""The earlier name of `RewardResult`."""
-
-
 @dataclass(frozen=True)
 class Failure:
     """The failure of a reward on one completion."""
