@@ -263,7 +263,6 @@ def test_the_shipped_configs_are_valid(name: str) -> None:
         ("dataset: {dataset_name: rows.csv, dataset_config: main}", ["dataset_config"]),
         ("dataset: {dataset_name: openai/gsm8k, dataset_config: main}", []),
         ("dataset: {dataset_path: folder, dataset_config: main}", []),
-        ("dataset: {dataset_name: 'verifiers:x', dataset_config: main}", ["dataset_config"]),
         ("dataset: {eval_dataset_config: main}", ["eval_dataset_config"]),
         ("dataset: {eval_dataset_revision: main}", ["eval_dataset_revision"]),
         ("steps_per_eval: 5", ["steps_per_eval"]),

@@ -23,7 +23,6 @@ from gristmill_env.errors import EpisodeError, InferenceError, RewardError
 from gristmill_env.inference import ModelServers
 from gristmill_env.rewards import correctness_reward, create_reward
 from gristmill_env.run_settings import RunSettings
-from gristmill_env.settings.dataset import DatasetConfig
 from gristmill_env.settings.run import EnvConfig, ServerConfig
 from gristmill_env.tracking import WandbTracker
 
@@ -89,15 +88,6 @@ def test_record_holds_no_secret_and_does_not_change_with_one(tmp_path: Path) -> 
     assert recorded["environment"] == {"type": "code.py:Game", "params": {"judge": {}, "hint": "***"}}
     assert recorded["dataset"]["system_prompt"] == "Ask http://***@judge, or ***."
     assert recorded["dataset"]["reward_functions"][1]["params"] == {"note": "***"}
-
-
-def test_arguments_of_a_verifiers_environment_are_recorded_without_secrets() -> None:
-    fields = {"dataset_name": "verifiers:x", "dataset_args": {"judge": {"api_key": KEY}, "n": 3}}
-    dataset = DatasetConfig.model_validate({**fields, "reward_functions": ["verifiers"]})
-    recorded = EnvConfig(dataset=dataset).recorded("tiny")
-    assert leaks(json.dumps(recorded)) == []
-    assert recorded["dataset"]["dataset_args"] == {"judge": {}, "n": 3}
-    assert dataset.dataset_args["judge"]["api_key"] == KEY, "the environment gets it"
 
 
 async def test_saved_groups_pages_evaluations_and_logs_hold_no_secret(

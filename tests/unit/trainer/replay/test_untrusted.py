@@ -49,7 +49,6 @@ def test_settings_of_the_quickstart_need_no_trust() -> None:
         {"dataset": {"reward_functions": [{"type": "of_a_package", "params": {"an_option": "gpt2"}}]}},
         {"environment": {"type": "guess", "params": {"judge_model": "gpt2"}}},
         {"environment": {"type": "guess", "params": {"deep": [{"datasetPath": "x"}]}}},
-        {"dataset": {"reward_functions": [{"type": "verifiers", "params": {"id": "gsm8k"}}]}},
         {"environment": {"type": "mine.py:Game"}},
         {"environment": {"type": "package.module:Game"}},
         {"environment": {"type": "guess", "params": {"file": "x"}}},

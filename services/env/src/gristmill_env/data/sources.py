@@ -37,13 +37,11 @@ def load_rows(config: DatasetConfig, config_dir: Path | None) -> tuple[str, Rows
         raise DatasetError(
             "dataset_unset", "no data set: set dataset.dataset_name (hub) or dataset.dataset_path (local file)"
         )
-    if config.dataset_revision is not None and (path is not None or config.verifiers_id is not None):
+    if config.dataset_revision is not None and path is not None:
         raise DatasetError(
             "revision_not_of_hub",
             "dataset_revision pins a data set on the hub; set dataset_name to one, or leave it out",
         )
-    if config.verifiers_id is not None:
-        return f"verifiers environment '{config.verifiers_id}' (split {config.split})", _from_verifiers(config)
     if path is None and name is not None:
         if Path(name).suffix.lower() not in SUFFIXES and not _exists(name, config_dir):
             return _from_hub(name, config)
@@ -198,16 +196,6 @@ def _files_of(folder: Path, base: str, label: str) -> Sequence[Path]:
             of=max(of),
         )
     return shards
-
-
-def _from_verifiers(config: DatasetConfig) -> Rows:
-    from gristmill_env.rewards.verifiers import environment_rows  # here: it is an extra, and slow to import
-
-    assert config.verifiers_id is not None
-    built = environment_rows(config.verifiers_id, config.dataset_args, _base(config.split))
-    first, end = _bounds(config.split, len(built), f"verifiers environment '{config.verifiers_id}'")
-    rows: Rows = _undecoded(built).select(range(first, end))
-    return rows
 
 
 def _from_hub(name: str, config: DatasetConfig) -> tuple[str, Rows]:

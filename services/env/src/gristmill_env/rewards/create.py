@@ -19,7 +19,7 @@ from gristmill_env.rewards.registry import Definition, find, is_offered, registe
 from gristmill_env.rewards.reward import FunctionReward, Reward, Source
 from gristmill_env.rewards.task import is_built_in
 from gristmill_env.rewards.trl import trl_reward
-from gristmill_env.settings.dataset import VERIFIERS, RewardSpec
+from gristmill_env.settings.dataset import RewardSpec
 
 _TRL = "trl:"
 
@@ -73,10 +73,6 @@ def _of(
     if spec.type.startswith(_TRL):
         reference = spec.type.removeprefix(_TRL)
         return trl_reward(name or reference.rpartition(":")[2], _loaded(reference, folder), params)
-    if spec.type == VERIFIERS:
-        from gristmill_env.rewards.verifiers import rubric_reward  # here, because it is an extra and slow to import
-
-        return rubric_reward(name or VERIFIERS, params)
     if is_plugin(spec.type):
         target = _loaded(spec.type, folder)
         definition = registered(target) or Definition.of(name or _own_name(target), target)
@@ -89,7 +85,7 @@ def _of(
 
 def _found_elsewhere(reward: str) -> str | None:
     """Returns the name or reference by which another process finds the reward; None if only this process knows it."""
-    if is_plugin(reward) or reward == VERIFIERS or is_offered(reward):
+    if is_plugin(reward) or is_offered(reward):
         return reward
     target = find(reward).target
     module, name = sys.modules.get(target.__module__), getattr(target, "__qualname__", "")

@@ -29,7 +29,6 @@ from gristmill.plugins import import_error
 from gristmill.redaction import redact
 from gristmill.settings import did_you_mean
 from gristmill_env.errors import RewardError
-from gristmill_env.settings.dataset import VERIFIERS
 
 ENTRY_POINTS = "gristmill.rewards"
 """Entry point group with which a package provides rewards."""
@@ -193,7 +192,7 @@ def find(name: str) -> Definition:
             return _REGISTRY[known]
         if (entry := _offered().get(known)) is not None:
             return _load(entry)
-    names = sorted([*reward_names(), VERIFIERS])
+    names = reward_names()
     raise RewardError(
         "unknown_reward",
         f"no reward '{name}' is registered; there are {', '.join(names)}.{did_you_mean(name, names)}",

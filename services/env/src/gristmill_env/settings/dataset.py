@@ -16,7 +16,7 @@ class RewardSpec(Settings):
 
     type: str
     """Registered name (accuracy, format, length), path/to/file.py:function, package.module:function, or a TRL reward
-    function: trl:package.module:function. verifiers is the rubric of the environment in dataset_name: verifiers:ID."""
+    function: trl:package.module:function."""
 
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_.-]{1,64}$")
     """Name in scores and metrics. Default: its own name. Distinguishes two uses of one reward."""
@@ -42,20 +42,11 @@ class RewardSpec(Settings):
         return {**kept, "params": without_secrets(self.params, "base_url")}
 
 
-VERIFIERS = "verifiers"
-"""Name of the reward that is an environment's rubric; with a colon, the beginning of such a dataset_name."""
-
-
 class DatasetConfig(Settings):
     """Where the rows come from, how they become prompts, how completions are sampled and scored."""
 
     dataset_name: str | None = None
-    """Data set on the Hugging Face hub (or in its offline cache), e.g. openai/gsm8k. A path works too. verifiers:ID is
-    the data of an environment for the library verifiers (an extra), with split train or eval."""
-
-    dataset_args: dict[str, Any] = Field(default_factory=dict)
-    """Arguments for load_environment of a verifiers environment, e.g. {num_train_examples: 500}. Secrets (api_key) are
-    not recorded."""
+    """Data set on the Hugging Face hub (or in its offline cache), e.g. openai/gsm8k. A path works too."""
 
     dataset_config: str | None = None
     """Configuration of a hub data set, e.g. main; for a local copy of one, the folder of its files."""
@@ -165,15 +156,6 @@ class DatasetConfig(Settings):
         return self
 
     @model_validator(mode="after")
-    def _arguments_have_a_taker(self) -> Self:
-        if self.dataset_args and self.verifiers_id is None:
-            raise PydanticCustomError(
-                "args_without_taker",
-                "dataset_args are for a verifiers environment; set dataset_name to verifiers:<id>",
-            )
-        return self
-
-    @model_validator(mode="after")
     def _warmup_rises(self) -> Self:
         if self.min_tokens > self.max_tokens:
             raise PydanticCustomError(
@@ -182,12 +164,6 @@ class DatasetConfig(Settings):
                 {"min_tokens": self.min_tokens, "max_tokens": self.max_tokens},
             )
         return self
-
-    @property
-    def verifiers_id(self) -> str | None:
-        """Id of the verifiers environment that provides the rows; None if another source provides them."""
-        kind, colon, name = (self.dataset_name or "").partition(":")
-        return name if colon and kind == VERIFIERS else None
 
     @property
     def gold_field(self) -> str | None:
@@ -200,20 +176,12 @@ class DatasetConfig(Settings):
         if self.dataset_revision is None:
             kept -= {"dataset_revision"}  # a record is the same as before there were revisions
         rewards = [spec.recorded() for spec in self.rewards()]
-        recorded = {**self.model_dump(mode="json", include=kept), "dataset_args": without_secrets(self.dataset_args)}
-        public: dict[str, Any] = redact({**recorded, "reward_functions": rewards})
+        public: dict[str, Any] = redact({**self.model_dump(mode="json", include=kept), "reward_functions": rewards})
         return public
 
     def rewards(self) -> list[RewardSpec]:
-        """Returns `reward_functions` as specs. A rubric without an environment gets the environment of the rows."""
-        specs = [RewardSpec(type=item) if isinstance(item, str) else item for item in self.reward_functions]
-        if self.verifiers_id is None:
-            return specs
-        own = {"id": self.verifiers_id, "args": self.dataset_args}
-        return [
-            spec.model_copy(update={"params": own}) if spec.type == VERIFIERS and not spec.params else spec
-            for spec in specs
-        ]
+        """Returns `reward_functions` as specs."""
+        return [RewardSpec(type=item) if isinstance(item, str) else item for item in self.reward_functions]
 
 
 def without_secrets(value: Any, *others: str) -> Any:

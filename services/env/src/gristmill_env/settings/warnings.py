@@ -104,8 +104,8 @@ def _of_rows(config: EnvConfig) -> Iterator[tuple[str, str]]:
     for prefix in ("", "eval_"):
         name, path = (getattr(dataset, f"{prefix}dataset_{part}") for part in ("name", "path"))
         part, revision = (getattr(dataset, f"{prefix}dataset_{part}") for part in ("config", "revision"))
-        if part is not None and (Path(path or name or "").suffix or (dataset.verifiers_id is not None and not prefix)):
-            yield f"{prefix}dataset_config", "a single file, or an environment of verifiers, has no configurations"
+        if part is not None and Path(path or name or "").suffix:
+            yield f"{prefix}dataset_config", "a single file has no configurations"
         if prefix and name is None:
             for key, value in (("config", part), ("revision", revision)):
                 if value is not None and path is None:

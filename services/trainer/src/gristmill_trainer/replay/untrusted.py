@@ -120,7 +120,7 @@ def _suspicious(value: Any, place: str, config_dir: Path) -> Iterator[str]:
                     yield f"{inner}: {item} (a file outside of {config_dir})"
             elif key == "dataset_name" and place == "dataset":
                 yield f"{inner}: {item} (a download)"
-            elif (inside_params and _may_load(key, place)) or (key == "type" and item == "verifiers"):
+            elif inside_params and _may_load(key, place):
                 yield f"{inner}: {item} (code, a file or a download)"
             elif key not in _PLAIN and not inside_params:
                 yield f"{inner}: {item} (not a setting that a record may have)"
