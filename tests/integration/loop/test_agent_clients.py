@@ -59,6 +59,20 @@ for _ in range(3):
         reply = stream.get_final_message()
     messages += [{"role": "assistant", "content": reply.content}, {"role": "user", "content": "Sure?"}]
 """
+OPENAI_AGENTS = """
+from agents import Agent, Runner, function_tool, set_tracing_disabled
+
+@function_tool
+def add(a: int, b: int) -> int:
+    "Adds two numbers."
+    return a + b
+
+set_tracing_disabled(True)
+agent = Agent(name="sums", instructions="Be brief.", model="tiny", tools=[add])
+said = "What is 3 + 4?"
+for _ in range(3):
+    said = Runner.run_sync(agent, said).to_input_list() + [{"role": "user", "content": "Sure?"}]
+"""
 SMOLAGENTS = """
 from smolagents import CodeAgent, OpenAIModel
 from smolagents.agents import EMPTY_PROMPT_TEMPLATES
@@ -87,6 +101,7 @@ def weights(vllm: Vllm) -> Path:
         pytest.param(OPENAI, 3, 2, id="openai"),
         pytest.param(RESPONSES, 3, 1, id="responses"),
         pytest.param(ANTHROPIC, 3, 1, id="anthropic"),
+        pytest.param(OPENAI_AGENTS, 3, 1, id="openai-agents"),
         # It adds "</c>" to the replies in its history, so that no request continues a reply: each is a branch.
         pytest.param(SMOLAGENTS, 3, 3, id="smolagents"),
     ],
