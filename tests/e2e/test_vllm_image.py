@@ -62,9 +62,9 @@ def test_wheels_install_and_import_on_newer_pythons(version: str, tmp_path: Path
     uv = Path(sys.executable).with_name("uv")
     python = tmp_path / "venv" / "bin" / "python"
     run(uv, "venv", "--quiet", "--python", newer, tmp_path / "venv")
-    install = [uv, "pip", "install", "--quiet", "--no-deps", "--python", python]
+    install: list[str | Path] = [uv, "pip", "install", "--quiet", "--no-deps", "--python", python]
     # api.txt holds the SDK's requirements that vLLM also brings; vllm-image.txt holds the others.
-    pins = [word for name in ("api", "vllm-image") for word in ("-r", ROOT / "requirements" / f"{name}.txt")]
+    pins = [f"--requirements={ROOT}/requirements/{name}.txt" for name in ("api", "vllm-image")]
     run(*install, "--only-binary", ":all:", "--require-hashes", *pins)
     run(*install, "--no-index", *(tmp_path / "dist").glob("*.whl"))
     assert "('--seed', '1')" in run(python, "-W", "error::SyntaxWarning", "-c", IMPORT_ALL)

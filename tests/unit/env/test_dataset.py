@@ -173,7 +173,8 @@ def test_pinned_revision_is_loaded_or_refused(hub_cache: Path) -> None:
 
 def test_revision_of_local_data_is_refused(tmp_path: Path) -> None:
     path = str(write(tmp_path, ".jsonl"))
-    for source in ({"dataset_path": path}, {"dataset_name": path}):
+    places: list[dict[str, Any]] = [{"dataset_path": path}, {"dataset_name": path}]
+    for source in places:
         with raises(DatasetError, "revision_not_of_hub"):
             load(dataset_revision=COMMIT, **source)
 
