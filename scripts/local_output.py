@@ -26,11 +26,11 @@ from rich.text import Text
 
 from gristmill import ApiError, ErrorCode, GristmillError, Manifest, PolicyVersion, RunState, SyncClient
 from gristmill.archive.run_file import RUN_FILE, read_run_file
+from gristmill.folders import REPORT_FILE, RunFolder
 from gristmill.group import Tokenizer
 from gristmill.logs import escaped
 from gristmill.metrics import METRICS_FILE, read_jsonl
 from gristmill.view.facts import ApiReader, Facts, Service, read_files
-from gristmill.view.folders import REPORT_FILE, RunFolder
 from gristmill.view.overview import current_rows, overview
 from gristmill.view.phases import ANSWERS, Meaning, meaning
 from gristmill.view.samples import Sample, load_tokenizer, read_samples

@@ -17,8 +17,8 @@ from benchmarks.learning.runs import Case, train
 from benchmarks.services import Services
 from tests.support.stack import MODELS_DIR, ROOT
 
+from gristmill.folders import RunFolder
 from gristmill.metrics import read_jsonl
-from gristmill.view.folders import RunFolder
 from gristmill_trainer.replay.recorded import RecordedRun
 from gristmill_trainer.replay.retrain import Request, retrain
 

@@ -18,9 +18,9 @@ from tests.support.stack import MODELS_DIR, ROOT, Output, Vllm, start_api, start
 from transformers import AutoModelForCausalLM
 
 from gristmill import Manifest, PolicyVersion
+from gristmill.folders import RunFolder
 from gristmill.metrics import read_jsonl
 from gristmill.receipts import RECEIPTS_FILE, read_receipts
-from gristmill.view.folders import RunFolder
 from gristmill_trainer.doctor import after_run
 from gristmill_trainer.policy import Lora, ModelSource, Policy
 from gristmill_trainer.publish import FilesystemTransport, ModelServer, ModelServers, claim_publishing
@@ -154,7 +154,7 @@ def test_run_trains_adapters_and_exports_a_whole_model(server: Vllm, tmp_path: P
     assert load_file(last / "adapter_model.safetensors").keys()
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "runs" / "adapters" / "model")
     assert not [name for name in model.state_dict() if "lora" in name]
-    checks = after_run(RunFolder.named(str(tmp_path / "runs" / "adapters"), ()), "adapters", places)
+    checks = after_run(RunFolder.open(tmp_path / "runs" / "adapters"), "adapters", places)
     # A version is checked if it sampled a whole group alone. On a slow machine version 1.4 may have sampled none.
     found = {check.name: check.state for check in checks}
     assert found in ({"weights 1.0": "ok"}, {"weights 1.0": "ok", "weights 1.4": "ok"})

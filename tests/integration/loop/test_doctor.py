@@ -15,7 +15,7 @@ from tests.support.stack import MODELS_DIR, ROOT, VLLM_PYTHON, Output, Vllm, sta
 
 import gristmill
 from gristmill import Manifest, PolicyVersion
-from gristmill.view.folders import RunFolder
+from gristmill.folders import RunFolder
 from gristmill_model import server
 from gristmill_model.settings import Settings as ModelSettings
 from gristmill_trainer.publish import ModelServer, claim_publishing

@@ -31,11 +31,11 @@ from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis, star
 
 from gristmill import SyncClient, TrajectoryGroup
 from gristmill.archive import ArchivedGroup, read_archive, segment, segments
+from gristmill.archive.pack import open_run
 from gristmill.archive.run_file import read_run_file
 from gristmill.archive.writer import RunWriter
 from gristmill.metrics import read_jsonl
 from gristmill.view.cli import main
-from gristmill.view.folders import RunFolder
 from gristmill.view.run_source import RunSource
 from gristmill_trainer.checkpoint.digests import DIGESTS_FILE, lineage, read_digests
 from local_processes import LocalStack
@@ -375,7 +375,7 @@ def test_packed_run_is_retrained_into_the_folder_of_runs(packed: Path) -> None:
     assert gristmill(packed, "retrain", str(packed), "--until", "2").returncode == 0
     retrained = packed.parent / f"{RUN}-retrained"
     assert [row["step"] for row in rows_of(retrained)] == [1, 2]
-    with contextlib.closing(RunSource([*RunFolder.open(packed).roots, packed.parent])) as source:
+    with contextlib.closing(RunSource([*open_run(packed).roots, packed.parent])) as source:
         assert asyncio.run(source.compare([RUN, retrained.name]))["after"] == {RUN: 0, retrained.name: 0}
 
 

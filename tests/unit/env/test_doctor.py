@@ -13,7 +13,7 @@ import pytest
 from tests.unit.env.conftest import FailingServer
 from transformers import PreTrainedTokenizerFast
 
-from gristmill.view.check import Check
+from gristmill.check import Check
 from gristmill_env.doctor import before_run, check_sampling
 from gristmill_env.inference.http import ServerHttp
 

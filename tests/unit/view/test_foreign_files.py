@@ -16,8 +16,8 @@ from tests.support.run_folder import RunFolderWriter
 
 from gristmill import GristmillError, foreign
 from gristmill.archive.run_file import RUN_FILE
+from gristmill.folders import RunFolder, list_runs
 from gristmill.view import cli, queries, run_checks
-from gristmill.view.folders import RunFolder, list_runs
 from gristmill.view.rollouts import build
 from gristmill.view.run_source import RunSource
 from gristmill.view.source import RolloutQuery, ViewError

@@ -13,7 +13,7 @@ from tests.unit.sdk.view.recorded import record
 
 import gristmill
 from gristmill.archive.run_file import write_run_file
-from gristmill.view.folders import RunFolder
+from gristmill.folders import RunFolder
 from gristmill.view.highlights import highlights
 
 

@@ -29,11 +29,10 @@ from tests.unit.sdk.view.recorded import LOGS, record
 import gristmill
 from gristmill import redaction
 from gristmill.archive import pack
-from gristmill.archive.pack import PackContents, PackError, read_contents, unpack, write_pack
+from gristmill.archive.pack import PackContents, PackError, open_run, read_contents, unpack, write_pack
 from gristmill.archive.run_file import read_run_file, write_run_file
 from gristmill.archive.secrets import secrets_of, short_secrets
 from gristmill.view import cli
-from gristmill.view.folders import RunFolder
 from gristmill.view.rollouts import build
 from local_processes import LocalStack, answers
 
@@ -84,7 +83,7 @@ def test_packed_run_answers_queries_as_its_folder(run: RunFolderWriter) -> None:
     assert gristmill.sql(path, QUERY).to_pylist() == before
     found = build(path)
     assert (found.trained, found.without_record, found.damaged) == (12, 0, [])
-    assert [group.group_id for group in gristmill.read_rollouts(RunFolder.open(path).folders[0])] == sorted(
+    assert [group.group_id for group in gristmill.read_rollouts(open_run(path).folders[0])] == sorted(
         {row["group_id"] for row in before if row["outcome"] == "trained"}
     )
 
@@ -345,7 +344,7 @@ def test_pack_of_an_open_run_ends_in_a_torn_line(run: RunFolderWriter, tmp_path:
     with (run.path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "policy_ver')
     folder = unpack(packed(run), tmp_path / "there")
-    assert [row["step"] for row in RunFolder.open(folder).metrics()] == [1, 2, 3]
+    assert [row["step"] for row in open_run(folder).metrics()] == [1, 2, 3]
 
 
 def rewritten(path: Path, member: str, content: bytes) -> Path:
@@ -373,7 +372,7 @@ def test_damaged_pack_names_the_file_and_leaves_no_folder(run: RunFolderWriter, 
     half = path.with_name("half.zip")
     half.write_bytes(content[: len(content) // 2])
     with raises(PackError, "not_a_pack", path=half):
-        RunFolder.open(half)
+        open_run(half)
 
 
 @pytest.mark.parametrize("name", ["../../outside", "/outside", "a/../../outside", "..\\outside"])
@@ -432,7 +431,7 @@ def test_pack_that_becomes_very_large_needs_a_word(run: RunFolderWriter, tmp_pat
     with raises(PackError, "pack_too_large"):
         unpack(path, tmp_path / "there")
     with raises(PackError, "pack_too_large"):
-        RunFolder.open(path)
+        open_run(path)
     with raises(PackError, "pack_too_large"):
         unpack(path, tmp_path / "there", max_size=(80 << 20) - 1)
     assert cli.main(["--runs", "there", "unpack", str(path), "--max-size", str(100 << 20)]) == 0
@@ -449,7 +448,7 @@ def test_cache_of_packs_expires(run: RunFolderWriter, tmp_path: Path) -> None:
     for folder, age in ((old, 40), (used, 10)):
         folder.mkdir(parents=True)
         os.utime(folder, (time.time() - age * 86400,) * 2)
-    RunFolder.open(path)
+    open_run(path)
     assert (old.exists(), used.exists()) == (False, True)
     assert len(list(old.parent.iterdir())) == 2
 

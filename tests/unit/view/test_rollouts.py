@@ -20,8 +20,8 @@ import gristmill
 from gristmill.archive.drops import Drop, append_drops
 from gristmill.archive.run_file import write_run_file
 from gristmill.archive.trained import TrainedGroup, TrainedSequence
+from gristmill.folders import RunFolder, RunMissingError, list_runs
 from gristmill.view import cli, rollouts
-from gristmill.view.folders import RunFolder, RunMissingError, list_runs
 from gristmill.view.rollouts import SCHEMA, Completeness, SqlError, build
 
 

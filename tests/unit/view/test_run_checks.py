@@ -13,11 +13,11 @@ from tests.support.run_folder import CREATED, RunFolderWriter, synthetic_run
 from tests.unit.sdk.view.recorded import record
 
 from gristmill.archive.run_file import write_run_file
+from gristmill.check import Check
+from gristmill.folders import RunFolder
 from gristmill.metrics import read_jsonl
 from gristmill.receipts import RECEIPTS_FILE, Receipt, ReceiptState
 from gristmill.view import cli
-from gristmill.view.check import Check
-from gristmill.view.folders import RunFolder
 from gristmill.view.run_checks import check_files
 
 OK, FAILED, UNPROVEN = ReceiptState.OK, ReceiptState.FAILED, ReceiptState.UNPROVEN

@@ -35,6 +35,7 @@ from gristmill.archive.secrets import SecretSearch, cannot_be_searched, gzip_par
 from gristmill.archive.trained import TOKENIZER_FOLDER, TRAINED_FOLDER
 from gristmill.deployment import RUN_ID
 from gristmill.errors import GristmillError
+from gristmill.folders import ORIGIN_FOLDER, RunFolder
 from gristmill.redaction import redact, redact_text
 
 SUFFIX: Final = ".gristmill.zip"
@@ -42,8 +43,6 @@ CONTENTS_FILE: Final = "pack.json"
 FORMAT: Final = 1
 LEFT_OUT: Final = ("checkpoints", "model", "dataset", "tensorboard", "wandb")
 """Folders of a run that a pack leaves out: weights, and files that another program makes from the run's files."""
-ORIGIN_FOLDER: Final = "origin"
-"""In a fork's folder: the checkpoint of another run from which the fork began."""
 PACKED: Final = (
     "run.json", "metrics.jsonl", "drops.jsonl", "drops.1.jsonl", "receipts.jsonl", "probes.json", "digests.jsonl",
     "fork.json", "retrain.json", "report.html", "rollouts/*.gmz", "trained/*.gmz", "trained/tokenizer/*",
@@ -335,7 +334,25 @@ def unpack(path: Path, root: Path, max_size: int | None = None) -> Path:
     return folder
 
 
-def unpacked(path: Path) -> Path:
+def open_run(run: str | Path | RunFolder, roots: Iterable[str | Path] | None = None) -> RunFolder:
+    """Returns a run as `RunFolder.open` does. `run` may also be a packed run such as "quickstart.gristmill.zip".
+
+    A packed run is unpacked to the user's cache. Raises PackError if it cannot be read.
+    """
+    if roots is None and not isinstance(run, RunFolder) and Path(run).is_file():
+        return RunFolder.open(_unpacked(Path(run)))
+    return RunFolder.open(run, roots)
+
+
+def named_run(name: str, roots: Iterable[Path]) -> RunFolder:
+    """Returns the run that a person names on a command line: a folder or a packed run that exists, or else an id.
+
+    `roots`: the folders that have the run of an id. Raises as `open_run` does.
+    """
+    return open_run(name, None if Path(name).exists() else roots)
+
+
+def _unpacked(path: Path) -> Path:
     """Returns the folder of a pack's run in the user's cache, and unpacks the pack there the first time.
 
     Raises PackError as `unpack` does.

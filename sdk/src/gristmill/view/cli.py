@@ -41,16 +41,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gristmill.archive.pack import SUFFIX, write_pack
+from gristmill.archive.pack import SUFFIX, named_run, write_pack
 from gristmill.archive.pack import unpack as unpack_run
 from gristmill.archive.secrets import secrets_of, short_secrets
+from gristmill.check import Check
 from gristmill.deployment import API_URL, MODEL_URL, Deployment, env_file
 from gristmill.errors import ApiUnreachable, ConfigError, FileError, GristmillError
+from gristmill.folders import REPORT_FILE, RunFolder, default_roots, list_runs
 from gristmill.slurm import Job, Nodes, submit
 from gristmill.view import doctor
-from gristmill.view.check import Check
 from gristmill.view.facts import read_files
-from gristmill.view.folders import REPORT_FILE, RunFolder, default_roots, list_runs
 from gristmill.view.overview import overview
 from gristmill.view.samples import one_line
 from gristmill.view.status import Place, status, tail
@@ -225,7 +225,7 @@ def _say_rows(options: argparse.Namespace, console: Console, rows: Sequence[Mapp
 def _run_folder(run: str | None, place: Place) -> RunFolder:
     """Returns a run by its folder, its pack or its id, or the run that was written last."""
     if run is not None:
-        return RunFolder.named(run, place.roots)
+        return named_run(run, place.roots)
     newest = next(iter(list_runs(place.roots)), None)
     if newest is None:
         raise GristmillError("no_run", f"no folder of a run is in {', '.join(map(str, place.roots))}")
@@ -235,7 +235,7 @@ def _run_folder(run: str | None, place: Place) -> RunFolder:
 # --- view, report, pack, doctor --------------------------------------------------------------------------------------
 def view(options: argparse.Namespace, place: Place, console: Console) -> int:
     """Serves the page over the files of runs, without an API."""
-    runs_named = [RunFolder.named(run, place.roots) for run in options.run]
+    runs_named = [named_run(run, place.roots) for run in options.run]
     roots = tuple(dict.fromkeys(root for run in runs_named for root in run.roots)) or place.roots
     first = f"/view/{runs_named[0].run_id}" if runs_named else "/view"
     _serve_page(roots, first, console, options.host, options.port)
@@ -396,7 +396,9 @@ def train_again(options: argparse.Namespace, place: Place, console: Console) -> 
         _serve_page(roots, path, console, opens=True)
 
     page = show if sys.stdout.isatty() and _can_open_page() else None
-    here = commands.Here(place.roots, place.models_dir, place.api, place.token, page)
+    here = commands.Here(
+        place.roots, place.models_dir, place.api, place.token, lambda run: named_run(run, place.roots), page
+    )
     return int(commands.main(options.name, options.rest, here))
 
 

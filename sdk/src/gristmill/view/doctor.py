@@ -24,10 +24,10 @@ import httpx
 import msgspec
 
 from gristmill import connections
+from gristmill.check import Check, read_memory
 from gristmill.errors import ConfigError
+from gristmill.folders import RunFolder
 from gristmill.view import run_checks
-from gristmill.view.check import Check
-from gristmill.view.folders import RunFolder
 
 _GIB = 1024**3
 _TIMEOUT = 10.0
@@ -269,21 +269,6 @@ def port_use(port: int) -> PortUse:
     except httpx.HTTPError:
         return "taken"
     return "ours" if is_ours else "taken"
-
-
-def read_memory() -> int | None:
-    """Returns the bytes of memory that processes here may use: the machine's, or the container's limit."""
-    found = []
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemTotal:"):
-                found.append(int(line.split()[1]) * 1024)
-        limit = Path("/sys/fs/cgroup/memory.max")
-        if limit.exists() and (text := limit.read_text().strip()).isdecimal():
-            found.append(int(text))
-    except OSError:
-        return None
-    return min(found, default=None)
 
 
 def _read_disk(folder: Path) -> tuple[Path, int] | None:

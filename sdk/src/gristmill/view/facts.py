@@ -24,13 +24,13 @@ import msgspec
 from gristmill import connections, foreign
 from gristmill.archive.drops import read_drops
 from gristmill.errors import GristmillError
+from gristmill.folders import EVALUATIONS_FOLDER, RunFolder, last_change
 from gristmill.group import PolicyVersion
 from gristmill.metrics import METRICS_FILE, readable
 from gristmill.model_servers import ServerAddresses, find_all
 from gristmill.receipts import Receipt
 from gristmill.run import Environment, RunRecord, RunState, RunStatus
 from gristmill.sync_client import SyncClient
-from gristmill.view.folders import EVALUATIONS_FOLDER, RunFolder, last_change
 from gristmill.view.phases import Log, read_log
 
 STALE_S: Final = 120.0

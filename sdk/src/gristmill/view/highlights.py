@@ -15,7 +15,7 @@ from typing import Any
 from gristmill import foreign
 from gristmill.archive import segment
 from gristmill.archive.trained import TrainedGroup
-from gristmill.view.folders import RunFolder
+from gristmill.folders import RunFolder
 from gristmill.view.rows import Submitted, Texts, read_submitted, step_without_record
 
 _LOG = logging.getLogger(__name__)

@@ -19,10 +19,10 @@ import msgspec
 
 from gristmill.archive.run_file import RUN_FILE
 from gristmill.errors import GristmillError
+from gristmill.folders import RunFolder, RunMissingError, list_runs
 from gristmill.metrics import METRICS_FILE
 from gristmill.view import groups
 from gristmill.view.facts import Facts, read_files
-from gristmill.view.folders import RunFolder, RunMissingError, list_runs
 from gristmill.view.groups import shown_id
 from gristmill.view.overview import flat, metric_names, overview, series, to_json
 from gristmill.view.run_source import flat_rows, line_of

@@ -35,9 +35,10 @@ from gristmill import foreign, metrics
 from gristmill.archive import segment
 from gristmill.archive.dropped import DroppedContents
 from gristmill.archive.drops import Drop, read_drops
+from gristmill.archive.pack import open_run
 from gristmill.archive.trained import TrainedGroup
 from gristmill.errors import GristmillError
-from gristmill.view.folders import RunFolder
+from gristmill.folders import RunFolder
 from gristmill.view.rows import OTHER_TRAINING, SCHEMA, SCHEMA_VERSION, Rows, Texts, evaluation_rows, read_submitted
 
 __all__ = ["SCHEMA", "SCHEMA_VERSION", "Completeness", "build", "dataset", "sql"]
@@ -104,7 +105,7 @@ def build(run: str | Path | RunFolder, *, roots: Iterable[str | Path] | None = N
 
     Raises RunMissingError.
     """
-    source = RunFolder.open(run, roots)
+    source = open_run(run, roots)
     folder = source.writable(DATASET_FOLDER)
     with _locked(folder):
         return _Builder(source, folder).update()
@@ -118,7 +119,7 @@ def dataset(
     `update`: read what is new in the run's folder first. A run that was deleted and created again under its id has the
     rows of both; column `creation` distinguishes them.
     """
-    source = RunFolder.open(run, roots)
+    source = open_run(run, roots)
     files = _files(source, update=update)
     if not files:
         return pads.dataset(SCHEMA.empty_table())
@@ -134,7 +135,7 @@ def sql(
     and `steps` (the trainer's metrics, with names such as `seconds_train`). Raises SqlError for a query that DuckDB
     refuses.
     """
-    source = RunFolder.open(run, roots)
+    source = open_run(run, roots)
     files = _files(source, update=update)
     with duckdb.connect(":memory:") as connection:
         connection.execute("SET TimeZone = 'UTC'")

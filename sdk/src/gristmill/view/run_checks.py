@@ -11,13 +11,13 @@ from gristmill import foreign
 from gristmill.archive import ArchiveError, segment
 from gristmill.archive.drops import read_drops
 from gristmill.archive.trained import NOT_RECORDED, TrainedGroup
+from gristmill.check import Check
 from gristmill.errors import GristmillError
+from gristmill.folders import RunFolder
+from gristmill.growing import read_growing_jsonl
 from gristmill.receipts import RECEIPTS_FILE, ReceiptState, failing, parse_receipts, proven
 from gristmill.redaction import redact_text
 from gristmill.run import RunState
-from gristmill.view.check import Check
-from gristmill.view.folders import RunFolder
-from gristmill.view.growing import read_growing_jsonl
 from gristmill.view.trouble import LOGPROB_DIFF
 
 _LISTED: Final = 5

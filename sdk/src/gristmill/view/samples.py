@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gristmill import foreign
+from gristmill.folders import RunFolder
 from gristmill.group import Tokenizer
 from gristmill.logs import escaped
 from gristmill.run import Example
 from gristmill.sync_client import SyncClient
 from gristmill.view import turns
-from gristmill.view.folders import RunFolder
 
 _LOG = logging.getLogger(__name__)
 _TOKENIZER_FILE = "tokenizer.json"

@@ -14,13 +14,13 @@ from rich.text import Text
 
 from gristmill.deployment import MODEL_URL, Manifest
 from gristmill.errors import ApiError, ApiUnreachable, ErrorCode, GristmillError, ManifestError
+from gristmill.folders import RunFolder, list_runs
 from gristmill.group import Tokenizer
 from gristmill.model_servers import split_urls
 from gristmill.run import Example, RunState
 from gristmill.sync_client import SyncClient
 from gristmill.view import doctor
 from gristmill.view.facts import ApiReader, Facts, find_run, read_files
-from gristmill.view.folders import RunFolder, list_runs
 from gristmill.view.overview import Overview, current_rows, overview, to_json
 from gristmill.view.samples import Sample, load_tokenizer, one_line, read_samples, samples_of
 from gristmill.view.terminal import LiveView, Screen, figure, redraws, summary

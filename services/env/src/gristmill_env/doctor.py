@@ -19,10 +19,10 @@ import msgspec
 
 from gristmill import ConfigError, Deployment, GristmillError, foreign
 from gristmill.archive.trained import TOKENIZER_FOLDER, TRAINED_FOLDER
+from gristmill.check import Check, State
+from gristmill.folders import ROLLOUTS_FOLDER, RunFolder
 from gristmill.model_servers import GENERATE, ServerAddresses, generation
 from gristmill.settings import load_yaml
-from gristmill.view.check import Check, State
-from gristmill.view.folders import ROLLOUTS_FOLDER, RunFolder
 from gristmill_env.commands.check import score_gold
 from gristmill_env.commands.replay import score_group
 from gristmill_env.commands.source import open_groups

@@ -34,14 +34,13 @@ from gristmill import (
     foreign,
     read_rollouts,
 )
+from gristmill.check import Check, read_memory
 from gristmill.deployment import MODEL_URL
+from gristmill.folders import ROLLOUTS_FOLDER, RunFolder
 from gristmill.model_servers import split_urls
 from gristmill.receipts import RECEIPTS_FILE, ReceiptState, read_receipts
 from gristmill.redaction import redact_text
 from gristmill.settings import find_config, load_yaml
-from gristmill.view.check import Check
-from gristmill.view.doctor import read_memory
-from gristmill.view.folders import ROLLOUTS_FOLDER, RunFolder
 from gristmill_trainer.checkpoint.digests import DIGESTS_FILE, CheckpointRecord, read_digests
 from gristmill_trainer.checkpoint.store import read_progress
 from gristmill_trainer.data.micro_batches import collate

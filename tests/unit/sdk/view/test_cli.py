@@ -16,9 +16,9 @@ import pytest
 from tests.support.ports import free_port
 from tests.unit.sdk.view.recorded import rows, write_run
 
+from gristmill.folders import RunFolder
 from gristmill.view import cli
 from gristmill.view.facts import read_files
-from gristmill.view.folders import RunFolder
 
 
 @pytest.fixture

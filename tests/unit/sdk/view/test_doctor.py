@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gristmill.view.check import Check
+from gristmill.check import Check
 from gristmill.view.doctor import Gpu, Machine, checks, examine, port_use, split_gpus
 
 GIB = 1024**3

@@ -18,9 +18,9 @@ from tests.unit.sdk.view.recorded import LOGS, record, rows, status, write_run
 from gristmill import GristmillError, RunState
 from gristmill.archive.drops import Drop, append_drops
 from gristmill.archive.run_file import write_run_file
+from gristmill.folders import RunFolder
 from gristmill.receipts import Receipt
 from gristmill.view.facts import Facts, ServerFacts, Service, read_files
-from gristmill.view.folders import RunFolder
 from gristmill.view.overview import evaluation_point, overview, series, to_json
 
 

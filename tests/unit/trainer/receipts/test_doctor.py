@@ -16,7 +16,7 @@ from tests.unit.trainer.receipts.torch_server import TorchServer
 from transformers import AutoModelForCausalLM
 
 from gristmill import Deployment, SamplingParams, TrajectoryGroup
-from gristmill.view.check import Check
+from gristmill.check import Check
 from gristmill_trainer import doctor
 from gristmill_trainer.doctor import _samples_of, _scored, _Weights, check_room, check_server, check_weights
 from gristmill_trainer.errors import PublishError

@@ -17,8 +17,8 @@ from typing import Final
 from redis.exceptions import RedisError
 
 from gristmill.errors import GristmillError
+from gristmill.folders import REPORT_FILE
 from gristmill.logs import line
-from gristmill.view.folders import REPORT_FILE
 from gristmill.view.report import write_report
 from gristmill.view.run_source import RunSource
 from gristmill_api.errors import ApiProblem

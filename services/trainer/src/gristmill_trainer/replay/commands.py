@@ -16,8 +16,8 @@ from transformers.utils import logging as transformers_logging
 
 from gristmill import Hyperparameters
 from gristmill.deployment import RUN_ID
+from gristmill.folders import RunFolder
 from gristmill.settings import parse_flags
-from gristmill.view.folders import RunFolder
 from gristmill_trainer.replay import fork
 from gristmill_trainer.replay.bisect import bisect
 from gristmill_trainer.replay.recorded import RecordedRun, ReplayError
@@ -36,6 +36,8 @@ class Here(NamedTuple):
     api: str
     """URL of the trajectory API, which only a fork needs."""
     token: str | None
+    open: Callable[[str], RunFolder]
+    """Returns the run of an id, a folder or a packed run. Raises GristmillError."""
     show: Callable[[Sequence[Path], str], None] | None
     """Opens the page over folders of runs at a path, until Ctrl-C. None: there is no terminal or no browser."""
 
@@ -70,7 +72,7 @@ def _retrain(arguments: Sequence[str], here: Here) -> int:
     options, rest = parser.parse_known_args(arguments)
     settings = parse_flags(rest, Hyperparameters, "gristmill retrain RUN", "Hyperparameters of a retraining.")
     request = Request(settings, options.at, options.until, options.force, options.model)
-    run = _open(options, here.roots)
+    run = _open(options, here)
     if options.verify:
         if settings:
             raise ReplayError(
@@ -99,7 +101,7 @@ def _bisect(arguments: Sequence[str], here: Here) -> int:
     parser.add_argument("--metric", required=True, help="such as grad_norm, loss, kl_rollout, ratio.max")
     parser.add_argument("--step", type=int, required=True, help="the step with the unusual value")
     options = parser.parse_args(arguments)
-    run = _open(options, here.roots)
+    run = _open(options, here)
     found = bisect(run, options.metric, options.step, options.model, here.models_dir, _say)
     for line in found.report():
         _say(line)
@@ -120,7 +122,7 @@ def _fork(arguments: Sequence[str], here: Here) -> int:
     )  # fmt: skip
     parser.add_argument("--id", metavar="NAME", help="id of the new run (default: RUN-fork-STEP)")
     options = parser.parse_args(arguments)
-    run = _open(options, here.roots)
+    run = _open(options, here)
     name = options.id or f"{run.run_id}-fork-{options.at}"
     _check_run_id(name)
     settings = dict(map(_setting, options.set))
@@ -157,8 +159,8 @@ def _parser(name: str, text: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _open(options: argparse.Namespace, roots: Sequence[Path]) -> RecordedRun:
-    found = RecordedRun.open(RunFolder.named(options.run, roots), trust=options.trust)
+def _open(options: argparse.Namespace, here: Here) -> RecordedRun:
+    found = RecordedRun.open(here.open(options.run), trust=options.trust)
     _say(f"run {found.run_id}: {found.coverage().report()}")
     return found
 

@@ -22,10 +22,9 @@ from typing import Any
 import yaml
 
 from gristmill import ApiError, ApiUnreachable, Hyperparameters, RunRecord, SyncClient
-from gristmill.archive.pack import ORIGIN_FOLDER
+from gristmill.folders import FORK_FILE, ORIGIN_FOLDER
 from gristmill.redaction import REDACTED
 from gristmill.settings import merge, parse
-from gristmill.view.folders import FORK_FILE
 from gristmill_trainer.checkpoint import Checkpoint
 from gristmill_trainer.checkpoint.contents import MANIFEST
 from gristmill_trainer.checkpoint.digests import file_digests

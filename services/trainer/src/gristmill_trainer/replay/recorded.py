@@ -12,9 +12,8 @@ from typing import Any
 from gristmill import Hyperparameters, Manifest, ManifestError, PolicyVersion, TrajectoryGroup
 from gristmill.archive import GroupIndex
 from gristmill.archive.drops import read_drops
-from gristmill.archive.pack import ORIGIN_FOLDER
+from gristmill.folders import ORIGIN_FOLDER, RunFolder
 from gristmill.settings import parse
-from gristmill.view.folders import RunFolder
 from gristmill_trainer.checkpoint import Checkpoint
 from gristmill_trainer.checkpoint.contents import STATE, verify
 from gristmill_trainer.checkpoint.digests import (

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from gristmill import growing
+from gristmill.growing import read_growing_jsonl
 from gristmill.metrics import read_jsonl
-from gristmill.view import growing
-from gristmill.view.growing import read_growing_jsonl
 
 
 def lines(*steps: int) -> str:

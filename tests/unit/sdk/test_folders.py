@@ -9,7 +9,7 @@ import pytest
 from tests.unit.sdk.view.recorded import record, rows, write_run
 
 from gristmill.archive.run_file import write_run_file
-from gristmill.view.folders import RunFolder, list_runs
+from gristmill.folders import RunFolder, list_runs
 
 
 def age(folder: Path, seconds: int) -> None:

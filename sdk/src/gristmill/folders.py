@@ -27,15 +27,14 @@ import msgspec
 from gristmill import foreign
 from gristmill.archive import segment
 from gristmill.archive.drops import DROPS_FILE, OLDER_DROPS_FILE
-from gristmill.archive.pack import unpacked
 from gristmill.archive.run_file import RUN_FILE, read_run_file
 from gristmill.archive.trained import TOKENIZER_FOLDER, TRAINED_FOLDER
 from gristmill.deployment import RUN_ID, Manifest
 from gristmill.errors import GristmillError, ManifestError
+from gristmill.growing import read_growing_jsonl
 from gristmill.metrics import METRICS_FILE, number, readable
 from gristmill.receipts import RECEIPTS_FILE, Receipt, parse_receipts
 from gristmill.run import RunRecord
-from gristmill.view.growing import read_growing_jsonl
 
 _LOG = logging.getLogger(__name__)
 ROLLOUTS_FOLDER, EVALUATIONS_FOLDER, LOGS_FOLDER, MODEL_FOLDER = "rollouts", "evaluations", "logs", "model"
@@ -43,6 +42,8 @@ EVALUATION_FILE = "evaluation.json"
 REPORT_FILE = "report.html"
 FORK_FILE = "fork.json"
 """The run and the step from which `gristmill fork` began this run."""
+ORIGIN_FOLDER = "origin"
+"""In a fork's folder: the checkpoint of another run from which the fork began."""
 _TRACES = (
     RUN_FILE, METRICS_FILE, ROLLOUTS_FOLDER, TRAINED_FOLDER, DROPS_FILE, EVALUATIONS_FOLDER, LOGS_FOLDER, "checkpoints",
     MODEL_FOLDER,
@@ -74,16 +75,13 @@ class RunFolder:
 
     @classmethod
     def open(cls, run: str | Path | RunFolder, roots: Iterable[str | Path] | None = None) -> RunFolder:
-        """`run`: a folder such as "runs/quickstart", a packed run such as "quickstart.gristmill.zip", or a run id.
+        """`run`: a folder such as "runs/quickstart", or a run id.
 
-        `roots`: default is GRISTMILL_RUNS_DIR, else runs/. A packed run is unpacked to the user's cache.
-        Raises RunMissingError if no root has a folder of the run, PackError if a packed run cannot be read.
+        `roots`: default is GRISTMILL_RUNS_DIR, else runs/. Raises RunMissingError if no root has a folder of the run.
         """
         if isinstance(run, RunFolder):
             return run
         path = Path(run)
-        if roots is None and path.is_file():
-            path = unpacked(path)
         if roots is None and path.is_dir():
             path = path.resolve()
             found = cls(path.name, (path.parent,))
@@ -99,14 +97,6 @@ class RunFolder:
                 roots=places,
             )
         return found
-
-    @classmethod
-    def named(cls, run: str, roots: Iterable[Path]) -> RunFolder:
-        """Returns the run that a person names on a command line: a folder or a packed run that exists, or else an id.
-
-        `roots`: the folders that have the run of an id. Raises as `open` does.
-        """
-        return cls.open(run, None if Path(run).exists() else roots)
 
     @property
     def folders(self) -> list[Path]:
