@@ -22,7 +22,7 @@ setup: $(READY) $(MODEL_READY) ## install the packages that running needs, in .v
 dev: $(DEV_READY) $(MODEL_READY) $(ATROPOS_READY) ## install the packages that the tests need too, in .venv and .venv-atropos
 
 # .venv has uv, which installs the packages of all three.
-$(READY): scripts/make_venv.sh scripts/uv_settings.py $(call pins,uv build run torch-cpu trainer-cuda) sdk/pyproject.toml $(wildcard services/*/pyproject.toml)
+$(READY): scripts/make_venv.sh scripts/uv_settings.py $(call pins,uv build run torch-cpu trainer-cuda) sdk/pyproject.toml view/pyproject.toml cli/pyproject.toml $(wildcard services/*/pyproject.toml)
 	PYTHON=$(PYTHON) DEVICE=$(DEVICE) scripts/make_venv.sh main
 
 $(DEV_READY): $(READY) $(call pins,dev)
@@ -73,7 +73,7 @@ lint: $(DEV_READY) ## check the style of Python and shell files, and which packa
 	$(VENV)/shellcheck .ci/run scripts/*.sh
 
 types: $(DEV_READY) ## check the types of all Python files with mypy
-	$(VENV)/mypy -n 2 sdk/src services/*/src scripts tests benchmarks
+	$(VENV)/mypy -n 2 sdk/src view/src cli/src services/*/src scripts tests benchmarks
 
 unit: $(DEV_READY) ## run the unit tests
 	$(VENV)/pytest tests/unit -m "not long" -p no:schemathesis -n 2
@@ -132,7 +132,7 @@ bench-learning: dev ## train to the end: ARGS=objectives or staleness (half an h
 bench-durability: $(DEV_READY) ## measure the cost of a SIGKILL of Redis by fsync mode: half an hour
 	PYTHONPATH=.:scripts $(VENV)/python benchmarks/durability.py --results benchmarks/results $(ARGS)
 
-bench-rollouts: $(DEV_READY) ## time ten questions on 100,000 rollouts, and the trainer's records; needs the extra view
+bench-rollouts: $(DEV_READY) ## time ten questions on 100,000 rollouts, and the trainer's records
 	PYTHONPATH=.:scripts $(VENV)/python benchmarks/rollouts.py --results benchmarks/results $(ARGS)
 
 bench-page: $(DEV_READY) ## measure the page: cost of open pages for the API, bytes, first paint; ten minutes, needs Chromium

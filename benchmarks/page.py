@@ -268,7 +268,7 @@ def paint(rounds: int) -> list[str]:
         port = free_port()
         url = f"http://127.0.0.1:{port}"
         server = subprocess.Popen(
-            [sys.executable, "-m", "gristmill", "view", str(folder), "--port", str(port)], stdout=subprocess.DEVNULL
+            [sys.executable, "-m", "gristmill_cli", "view", str(folder), "--port", str(port)], stdout=subprocess.DEVNULL
         )
         try:
             while not answers(f"{url}/view"):

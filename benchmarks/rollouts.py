@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks import machine
 from tests.support.run_folder import synthetic_run
 
-import gristmill
+from gristmill_view import sql
 
 ROOT = Path(__file__).resolve().parents[1]
 GROUP_SIZE, GROUPS_PER_STEP, TOKENS = 16, 25, 120
@@ -31,7 +31,7 @@ SEQUENCES = 128
 
 def questions(rollouts: int, rounds: int) -> list[str]:
     """Returns a table of times."""
-    from gristmill.view.rollouts import build
+    from gristmill_view.rollouts import build
 
     page = (ROOT / "docs" / "rollouts.md").read_text()
     queries = re.findall(r"### (.*?)\n.*?```sql\n(.*?)```", page, re.S)
@@ -58,7 +58,7 @@ def questions(rollouts: int, rounds: int) -> list[str]:
             times = []
             for _ in range(rounds):
                 began = time.perf_counter()
-                gristmill.sql(run.path, query, update=False)
+                sql(run.path, query, update=False)
                 times.append((time.perf_counter() - began) * 1000)
             lines.append(f"| {title} | {statistics.median(times):.0f} | {max(times):.0f} |")
     return lines

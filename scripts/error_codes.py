@@ -16,6 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {
     "gristmill": ROOT / "sdk" / "src",
+    "gristmill_view": ROOT / "view" / "src",
+    "gristmill_cli": ROOT / "cli" / "src",
     "gristmill_api": ROOT / "services" / "api" / "src",
     "gristmill_env": ROOT / "services" / "env" / "src",
     "gristmill_model": ROOT / "services" / "model" / "src",

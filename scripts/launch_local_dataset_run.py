@@ -45,7 +45,7 @@ from gristmill.errors import FileError
 from gristmill.metrics import METRICS_FILE, read_jsonl
 from gristmill.redaction import redact
 from gristmill.settings import load_yaml, merge, parse
-from gristmill.view.terminal import Command
+from gristmill_cli.terminal import Command
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.session import Task
 from gristmill_model.settings import named

@@ -30,11 +30,11 @@ from gristmill.folders import REPORT_FILE, RunFolder
 from gristmill.group import Tokenizer
 from gristmill.logs import escaped
 from gristmill.metrics import METRICS_FILE, read_jsonl
-from gristmill.view.facts import ApiReader, Facts, Service, read_files
-from gristmill.view.overview import current_rows, overview
-from gristmill.view.phases import ANSWERS, Meaning, meaning
-from gristmill.view.samples import Sample, load_tokenizer, read_samples
-from gristmill.view.terminal import Command, LiveView, Screen, redraws, summary
+from gristmill_cli.terminal import Command, LiveView, Screen, redraws, summary
+from gristmill_view.facts import ApiReader, Facts, Service, read_files
+from gristmill_view.overview import current_rows, overview
+from gristmill_view.phases import ANSWERS, Meaning, meaning
+from gristmill_view.samples import Sample, load_tokenizer, read_samples
 from local_processes import LocalStack, print_line
 
 ORDER: Final = ("redis", "api", "model", "trainer", "env")

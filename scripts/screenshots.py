@@ -23,8 +23,8 @@ import uvicorn
 from playwright.sync_api import sync_playwright
 from tests.support.demo_runs import DemoSource
 
-from gristmill.view.app import create_app
-from gristmill.view.run_source import RunSource
+from gristmill_view.app import create_app
+from gristmill_view.run_source import RunSource
 
 ROOT = Path(__file__).parent.parent
 PORT = 8497

@@ -15,7 +15,7 @@ from tests.support.chromium import Seen, chromium, new_page
 from tests.support.demo_runs import DemoSource
 from tests.support.ports import free_port
 
-from gristmill.view.app import create_app
+from gristmill_view.app import create_app
 
 
 class Server:

@@ -12,8 +12,8 @@ from tests.browser.conftest import Demo, Server
 from tests.support.chromium import Seen, fact, settled
 from tests.support.demo_runs import HOSTILE, DemoSource
 
-from gristmill.view.app import create_app
-from gristmill.view.source import News
+from gristmill_view.app import create_app
+from gristmill_view.source import News
 
 VIEWS = (
     "/view",

@@ -12,7 +12,7 @@ from tests.browser.conftest import Server
 from tests.support.chromium import Seen
 from tests.support.demo_runs import DemoSource
 
-from gristmill.view.app import create_app
+from gristmill_view.app import create_app
 
 TOKEN = "a-token-of-the-role-env-with-many-letters"
 

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, Final
 
-from gristmill.view.groups import group_json
+from gristmill_view.groups import group_json
 
 ANSWER: Final = "57"
 _REWARDS: Final = (0.0, 1.0, 0.5)

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from tests.support.demo_agents import agent_group
 
-from gristmill.view.source import (
+from gristmill_view.source import (
     Download,
     Highlight,
     News,

@@ -8,14 +8,17 @@ The modules, in the order in which to read them:
     permits       PermitSession: the calls of an environment, with the heartbeat of its permits
     errors        the exceptions, and ErrorCode with the codes of the API's errors
     archive       read_rollouts: the trained groups of a run on disk
-    rollouts      dataset, sql: the table of all rollouts of a run (docs/rollouts.md), with the extra `view`
+    folders       RunFolder: the files of a run, which may be in several folders
     run           the records that the API returns
     deployment    Deployment: the addresses and folders of a stack; Manifest: the model that the stack serves
     model_servers ServerAddresses: the model servers that a URL represents; dns+http:// finds them by name
-    view          the program `gristmill`: the state of a run, in the terminal and as data (docs/commands.md)
 
 docs/api.md ends with a complete trainer and a complete environment. The other modules are for Gristmill's own services:
-settings, hyperparameters, plugins, tracking, metrics, logs, redaction, hosts, stall, calls, compression.
+settings, hyperparameters, plugins, tracking, metrics, growing, check, logs, redaction, hosts, stall, calls,
+compression.
+
+The package gristmill_view reads runs, with the table of all rollouts (docs/rollouts.md). The package gristmill_cli has
+the program `gristmill` (docs/commands.md).
 """
 
 from __future__ import annotations
@@ -50,8 +53,6 @@ if TYPE_CHECKING:
     from gristmill.hyperparameters import Hyperparameters as Hyperparameters
     from gristmill.leases import LeaseSession as LeaseSession
     from gristmill.permits import PermitSession as PermitSession
-    from gristmill.rollouts import dataset as dataset
-    from gristmill.rollouts import sql as sql
     from gristmill.run import AtroposRegistration as AtroposRegistration
     from gristmill.run import Claim as Claim
     from gristmill.run import DeadLetter as DeadLetter
@@ -82,7 +83,6 @@ _NAMES = {
     "hyperparameters": "Hyperparameters",
     "leases": "LeaseSession",
     "permits": "PermitSession",
-    "rollouts": "dataset sql",
     "run": "AtroposRegistration Claim DeadLetter Environment Example GroupAudit MetricsRow Permit "
     "PermitGrant Progress Protocol RunEvent RunRecord RunState RunStatus",
     "sync_client": "SyncClient",

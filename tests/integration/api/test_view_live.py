@@ -19,8 +19,8 @@ from tests.support.errors import raises
 from tests.support.groups import make_group
 
 from gristmill import ApiError, PolicyVersion, SyncClient
-from gristmill.view.facts import ApiReader, find_run
-from gristmill.view.overview import overview
+from gristmill_view.facts import ApiReader, find_run
+from gristmill_view.overview import overview
 
 RUN = "sums"
 
@@ -157,7 +157,7 @@ def gristmill(api: SyncClient, folder: Path, *arguments: str) -> subprocess.Pope
     """Starts the program in an empty folder."""
     environ = {**os.environ, "GRISTMILL_API_URL": api.url, "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(
-        [sys.executable, "-m", "gristmill", *arguments], cwd=folder, env=environ, stdout=subprocess.PIPE,
+        [sys.executable, "-m", "gristmill_cli", *arguments], cwd=folder, env=environ, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 

@@ -19,7 +19,6 @@ from tests.support.errors import raises
 from tests.unit.env.conftest import FailingServer, tokenizer  # noqa: F401
 from tests.unit.env.inference.conftest import GENERATE, choice
 
-import gristmill
 from gristmill import Client, PolicyVersion
 from gristmill.archive.drops import Drop, append_drops
 from gristmill_env.errors import EnvError
@@ -27,6 +26,7 @@ from gristmill_env.run_settings import RunSettings
 from gristmill_env.serve import serve
 from gristmill_env.settings.dataset import DatasetConfig
 from gristmill_env.settings.run import EnvironmentSpec
+from gristmill_view import sql
 
 from .test_serve_again import launch, server  # noqa: F401
 
@@ -220,7 +220,7 @@ async def test_dropped_groups_keep_their_content_the_row_of_the_file_and_the_err
         for one in map(json.loads, (folder / "dropped" / f"{name}.jsonl").read_text().splitlines())
     ]  # fmt: skip
     append_drops(folder, drops)
-    found = gristmill.sql(folder, "SELECT * FROM rollouts ORDER BY row, sequence").to_pylist()
+    found = sql(folder, "SELECT * FROM rollouts ORDER BY row, sequence").to_pylist()
     failed = [row for row in found if row["outcome_reason"] == "reward_error"]
     assert len(failed) == GROUP_SIZE * len(kept) > 0
     for row in failed:

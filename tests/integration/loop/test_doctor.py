@@ -13,13 +13,13 @@ import pytest
 from tests.support.ports import free_port
 from tests.support.stack import MODELS_DIR, ROOT, VLLM_PYTHON, Output, Vllm, start_api, start_redis
 
-import gristmill
 from gristmill import Manifest, PolicyVersion
 from gristmill.folders import RunFolder
 from gristmill_model import server
 from gristmill_model.settings import Settings as ModelSettings
 from gristmill_trainer.publish import ModelServer, claim_publishing
 from gristmill_trainer.receipts import Cause
+from gristmill_view import sql
 from local_processes import LocalStack, answers
 
 PYTHON = sys.executable
@@ -27,7 +27,7 @@ PYTHON = sys.executable
 
 def gristmill_command(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs `gristmill` in its own process, because the services of the tests print to this one's standard output."""
-    return subprocess.run([PYTHON, "-m", "gristmill", *arguments], capture_output=True, text=True, timeout=300)
+    return subprocess.run([PYTHON, "-m", "gristmill_cli", *arguments], capture_output=True, text=True, timeout=300)
 
 
 def checks(*arguments: str) -> tuple[int, dict[str, Any]]:
@@ -102,7 +102,7 @@ def test_doctor_and_pack_of_a_real_run(here: None, run: Path, tmp_path: Path) ->
     code, packed = checks(str(path))
     assert (code, packed["archive"], packed["rewards again"]) == (0, "ok", "ok")
     query = "SELECT * FROM rollouts ORDER BY group_id, sequence"
-    assert gristmill.sql(path, query).to_pylist() == gristmill.sql(run, query).to_pylist()
+    assert sql(path, query).to_pylist() == sql(run, query).to_pylist()
 
     segment = next((RunFolder.open(path).folders[0] / "rollouts").glob("*.gmz"))
     content = bytearray(segment.read_bytes())

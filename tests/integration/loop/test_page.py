@@ -190,7 +190,7 @@ def test_files_of_the_finished_run_show_the_same_page(training: Training, page: 
     page.context.close()
     assert problems(training) == []
     port = free_port()
-    command = [PYTHON, "-m", "gristmill", "view", str(training.folder), "--port", str(port)]
+    command = [PYTHON, "-m", "gristmill_cli", "view", str(training.folder), "--port", str(port)]
     viewer = training.stack.start("view", command, {"GRISTMILL_API_URL": "http://127.0.0.1:1"})
     url = f"http://127.0.0.1:{port}"
     training.stack.wait_until(viewer, lambda: answers(f"{url}/view"), timeout=240)

@@ -25,19 +25,19 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from gristmill_view.cli import main
 from tests.support.ports import free_port
 from tests.support.recorded_run import EVERY, RUN, STEPS, record
 from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis, start_vllm
 
 from gristmill import SyncClient, TrajectoryGroup
 from gristmill.archive import ArchivedGroup, read_archive, segment, segments
-from gristmill.archive.pack import open_run
 from gristmill.archive.run_file import read_run_file
 from gristmill.archive.writer import RunWriter
 from gristmill.metrics import read_jsonl
-from gristmill.view.cli import main
-from gristmill.view.run_source import RunSource
 from gristmill_trainer.checkpoint.digests import DIGESTS_FILE, lineage, read_digests
+from gristmill_view.pack import open_run
+from gristmill_view.run_source import RunSource
 from local_processes import LocalStack
 
 
@@ -87,7 +87,7 @@ def gristmill(run: Path, *arguments: str, api: str = NO_API) -> subprocess.Compl
 def gristmill_process(run: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Runs a command of `gristmill` as a user does, in another process."""
     places = {"GRISTMILL_MODELS_DIR": str(run.parent / "no-manifest")}
-    command = [sys.executable, "-m", "gristmill", "--runs", str(run.parent), *trusted(arguments)]
+    command = [sys.executable, "-m", "gristmill_cli", "--runs", str(run.parent), *trusted(arguments)]
     done = subprocess.run(command, env=os.environ | places | environ, capture_output=True, text=True, check=False)
     print(done.stdout, done.stderr)  # noqa: T201  pytest shows it where a test fails
     return done
@@ -297,7 +297,7 @@ def test_bisect_in_a_terminal_opens_the_sequence_on_the_page(run: Path, tmp_path
     browser.write_text(f'#!/bin/sh\necho "$1" > {shlex.quote(str(opened))}\n')
     browser.chmod(0o755)
     terminal, end = pty.openpty()
-    command = [sys.executable, "-m", "gristmill", "--runs", str(run.parent), "bisect", RUN, "--metric", "grad_norm"]
+    command = [sys.executable, "-m", "gristmill_cli", "--runs", str(run.parent), "bisect", RUN, "--metric", "grad_norm"]
     environ = {**os.environ, "BROWSER": str(browser), "GRISTMILL_MODELS_DIR": str(tmp_path)}
     bisect = subprocess.Popen([*command, "--step", "5", "--trust"], env=environ, stdout=end)
     try:
@@ -334,7 +334,8 @@ def test_fork_continues_live_from_a_step_as_a_new_run(
         start_api(stack, redis_port, api_port, GRISTMILL_RUNS_DIR=str(runs))
         places = vllm.environ(f"http://127.0.0.1:{api_port}", runs)
         changes = ["--set", "learning_rate=2e-4", "--set", "objective=cispo", "--set", "dataset.temperature=0.9"]
-        command = [sys.executable, "-m", "gristmill", "fork", RUN, "--trust", "--at", "3", "--id", "forked", *changes]
+        command = [sys.executable, "-m", "gristmill_cli", "fork", RUN, "--trust", "--at", "3", "--id", "forked"]
+        command += changes
         with SyncClient(places["GRISTMILL_API_URL"]) as api:
             api.create_run("other", {}, 8)
             refused = gristmill(run, "fork", RUN, "--at", "3", "--id", "refused", api=places["GRISTMILL_API_URL"])

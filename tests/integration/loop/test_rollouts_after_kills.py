@@ -11,7 +11,7 @@ import pytest
 from tests.support.kill_loop import RUN, KillLoop, Outcome
 from tests.support.scripted_run import GROUP_SIZE, GROUPS_PER_STEP, expected_group
 
-import gristmill
+from gristmill_view import sql
 
 pytest.importorskip("duckdb")
 ROUNDS = 4
@@ -29,7 +29,7 @@ def storm(runs_dir: Path, **api: str) -> Outcome:
 
 def groups(runs_dir: Path, where: str) -> list[str]:
     query = f"SELECT DISTINCT group_id FROM rollouts WHERE {where} ORDER BY group_id"
-    found: list[str] = gristmill.sql(runs_dir / RUN, query)["group_id"].to_pylist()
+    found: list[str] = sql(runs_dir / RUN, query)["group_id"].to_pylist()
     return found
 
 
@@ -39,7 +39,7 @@ def test_acked_groups_have_rows_after_a_kill_storm(tmp_path: Path) -> None:
     assert groups(tmp_path, "acked") == audit.trained, outcome.text()
     assert groups(tmp_path, "outcome = 'dropped'") == sorted(audit.dropped), outcome.text()
     assert set(audit.dropped.values()) == {"same_scores"}
-    rows = gristmill.sql(tmp_path / RUN, "SELECT * FROM rollouts WHERE acked ORDER BY group_id, sequence").to_pylist()
+    rows = sql(tmp_path / RUN, "SELECT * FROM rollouts WHERE acked ORDER BY group_id, sequence").to_pylist()
     assert len(rows) == GROUP_SIZE * len(audit.trained)
     steps = {group_id: place // GROUPS_PER_STEP + 1 for place, group_id in enumerate(outcome.ledger.lineage)}
     for row in rows:

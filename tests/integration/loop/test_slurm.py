@@ -47,7 +47,7 @@ class Training:
         }
         numbers = {"--model-nodes": 1, "--servers-per-node": 2, "--trainer-nodes": 2, "--env-workers": 3}
         options = [str(word) for option in numbers.items() for word in option]
-        gristmill = [sys.executable, "-m", "gristmill", "slurm", str(config), "--model", "tiny", *options]
+        gristmill = [sys.executable, "-m", "gristmill_cli", "slurm", str(config), "--model", "tiny", *options]
         self._submission = [*gristmill, "--api-port", str(self.api_port), "--time", str(_MINUTES)]
         self._places, self._folder = places, folder
         self.job = self.submit().removeprefix("job ").partition(";")[0]

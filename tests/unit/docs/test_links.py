@@ -85,7 +85,7 @@ def test_every_install_command_names_a_folder_of_the_repository() -> None:
         for path in tracked
         if path.endswith((".md", ".py", ".yaml", ".toml", ".sh")) and path != "tests/unit/docs/test_links.py"
         for name in command.findall((ROOT / path).read_text())
-        if "gristmill" in name or name.startswith(("./sdk", "./services"))
+        if "gristmill" in name or name.startswith(("./sdk", "./view", "./cli", "./services"))
     }
     assert named, "the pattern finds the commands of docs/"
     assert {name: path for name, path in named.items() if not (ROOT / name).is_dir()} == {}

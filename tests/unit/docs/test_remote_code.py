@@ -19,7 +19,8 @@ def _loads(path: Path) -> list[ast.Call]:
 
 
 def _sources() -> list[Path]:
-    found = [*ROOT.glob("sdk/src/**/*.py"), *ROOT.glob("services/*/src/**/*.py"), *ROOT.glob("scripts/*.py")]
+    folders = ("sdk/src/**", "view/src/**", "cli/src/**", "services/*/src/**", "scripts")
+    found = [path for folder in folders for path in ROOT.glob(f"{folder}/*.py")]
     return [path for path in found if _loads(path)]
 
 

@@ -13,6 +13,7 @@ from tests.support.run_folder import RunFolderWriter, record_of, synthetic_run
 
 import gristmill
 from gristmill import TrajectoryGroup
+from gristmill_view import sql
 
 pytest.importorskip("duckdb")
 PAGE = (Path(__file__).parents[3] / "docs" / "rollouts.md").read_text()
@@ -29,7 +30,7 @@ def branched(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same run with rollouts of 1, 2, 3 and 1 branches. Further branches train the last token of the first one."""
     writer = RunFolderWriter(tmp_path_factory.mktemp("branched"), "synthetic")
     writer.tokenizer()
-    steps = gristmill.sql(run, "SELECT DISTINCT group_id, step FROM rollouts WHERE acked").to_pylist()
+    steps = sql(run, "SELECT DISTINCT group_id, step FROM rollouts WHERE acked").to_pylist()
     step_of = {row["group_id"]: row["step"] for row in steps}
     for whole in gristmill.read_rollouts(run):
         group = with_branches(whole)
@@ -64,7 +65,7 @@ def with_branches(group: TrajectoryGroup) -> TrajectoryGroup:
 
 def answer(run: Path, words: str) -> list[dict[str, Any]]:
     (query,) = (query for title, query in QUESTIONS.items() if words in title)
-    found: list[dict[str, Any]] = gristmill.sql(run, query).to_pylist()
+    found: list[dict[str, Any]] = sql(run, query).to_pylist()
     return found
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tests.unit.sdk.view.recorded import LOGS, record
+from tests.unit.view.recorded import LOGS, record
 
 from gristmill.archive.run_file import write_run_file
 from local_output import LiveOutput, LocalRun, MergedLogs, StepLines, choose, next_commands, show_context
@@ -125,7 +125,7 @@ def test_service_that_ended_is_down_with_its_error(run: LocalRun, stack: LocalSt
 
 
 def test_live_view_shows_the_phase_of_an_evaluation_and_of_the_end(run: LocalRun) -> None:
-    from gristmill.view.phases import meaning
+    from gristmill_view.phases import meaning
 
     run.heard("trainer", meaning(STEP))
     assert run.facts().phase == ""

@@ -37,7 +37,7 @@ esac
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     shutil.copy(ROOT / "Makefile", tmp_path)
-    for folder in ("scripts", "requirements", "sdk", "services"):
+    for folder in ("scripts", "requirements", "sdk", "view", "cli", "services"):
         names = shutil.ignore_patterns("src", "__pycache__", "wheels")
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=names)
     python = tmp_path / "python"

@@ -1,4 +1,4 @@
-"""Metadata of the five packages: one version, and the same license, authors and Python versions."""
+"""Metadata of the seven packages: one version, and the same license, authors and Python versions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from hatchling.plugin.manager import PluginManager
 import gristmill
 from secure import ROOT
 
-PACKAGES = [ROOT / "sdk", *sorted(path.parent for path in (ROOT / "services").glob("*/pyproject.toml"))]
+SERVICES = sorted(path.parent for path in (ROOT / "services").glob("*/pyproject.toml"))
+PACKAGES = [ROOT / "sdk", ROOT / "view", ROOT / "cli", *SERVICES]
 FOLDERS = [str(path.relative_to(ROOT)) for path in PACKAGES]
 
 
@@ -23,9 +24,11 @@ def project(folder: str | Path) -> dict[str, Any]:
     return table
 
 
-def test_sdk_and_four_services_are_packages() -> None:
+def test_rooms_and_four_services_are_packages() -> None:
     assert [project(folder)["name"] for folder in FOLDERS] == [
         "gristmill",
+        "gristmill-view",
+        "gristmill-cli",
         "gristmill-api",
         "gristmill-env",
         "gristmill-model",

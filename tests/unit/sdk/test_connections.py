@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 import local_processes
 from gristmill import Client, ConfigError, SyncClient, connections
-from gristmill.view import doctor
+from gristmill_cli import doctor
 from gristmill_env.inference.http import ServerHttp
 from gristmill_trainer.publish.servers import ModelServer
 

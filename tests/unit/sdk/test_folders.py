@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.unit.sdk.view.recorded import record, rows, write_run
+from tests.unit.view.recorded import record, rows, write_run
 
 from gristmill.archive.run_file import write_run_file
 from gristmill.folders import RunFolder, list_runs

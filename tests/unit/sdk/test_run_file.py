@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.errors import raises
-from tests.unit.sdk.view.recorded import record
+from tests.unit.view.recorded import record
 
 from gristmill import GristmillError
 from gristmill.archive.run_file import RUN_FILE, read_run_file, write_run_file

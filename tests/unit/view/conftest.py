@@ -1,4 +1,4 @@
-"""The tests of the views need the packages of the extra `view` of the SDK."""
+"""The tests of the views need the packages of the extra `page`."""
 
 from __future__ import annotations
 

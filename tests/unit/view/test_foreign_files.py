@@ -17,10 +17,11 @@ from tests.support.run_folder import RunFolderWriter
 from gristmill import GristmillError, foreign
 from gristmill.archive.run_file import RUN_FILE
 from gristmill.folders import RunFolder, list_runs
-from gristmill.view import cli, queries, run_checks
-from gristmill.view.rollouts import build
-from gristmill.view.run_source import RunSource
-from gristmill.view.source import RolloutQuery, ViewError
+from gristmill_cli.main import main
+from gristmill_view import queries, run_checks
+from gristmill_view.rollouts import build
+from gristmill_view.run_source import RunSource
+from gristmill_view.source import RolloutQuery, ViewError
 
 pytestmark = pytest.mark.slow
 
@@ -149,8 +150,8 @@ def test_odd_contents_of_a_file_hide_neither_the_run_nor_the_others(
         assert found["step"] >= 1
         assert queries.fork_steps((runs,), [run.path.name])[run.path.name] in (0, 2)
     list(run_checks.check_files(RunFolder(f"odd-{number}", (runs,))))
-    assert cli.main([*there, "status", f"odd-{number}"]) == 0
-    assert cli.main([*there, "runs", "--json"]) == 0
+    assert main([*there, "status", f"odd-{number}"]) == 0
+    assert main([*there, "runs", "--json"]) == 0
     listed = {line["run"]: line for line in json.loads(capsys.readouterr().out.splitlines()[-1])}
     assert len(listed) == len(CONTENTS) + 2
     assert {line["state"] for line in listed.values()} <= {"stopped", "open", "finished"}

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from tests.support.groups import make_group
 from tests.support.run_folder import CREATED, RunFolderWriter, record_of
-from tests.unit.sdk.view.recorded import record
+from tests.unit.view.recorded import record
 
 import gristmill
 from gristmill.archive.run_file import write_run_file
 from gristmill.folders import RunFolder
-from gristmill.view.highlights import highlights
+from gristmill_view.highlights import highlights
 
 
 @pytest.fixture

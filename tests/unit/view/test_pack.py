@@ -24,16 +24,16 @@ from tests.support.errors import raises
 from tests.support.groups import make_group
 from tests.support.ports import free_port
 from tests.support.run_folder import CREATED, RunFolderWriter, synthetic_run
-from tests.unit.sdk.view.recorded import LOGS, record
+from tests.unit.view.recorded import LOGS, record
 
 import gristmill
 from gristmill import redaction
-from gristmill.archive import pack
-from gristmill.archive.pack import PackContents, PackError, open_run, read_contents, unpack, write_pack
 from gristmill.archive.run_file import read_run_file, write_run_file
-from gristmill.archive.secrets import secrets_of, short_secrets
-from gristmill.view import cli
-from gristmill.view.rollouts import build
+from gristmill_cli.main import main
+from gristmill_view import pack, sql
+from gristmill_view.pack import PackContents, PackError, open_run, read_contents, unpack, write_pack
+from gristmill_view.rollouts import build
+from gristmill_view.secrets import secrets_of, short_secrets
 from local_processes import LocalStack, answers
 
 SECRET = "sk-f81d4fae7dec11d0"
@@ -76,11 +76,11 @@ def everything(path: Path) -> bytes:
 
 @pytest.mark.slow
 def test_packed_run_answers_queries_as_its_folder(run: RunFolderWriter) -> None:
-    before = gristmill.sql(run.path, QUERY).to_pylist()
+    before = sql(run.path, QUERY).to_pylist()
     assert len(before) > 20
     path = packed(run)
     shutil.rmtree(run.path)
-    assert gristmill.sql(path, QUERY).to_pylist() == before
+    assert sql(path, QUERY).to_pylist() == before
     found = build(path)
     assert (found.trained, found.without_record, found.damaged) == (12, 0, [])
     assert [group.group_id for group in gristmill.read_rollouts(open_run(path).folders[0])] == sorted(
@@ -90,21 +90,21 @@ def test_packed_run_answers_queries_as_its_folder(run: RunFolderWriter) -> None:
 
 @pytest.mark.slow
 def test_commands_accept_a_packed_run(run: RunFolderWriter, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--runs", "runs", "pack", "quickstart", "--json"]) == 0
+    assert main(["--runs", "runs", "pack", "quickstart", "--json"]) == 0
     contents = json.loads(capsys.readouterr().out)
     assert (contents["path"], contents["run_id"]) == ("quickstart.gristmill.zip", "quickstart")
     assert set(contents["left_out"]) == {"model", "checkpoints"}
     run.path.parent.rename("hidden")
-    assert cli.main(["sql", "SELECT count(*) AS n FROM steps", "--run", contents["path"], "--json"]) == 0
+    assert main(["sql", "SELECT count(*) AS n FROM steps", "--run", contents["path"], "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"n": 3}
-    assert cli.main(["rollouts", contents["path"], "--step", "2", "--json"]) == 0
+    assert main(["rollouts", contents["path"], "--step", "2", "--json"]) == 0
     assert {json.loads(line)["step"] for line in capsys.readouterr().out.splitlines()} == {2}
-    assert cli.main(["report", contents["path"], "--out", "report.html"]) == 0
+    assert main(["report", contents["path"], "--out", "report.html"]) == 0
     assert "quickstart" in Path("report.html").read_text()
     capsys.readouterr()
-    assert cli.main(["--runs", "other", "unpack", contents["path"]]) == 0
+    assert main(["--runs", "other", "unpack", contents["path"]]) == 0
     assert capsys.readouterr().out.strip() == "other/quickstart"
-    assert cli.main(["--runs", "other", "unpack", contents["path"]]) == 1
+    assert main(["--runs", "other", "unpack", contents["path"]]) == 1
     assert "error [run_exists]: " in capsys.readouterr().err
 
 
@@ -112,7 +112,7 @@ def test_commands_accept_a_packed_run(run: RunFolderWriter, capsys: pytest.Captu
 def test_page_shows_a_packed_run(run: RunFolderWriter, tmp_path: Path) -> None:
     path, port = packed(run), free_port()
     shutil.rmtree(run.path)
-    command = [sys.executable, "-m", "gristmill", "--runs", "other", "view", str(path), "--port", str(port)]
+    command = [sys.executable, "-m", "gristmill_cli", "--runs", "other", "view", str(path), "--port", str(port)]
     with LocalStack(lambda name, text: None) as stack:
         page = stack.start("view", command, {"XDG_CACHE_HOME": str(tmp_path / "cache")})
         stack.wait_until(page, lambda: answers(f"http://127.0.0.1:{port}/view/quickstart"), timeout=60)
@@ -162,11 +162,11 @@ def test_file_counts_from_the_first_folder_that_has_it(run: RunFolderWriter, tmp
 
 def test_tokenizer_of_the_model_travels_with_a_run_without_records(run: RunFolderWriter, tmp_path: Path) -> None:
     tokenizer = run.path / "trained" / "tokenizer" / "tokenizer.json"
-    texts = gristmill.sql(run.path, "SELECT completion FROM rollouts ORDER BY group_id, sequence").to_pylist()
+    texts = sql(run.path, "SELECT completion FROM rollouts ORDER BY group_id, sequence").to_pylist()
     tokenizer = tokenizer.rename(tmp_path / "tokenizer.json")
     shutil.rmtree(run.path / "dataset")
     write_pack(tmp_path / "p.zip", "quickstart", [run.path], tokenizer=tokenizer)
-    found = gristmill.sql(tmp_path / "p.zip", "SELECT completion FROM rollouts ORDER BY group_id, sequence").to_pylist()
+    found = sql(tmp_path / "p.zip", "SELECT completion FROM rollouts ORDER BY group_id, sequence").to_pylist()
     assert found == texts
 
 
@@ -434,7 +434,7 @@ def test_pack_that_becomes_very_large_needs_a_word(run: RunFolderWriter, tmp_pat
         open_run(path)
     with raises(PackError, "pack_too_large"):
         unpack(path, tmp_path / "there", max_size=(80 << 20) - 1)
-    assert cli.main(["--runs", "there", "unpack", str(path), "--max-size", str(100 << 20)]) == 0
+    assert main(["--runs", "there", "unpack", str(path), "--max-size", str(100 << 20)]) == 0
     contents = msgspec.structs.replace(contents, files=(msgspec.structs.replace(large, size=1 << 60),))
     with zipfile.ZipFile("full.zip", "w") as archive:
         archive.writestr("pack.json", msgspec.json.encode(contents))

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from tests.support.groups import make_group
 from tests.support.run_folder import CREATED, RunFolderWriter, record_of
-from tests.unit.sdk.view.recorded import record
+from tests.unit.view.recorded import record
 
 import gristmill
 from gristmill import Example
 from gristmill.archive.run_file import write_run_file
-from gristmill.view import groups
-from gristmill.view.queries import group_of, highlights_of, rollouts_of, step_of
-from gristmill.view.samples import samples_of
-from gristmill.view.source import RolloutQuery
 from gristmill_api.examples import example as api_example
+from gristmill_view import groups, sql
+from gristmill_view.queries import group_of, highlights_of, rollouts_of, step_of
+from gristmill_view.samples import samples_of
+from gristmill_view.source import RolloutQuery
 
 
 @pytest.fixture
@@ -227,7 +227,7 @@ def test_rollout_counts_once_in_every_number_of_a_step(run: RunFolderWriter, tmp
     best_and_worst = highlights_of(roots, "test", [1])[0]["rows"]
     assert [(row["reward"], row["rollout"], row["sequence"]) for row in best_and_worst] == [(1, 1, 2), (0, 0, 0)]
     query = "SELECT avg(reward) AS mean FROM rollouts WHERE branch = 0"
-    assert gristmill.sql(run.path, query).to_pylist() == [{"mean": mean}]
+    assert sql(run.path, query).to_pylist() == [{"mean": mean}]
     assert f"(mean {mean})" in repr(group)
 
 

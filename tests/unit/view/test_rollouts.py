@@ -14,15 +14,16 @@ import pytest
 from tests.support.errors import raises
 from tests.support.groups import make_group
 from tests.support.run_folder import CREATED, RunFolderWriter, record_of
-from tests.unit.sdk.view.recorded import record
+from tests.unit.view.recorded import record
 
 import gristmill
 from gristmill.archive.drops import Drop, append_drops
 from gristmill.archive.run_file import write_run_file
 from gristmill.archive.trained import TrainedGroup, TrainedSequence
 from gristmill.folders import RunFolder, RunMissingError, list_runs
-from gristmill.view import cli, rollouts
-from gristmill.view.rollouts import SCHEMA, Completeness, SqlError, build
+from gristmill_cli.main import main
+from gristmill_view import dataset, rollouts, sql
+from gristmill_view.rollouts import SCHEMA, Completeness, SqlError, build
 
 
 def groups(*ids: str) -> list[gristmill.TrajectoryGroup]:
@@ -31,7 +32,7 @@ def groups(*ids: str) -> list[gristmill.TrajectoryGroup]:
 
 def rows(run: RunFolderWriter, where: str = "true") -> list[dict[str, Any]]:
     query = f"SELECT * FROM rollouts WHERE {where} ORDER BY group_id, sequence"
-    found: list[dict[str, Any]] = gristmill.sql(run.path, query).to_pylist()
+    found: list[dict[str, Any]] = sql(run.path, query).to_pylist()
     return found
 
 
@@ -274,7 +275,7 @@ def test_update_after_a_crash_between_part_and_state_gives_each_row_once(
     monkeypatch.setattr(rollouts, "_write", crash)
     with pytest.raises(KeyboardInterrupt):
         build(run.path)
-    assert len(gristmill.dataset(run.path, update=False).to_table()) == 2
+    assert len(dataset(run.path, update=False).to_table()) == 2
     monkeypatch.setattr(rollouts, "_write", write)
     run.archive(*groups("g00000002"))
     assert len(rows(run)) == 6
@@ -307,7 +308,7 @@ def test_run_that_was_deleted_and_created_again_has_the_rows_of_both(tmp_path: P
     newer.drop("dropped", "g00000002", reason="stale")
     assert counts(build(newer.path)) == {"trained": 2, "dropped": 1, "rows": 7, "without_record": 2}
     assert [row["creation"] for row in rows(newer)] == [CREATED + 5] * 5
-    both = gristmill.sql(newer.path, "SELECT creation, count(*) AS n FROM all_rollouts GROUP BY 1 ORDER BY 1")
+    both = sql(newer.path, "SELECT creation, count(*) AS n FROM all_rollouts GROUP BY 1 ORDER BY 1")
     assert both["n"].to_pylist() == [2, 5]
 
 
@@ -361,9 +362,9 @@ def test_evaluation_of_an_earlier_training_is_not_a_row_of_this_one(tmp_path: Pa
     os.utime(run.path / "evaluations" / "unknown and old" / "evaluation.json", (1, 1))
     write_run_file(run.path, record(run_id="test", created_at=CREATED / 1000, creation="c2"))
     folder = "split_part(group_id, '/', 1) AS folder"
-    found = gristmill.sql(run.path, f"SELECT {folder} FROM rollouts WHERE outcome = 'evaluation' ORDER BY 1")
+    found = sql(run.path, f"SELECT {folder} FROM rollouts WHERE outcome = 'evaluation' ORDER BY 1")
     assert found["folder"].to_pylist() == ["mine", "unknown and new"]
-    every = gristmill.sql(run.path, "SELECT count(*) AS n FROM all_rollouts WHERE outcome = 'evaluation'")
+    every = sql(run.path, "SELECT count(*) AS n FROM all_rollouts WHERE outcome = 'evaluation'")
     assert every["n"].to_pylist() == [4]
 
 
@@ -387,7 +388,7 @@ def test_files_in_several_roots_make_one_table(tmp_path: Path) -> None:
     of_trainer.trained(record_of(group, step=7))
     for folder in ((of_trainer.path / "rollouts"), (of_api.path / "trained")):
         folder.rmdir()
-    found = gristmill.sql("test", "SELECT step FROM rollouts", roots=[tmp_path / "api", tmp_path / "trainer"])
+    found = sql("test", "SELECT step FROM rollouts", roots=[tmp_path / "api", tmp_path / "trainer"])
     assert found["step"].to_pylist() == [7, 7]
     assert [one.run_id for one in list_runs([tmp_path / "api", tmp_path / "trainer"])] == ["test"]
 
@@ -446,7 +447,7 @@ def test_step_without_a_record_is_unknown_if_the_run_was_ahead_or_is_another(
     run = RunFolderWriter(tmp_path)
     synchronous(run, max_staleness, created_ms)
     run.archive(*groups("g00000000"))
-    found = gristmill.sql(run.path, "SELECT creation, step FROM all_rollouts").to_pylist()
+    found = sql(run.path, "SELECT creation, step FROM all_rollouts").to_pylist()
     assert {(row["creation"], row["step"]) for row in found} == {(CREATED, None)}
 
 
@@ -481,8 +482,8 @@ def test_conversations_of_atropos_protocol_are_kept(tmp_path: Path) -> None:
 
 def test_folder_without_anything_is_an_empty_table(tmp_path: Path) -> None:
     (tmp_path / "test").mkdir()
-    assert gristmill.sql(tmp_path / "test", "SELECT * FROM rollouts, steps").num_rows == 0
-    assert gristmill.dataset(tmp_path / "test").schema == SCHEMA
+    assert sql(tmp_path / "test", "SELECT * FROM rollouts, steps").num_rows == 0
+    assert dataset(tmp_path / "test").schema == SCHEMA
 
 
 def test_run_that_does_not_exist_and_names_outside_the_roots_are_refused(tmp_path: Path) -> None:
@@ -495,15 +496,15 @@ def test_run_that_does_not_exist_and_names_outside_the_roots_are_refused(tmp_pat
 def test_queries_that_duckdb_refuses_are_errors(tmp_path: Path) -> None:
     run = RunFolderWriter(tmp_path)
     with raises(SqlError, "sql_failed"):
-        gristmill.sql(run.path, "SELECT nothing FROM rollouts")
+        sql(run.path, "SELECT nothing FROM rollouts")
     with raises(SqlError, "sql_without_result"):
-        gristmill.sql(run.path, "")
+        sql(run.path, "")
 
 
 def test_metrics_of_steps_have_flat_names(tmp_path: Path) -> None:
     run = RunFolderWriter(tmp_path)
     run.metrics([{"step": 1, "seconds": {"train": 0.5}, "policy_version": "1.1"}, {"step": 2, "reward_mean": 1}])
-    found = gristmill.sql(run.path, "SELECT * FROM steps ORDER BY step").to_pylist()
+    found = sql(run.path, "SELECT * FROM steps ORDER BY step").to_pylist()
     assert found == [
         {"step": 1, "seconds_train": 0.5, "policy_version": "1.1", "reward_mean": None},
         {"step": 2, "seconds_train": None, "policy_version": None, "reward_mean": 1.0},
@@ -522,5 +523,5 @@ def test_filter_of_rollouts_that_is_not_a_number_is_one_line(
 ) -> None:
     run = RunFolderWriter(tmp_path)
     name, value = flags
-    assert cli.main(["--runs", str(run.path.parent), "rollouts", run.path.name, f"{name}={value}"]) == 1
+    assert main(["--runs", str(run.path.parent), "rollouts", run.path.name, f"{name}={value}"]) == 1
     assert capsys.readouterr().err.startswith("error [invalid_flag]: ")

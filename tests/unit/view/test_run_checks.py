@@ -10,15 +10,15 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.support.run_folder import CREATED, RunFolderWriter, synthetic_run
-from tests.unit.sdk.view.recorded import record
+from tests.unit.view.recorded import record
 
 from gristmill.archive.run_file import write_run_file
 from gristmill.check import Check
 from gristmill.folders import RunFolder
 from gristmill.metrics import read_jsonl
 from gristmill.receipts import RECEIPTS_FILE, Receipt, ReceiptState
-from gristmill.view import cli
-from gristmill.view.run_checks import check_files
+from gristmill_cli.main import main
+from gristmill_view.run_checks import check_files
 
 OK, FAILED, UNPROVEN = ReceiptState.OK, ReceiptState.FAILED, ReceiptState.UNPROVEN
 
@@ -118,7 +118,7 @@ def test_groups_that_are_gone_are_a_warning_and_damaged_groups_a_failure(run: Ru
 @pytest.mark.slow
 def test_json_of_the_command_has_every_check(run: RunFolderWriter, capsys: pytest.CaptureFixture[str]) -> None:
     write_receipts(run, [(0, "a", OK), (1, "a", FAILED)])
-    assert cli.main(["doctor", str(run.path), "--json"]) == 1
+    assert main(["doctor", str(run.path), "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["ok"] is False
     assert {check["name"] for check in found["checks"]} > set(checks(run))

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gristmill.view import turns
-from gristmill.view.turns import Turn
+from gristmill_view import turns
+from gristmill_view.turns import Turn
 
 SYSTEM, QUESTION = {"role": "system", "content": "Guess."}, {"role": "user", "content": "7?"}
 

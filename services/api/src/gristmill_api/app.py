@@ -19,7 +19,6 @@ from redis.exceptions import RedisError
 
 from gristmill import logs
 from gristmill.hangup import stop_on_hangup
-from gristmill.view.run_source import RunSource
 from gristmill_api import access, atropos, routes, view
 from gristmill_api.access.guard import HostCheck
 from gristmill_api.archive.archiver import Archiver
@@ -35,6 +34,7 @@ from gristmill_api.notifications import Notifications, listen_to_redis
 from gristmill_api.settings import Settings
 from gristmill_api.store import Store
 from gristmill_api.store.connection import check_server, connect
+from gristmill_view.run_source import RunSource
 
 _LOG = logging.getLogger(__name__)
 _CHECK_S = 2.0

@@ -18,11 +18,11 @@ from redis.exceptions import RedisError
 
 from gristmill import Environment, MetricsRow, RunEvent, RunRecord, RunState, RunStatus
 from gristmill.sync_client import SyncClient
-from gristmill.view.app import PageFiles, api_routes
-from gristmill.view.facts import ApiReader, Facts
-from gristmill.view.source import Source, ViewError
 from gristmill_api.notifications import Notifications
 from gristmill_api.store import Store
+from gristmill_view.app import PageFiles, api_routes
+from gristmill_view.facts import ApiReader, Facts
+from gristmill_view.source import Source, ViewError
 
 T = TypeVar("T")
 _MOST_RUNS: Final = 50
@@ -44,7 +44,7 @@ def install(app: FastAPI, source: Source, notifications: Notifications) -> None:
 
 
 class LiveRuns:
-    """The runs of the store, for `gristmill.view.run_source.RunSource`."""
+    """The runs of the store, for `gristmill_view.run_source.RunSource`."""
 
     def __init__(self, store: Store, model_urls: tuple[str, ...] = ()) -> None:
         """`model_urls`: model servers whose weights the page shows."""

@@ -19,11 +19,11 @@ from redis.exceptions import RedisError
 from gristmill.errors import GristmillError
 from gristmill.folders import REPORT_FILE
 from gristmill.logs import line
-from gristmill.view.report import write_report
-from gristmill.view.run_source import RunSource
 from gristmill_api.errors import ApiProblem
 from gristmill_api.store import Store
 from gristmill_api.store.envs import REPORT_CLAIM
+from gristmill_view.report import write_report
+from gristmill_view.run_source import RunSource
 
 _LOG = logging.getLogger(__name__)
 _PERIOD_S: Final = 1.0

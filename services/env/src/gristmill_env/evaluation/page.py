@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from gristmill.redaction import redact
-from gristmill.view.report import Reports
 from gristmill_env.durable import complete_file
 from gristmill_env.evaluation.estimators import Estimate
 from gristmill_env.evaluation.results import Evaluated, RewardFigures
 from gristmill_env.evaluation.samples import PromptRecord, read_samples
+from gristmill_view.report import Reports
 
 logger = logging.getLogger(__name__)
 PAGE_FILE: Final = "report.html"

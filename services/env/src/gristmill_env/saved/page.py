@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.redaction import redact
-from gristmill.view.report import Reports
 from gristmill_env.durable import complete_file
 from gristmill_env.saved.group import Message, SavedCompletion, SavedGroup, content_of
 from gristmill_env.saved.summary import SAME, GroupStats, Values, all_same, figure, histogram, quantile
+from gristmill_view.report import Reports
 
 _HEIGHT = 72
 _TEASER = 140

@@ -1,0 +1,394 @@
+"""The commands of `gristmill`. Each gets the parsed command line and returns the exit code."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import importlib
+import ipaddress
+import itertools
+import json
+import math
+import os
+import re
+import socket
+import sys
+import threading
+import webbrowser
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gristmill.check import Check
+from gristmill.deployment import env_file
+from gristmill.errors import ApiUnreachable, ConfigError, GristmillError
+from gristmill.folders import REPORT_FILE, RunFolder, list_runs
+from gristmill_cli import doctor
+from gristmill_cli.slurm import Job, Nodes, submit
+from gristmill_cli.status import Place
+from gristmill_view.facts import read_files
+from gristmill_view.overview import overview
+from gristmill_view.pack import SUFFIX, named_run, write_pack
+from gristmill_view.pack import unpack as unpack_run
+from gristmill_view.samples import one_line
+from gristmill_view.secrets import secrets_of, short_secrets
+
+TRAIN_AGAIN = {
+    "retrain": "train a run again from its archive",
+    "bisect": "find the sequence that causes the value of a metric",
+    "fork": "continue a run from one of its steps, as a new run",
+}
+"""Commands of the package gristmill_trainer."""
+
+
+# --- runs ------------------------------------------------------------------------------------------------------
+def runs(options: argparse.Namespace, place: Place, console: Console) -> int:
+    """Lists the runs of the API and of the folders."""
+    found: dict[str, dict[str, Any]] = {}
+    client = place.client()
+    try:
+        for record in client.runs():
+            progress = client.progress(record.run_id)
+            found[record.run_id] = {
+                "run": record.run_id, "state": str(record.state), "step": progress.step, "steps": progress.total,
+                "reward": progress.reward, "live": True,
+            }  # fmt: skip
+    except ApiUnreachable:
+        console.print(Text(f"no API answers at {place.api}; runs in folders:", style="dim"), soft_wrap=True)
+    for folder in list_runs(place.roots):
+        if folder.run_id not in found:
+            found[folder.run_id] = _run_of_files(folder.run_id, place)
+    if options.json:
+        print(json.dumps(list(found.values())))  # noqa: T201
+        return 0
+    rows = [
+        {**row, "step": row["step"] if row["steps"] is None else f"{row['step']}/{row['steps']}"}
+        for row in found.values()
+    ]
+    _say_table(console, ["run", "state", "step", "reward", "live"], rows)
+    return 0
+
+
+def _run_of_files(run_id: str, place: Place) -> dict[str, Any]:
+    """Returns the line of a run. A damaged run does not hide the others."""
+    line: dict[str, Any] = {"run": run_id, "state": "unreadable", "step": None, "steps": None, "reward": None}
+    try:
+        found = overview(read_files(run_id, place.roots))
+        line |= {"state": found.state, "step": found.step, "steps": found.steps, "reward": found.reward}
+    except Exception as error:  # noqa: BLE001  whatever is in a run's files, the other runs are listed
+        text = f"warning: the files of run {run_id} cannot be read: {type(error).__name__}: {error}"
+        print(text, file=sys.stderr)  # noqa: T201
+    return {**line, "live": False}
+
+
+# --- rollouts and sql ------------------------------------------------------------------------------------------
+_COLUMNS = (
+    "step", "group_id", "sequence", "rollout", "branch", "env_id", "row", "index", "reward", "finish_reason", "outcome",
+    "outcome_reason", "error", "completion",
+)  # fmt: skip
+ORDERS = ("step", "reward", "completion_tokens", "advantage", "staleness", "seconds", "row")
+
+
+def where(options: argparse.Namespace) -> str:
+    """Returns the SQL condition of the filters of `rollouts`."""
+    conditions = []
+    if options.step:
+        steps = re.fullmatch(r"(\d+)(?:-(\d+))?", options.step, re.ASCII)
+        if steps is None:
+            raise _invalid("--step", options.step, "a step, or two steps such as 10-20")
+        conditions.append(f"step BETWEEN {steps[1]} AND {steps[2] or steps[1]}")
+    equal = {"group_id": options.group, "env_id": options.env, "finish_reason": options.finish_reason}
+    equal |= {"outcome": options.outcome}
+    conditions += [f"{column} = {_quoted(value)}" for column, value in equal.items() if value is not None]
+    if options.reward_min is not None:
+        conditions.append(f"reward >= {options.reward_min!r}")
+    if options.reward_max is not None:
+        conditions.append(f"reward <= {options.reward_max!r}")
+    if options.text is not None:
+        text = _quoted(options.text)
+        conditions.append(f"(contains(lower(prompt), lower({text})) OR contains(lower(completion), lower({text})))")
+    for part in options.part or ():
+        name, _, text = part.rpartition("=")
+        try:
+            value = float(text)
+        except ValueError as error:
+            raise _invalid("--part", part, "NAME=NUMBER") from error
+        if not name or not math.isfinite(value):
+            raise _invalid("--part", part, "NAME=NUMBER")
+        conditions.append(f"reward_parts[{_quoted(name)}] = {value!r}")
+    return " AND ".join(conditions) or "true"
+
+
+def _invalid(flag: str, value: str, wanted: str) -> ConfigError:
+    return ConfigError("invalid_flag", f"command line: {flag} {value!r} is not {wanted}", flag=flag, value=value)
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def rollouts(options: argparse.Namespace, place: Place, console: Console) -> int:
+    """Prints single completions."""
+    columns = "*" if options.json else ", ".join(_COLUMNS)
+    order = f"{options.order} {'ASC' if options.ascending else 'DESC'} NULLS LAST, group_id, sequence"
+    query = f"SELECT {columns} FROM rollouts WHERE {where(options)} ORDER BY {order} LIMIT {options.limit:d}"
+    _say_rows(options, console, _query(_run_folder(options.run, place), query))
+    return 0
+
+
+def sql(options: argparse.Namespace, place: Place, console: Console) -> int:
+    """Prints the answer to a query over the tables `rollouts` and `steps` of a run."""
+    _say_rows(options, console, _query(_run_folder(options.run, place), options.query))
+    return 0
+
+
+def _query(folder: RunFolder, query: str) -> list[dict[str, Any]]:
+    table = _imported("gristmill_view.rollouts").sql(folder, query)
+    return [{name: _unpaired(value) for name, value in row.items()} for row in table.to_pylist()]
+
+
+def _unpaired(value: Any) -> Any:
+    """Returns the dict of a map column, which Arrow returns as a list of pairs."""
+    pairs = isinstance(value, list) and value and all(isinstance(pair, tuple) and len(pair) == 2 for pair in value)
+    return dict(value) if pairs else value
+
+
+def _say_rows(options: argparse.Namespace, console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
+    if options.json:
+        for row in rows:
+            print(json.dumps(row, default=str))  # noqa: T201
+    elif not rows:
+        console.print("no rows")
+    else:
+        _say_table(console, list(rows[0]), rows)
+
+
+def _run_folder(run: str | None, place: Place) -> RunFolder:
+    """Returns a run by its folder, its pack or its id, or the run that was written last."""
+    if run is not None:
+        return named_run(run, place.roots)
+    newest = next(iter(list_runs(place.roots)), None)
+    if newest is None:
+        raise GristmillError("no_run", f"no folder of a run is in {', '.join(map(str, place.roots))}")
+    return newest
+
+
+# --- view, report, pack, doctor --------------------------------------------------------------------------------------
+def view(options: argparse.Namespace, place: Place, console: Console) -> int:
+    """Serves the page over the files of runs, without an API."""
+    runs_named = [named_run(run, place.roots) for run in options.run]
+    roots = tuple(dict.fromkeys(root for run in runs_named for root in run.roots)) or place.roots
+    first = f"/view/{runs_named[0].run_id}" if runs_named else "/view"
+    _serve_page(roots, first, console, options.host, options.port)
+    return 0
+
+
+def _serve_page(
+    roots: Sequence[Path], path: str, console: Console, host: str = "127.0.0.1", port: int = 0, *, opens: bool = False
+) -> None:
+    """Serves the page until Ctrl-C. `path`: where a reader begins. `port`: 0 for a free one. `opens`: opens the page in
+    the user's browser too."""
+    uvicorn, app = _imported("uvicorn"), _imported("gristmill_view.app")
+    source = _imported("gristmill_view.run_source").RunSource(roots)
+    with contextlib.closing(source), _listening(host, port) as listener:
+        url = f"http://{host}:{listener.getsockname()[1]}{path}"
+        console.print(Text(f"the page: {url}   Ctrl-C ends it"), soft_wrap=True)
+        if not ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback:
+            warning = (
+                f"THE PAGE IS OPEN TO THE NETWORK: it listens at {host} without tokens, so any client that reaches "
+                "that port can read all prompts and completions. Leave out --host, or use ssh -L."
+            )
+            console.print(Text(warning, "bold red"), soft_wrap=True)
+        if opens:  # A browser in the terminal returns when its user leaves it.
+            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
+        server = uvicorn.Server(uvicorn.Config(app.create_app(source), log_level="warning"))
+        with contextlib.suppress(KeyboardInterrupt):
+            server.run(sockets=[listener])
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except (OSError, OverflowError) as error:
+        raise GristmillError(
+            "address_unusable", f"cannot listen on {host}:{port}: {error}; name another --host or --port", port=port
+        ) from error
+
+
+def report(options: argparse.Namespace, place: Place, console: Console) -> int:
+    """Writes a self-contained HTML file about a run."""
+    run = _run_folder(options.run, place)
+    path: Path = options.out or run.folders[0] / REPORT_FILE
+    source = _imported("gristmill_view.run_source").RunSource(run.roots)
+    try:
+        asyncio.run(_imported("gristmill_view.report").write_report(source, run.run_id, path))
+    except OSError as error:
+        raise GristmillError("report_not_written", f"{path}: {error.strerror}; name another file with --out") from error
+    finally:
+        source.close()
+    console.print(Text(str(path)), soft_wrap=True)
+    return 0
+
+
+def pack(options: argparse.Namespace, place: Place, console: Console) -> int:
+    """Writes one file with a run: settings, rollouts, metrics, evaluations and logs. Secrets are masked."""
+    run = _run_folder(options.run, place)
+    path: Path = options.out or Path(f"{run.run_id}{SUFFIX}")
+    contents = write_pack(
+        path, run.run_id, run.folders, secrets=secrets_of(os.environ, Path.cwd()), tokenizer=run.tokenizer(),
+        include=options.include,
+    )  # fmt: skip
+    if options.json:
+        print(msgspec.json.encode({"path": str(path), **msgspec.to_builtins(contents)}).decode())  # noqa: T201
+        return 0
+    redacted = sum(file.redacted for file in contents.files)
+    console.print(Text(f"{path}: {len(contents.files)} files, {_megabytes(path.stat().st_size)}"), soft_wrap=True)
+    if redacted:
+        console.print(Text(f"secrets were masked in {redacted} files"), soft_wrap=True)
+    if contents.left_out:
+        parts = ", ".join(f"{name} ({_megabytes(size)})" for name, size in contents.left_out.items())
+        console.print(Text(f"left out: {parts}"), soft_wrap=True)
+    if short := short_secrets(os.environ, Path.cwd()):
+        text = f"not searched, because they have fewer than 8 characters: {', '.join(short)}"
+        console.print(Text(text), soft_wrap=True)
+    return 0
+
+
+def unpack(options: argparse.Namespace, place: Place, console: Console) -> int:
+    """Checks the hashes of a packed run, and writes its folder."""
+    console.print(Text(str(unpack_run(options.file, place.roots[0], options.max_size))), soft_wrap=True)
+    return 0
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"
+
+
+def examine(options: argparse.Namespace, place: Place, console: Console) -> int:
+    """Checks this machine; with --config also what a run needs before it starts; with RUN the files of a run."""
+    environ = {**os.environ, **env_file(Path.cwd(), os.environ)}
+    if options.run is not None:
+        found = doctor.after_run(_run_folder(options.run, place), options.config, environ)
+    else:
+        found = iter(doctor.checks(doctor.examine(environ, place.roots[0])))
+        if options.config is not None:
+            found = itertools.chain(found, doctor.before_run(options.config, environ))
+    checks = []
+    for check in found:  # One at a time, because some checks take seconds.
+        checks.append(check)
+        if not options.json:
+            _say_check(console, check)
+    failed = any(check.state == "failed" for check in checks)
+    if options.json:
+        print(msgspec.json.encode({"ok": not failed, "checks": checks}).decode())  # noqa: T201
+    elif lines := list(dict.fromkeys(line for check in checks for line in check.env)):
+        console.print("\nlines for .env:", style="dim")
+        for line in lines:
+            console.print(Text(line), soft_wrap=True)
+    return 1 if failed else 0
+
+
+def _say_check(console: Console, check: Check) -> None:
+    style = {"ok": "green", "warning": "yellow", "failed": "red"}[check.state]
+    name = (f"{check.name:<17} ", "bold")
+    console.print(Text.assemble((f"{check.state:<8}", style), name, check.text), soft_wrap=True)
+
+
+def slurm(options: argparse.Namespace, place: Place, console: Console) -> int:
+    """Writes the batch script of a training, and submits it. --dry-run prints the script only."""
+    nodes = Nodes(
+        model=options.model_nodes,
+        trainer=options.trainer_nodes,
+        gpus=options.gpus_per_node,
+        servers=options.servers_per_node,
+        env_workers=options.env_workers,
+    )
+    job = Job.read(
+        options.config,
+        nodes,
+        options.model or os.environ.get("MODEL") or "tiny",
+        os.environ,
+        time=options.time,
+        partition=options.partition,
+        api_port=options.api_port,
+        image=options.image,
+    )
+    if options.dry_run:
+        print(job.script(), end="")  # noqa: T201
+        return 0
+    number = submit(job)
+    console.print(Text(f"job {number}; its script, output and tokens are in {job.state}"), soft_wrap=True)
+    return 0
+
+
+def train_again(options: argparse.Namespace, place: Place, console: Console) -> int:
+    """Runs a command of the trainer's package, which needs torch."""
+    try:
+        commands = importlib.import_module("gristmill_trainer.replay.commands")
+    except ImportError as error:
+        raise GristmillError(
+            "trainer_missing",
+            f"`gristmill {options.name}` needs the trainer's package and torch ({error.name} is not installed): run it "
+            "in the environment of `make setup` or in the trainer's container, or pip install ./services/trainer",
+            package=error.name or "",
+        ) from error
+
+    def show(roots: Sequence[Path], path: str) -> None:
+        _serve_page(roots, path, console, opens=True)
+
+    page = show if sys.stdout.isatty() and _can_open_page() else None
+    here = commands.Here(
+        place.roots, place.models_dir, place.api, place.token, lambda run: named_run(run, place.roots), page
+    )
+    return int(commands.main(options.name, options.rest, here))
+
+
+def _can_open_page() -> bool:
+    """Whether there is a browser, and the packages of the page are installed. A container has no browser."""
+    try:
+        webbrowser.get()
+        _imported("uvicorn"), _imported("gristmill_view.run_source")
+    except (webbrowser.Error, GristmillError):
+        return False
+    return True
+
+
+def _imported(name: str) -> Any:
+    """Imports a module that needs the extra `view` of the SDK."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise GristmillError(
+            "extra_missing",
+            f"this command needs a package that is not installed ({error.name}): pip install './view[page]'",
+            package=error.name or "",
+        ) from error
+
+
+def _say_table(console: Console, columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    names = list(columns)
+    if not console.is_terminal:  # for other programs: one line per row, tabs between the columns
+        print("\t".join(names))  # noqa: T201
+        for row in rows:
+            print("\t".join(_cell(row.get(name)) for name in names))  # noqa: T201
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in names:
+        table.add_column(Text(one_line(name, 40)))
+    for row in rows:
+        table.add_row(*(Text(_cell(row.get(name), 80)) for name in names))
+    console.print(table)
+
+
+def _cell(value: Any, longest: int = 4000) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return one_line(str(value), longest).replace("\t", " ")

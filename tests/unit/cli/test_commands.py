@@ -1,0 +1,268 @@
+"""The console script `gristmill` on the files of a recorded run, without an API."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.ports import free_port
+from tests.unit.view.recorded import rows, write_run
+
+from gristmill.folders import RunFolder
+from gristmill_cli import commands
+from gristmill_cli.main import main
+from gristmill_view.facts import read_files
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a finished run; no API answers."""
+    for name in ("API_URL", "RUNS_DIR", "API_TOKEN_FILE", "MODEL_URL", "MODELS_DIR"):
+        monkeypatch.delenv(f"GRISTMILL_{name}", raising=False)
+    monkeypatch.setenv("GRISTMILL_API_URL", f"http://127.0.0.1:{free_port()}")
+    (write_run(tmp_path / "runs" / "quickstart", rows()) / "model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "runs"
+
+
+def test_run_that_cannot_be_read_does_not_hide_the_others(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(runs / "odd", rows())
+
+    def read(run_id: str, roots: Any) -> Any:
+        if run_id == "odd":
+            raise ValueError("odd files")
+        return read_files(run_id, roots)
+
+    monkeypatch.setattr(commands, "read_files", read)
+    assert main(["runs", "--json"]) == 0
+    output = capsys.readouterr()
+    assert {line["run"]: line["state"] for line in json.loads(output.out.splitlines()[-1])} == {
+        "quickstart": "finished", "odd": "unreadable"
+    }  # fmt: skip
+    assert "odd files" in output.err
+
+
+def test_help_lists_each_command_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    for name in ("status", "runs", "sql", "pack", "slurm", *commands.TRAIN_AGAIN):
+        assert sum(re.search(rf"^\s+{name} |gristmill {name}", line) is not None for line in lines) == 1
+
+
+def test_status_of_a_finished_run_is_its_summary(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status"]) == 0
+    output = capsys.readouterr().out
+    assert "run quickstart is finished: 8 steps" in output
+    assert "0.225 → 0.520" in output
+
+
+def test_status_as_json_has_the_keys_of_the_page(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "quickstart", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["run"], found["state"], found["step"], found["live"]) == ("quickstart", "finished", 8, False)
+
+
+def test_watch_of_a_finished_run_ends_with_its_summary(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--watch"]) == 0
+    output = capsys.readouterr().out
+    assert output.startswith("quickstart  step 8/60  reward 0.520")
+    assert "is finished" in output
+
+
+def test_runs_lists_folders(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", "--json"]) == 0
+    (run,) = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert run == {"run": "quickstart", "state": "finished", "step": 8, "steps": 60, "reward": 0.5203, "live": False}
+    assert main(["runs"]) == 0
+    assert "quickstart\tfinished\t8/60\t0.5203\tFalse" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["status", "other"], "run_folder_missing"),
+        (["--runs", "elsewhere", "status"], "no_run"),
+        (["--runs", "elsewhere", "sql", "SELECT 1"], "no_run"),
+        (["tail"], "api_unreachable"),
+    ],
+)
+def test_error_is_one_line_with_its_code(
+    runs: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: str
+) -> None:
+    assert main(arguments) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error [{code}]: ")
+
+
+class Table:
+    """An answer of `rollouts.sql`."""
+
+    asked: tuple[Any, str] = (None, "")
+
+    def to_pylist(self) -> list[dict[str, Any]]:
+        parts = [("accuracy", 1.0)]
+        return [{"step": 1, "completion": "a\tb\x1b", "reward": 0.123456, "advantage": None, "parts": parts}]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RunFolder, str]]:
+    """The queries that were asked, instead of the tables of rollouts."""
+    found: list[tuple[RunFolder, str]] = []
+
+    def sql(run: RunFolder, query: str) -> Table:
+        found.append((run, query))
+        return Table()
+
+    module = argparse.Namespace(sql=sql)
+    imported = importlib.import_module
+    monkeypatch.setattr(importlib, "import_module", lambda name: module if "rollouts" in name else imported(name))
+    return found
+
+
+def test_sql_prints_columns_with_tabs_for_other_programs(
+    runs: Path, asked: list[tuple[RunFolder, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sql", "SELECT 1", "--run", "runs/quickstart"]) == 0
+    assert asked == [(RunFolder("quickstart", (runs,)), "SELECT 1")]
+    assert capsys.readouterr().out == (
+        "step\tcompletion\treward\tadvantage\tparts\n1\ta\\tb\\x1b\t0.1235\t–\t{'accuracy': 1.0}\n"
+    )
+    assert main(["sql", "SELECT 1", "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert (row["advantage"], row["parts"]) == (None, {"accuracy": 1.0})
+
+
+def test_rollouts_asks_for_what_the_filters_select(runs: Path, asked: list[tuple[RunFolder, str]]) -> None:
+    filters = ["--step", "3-5", "--reward-max", "0.5", "--text", "it's", "--part", "accuracy=0", "--order", "reward"]
+    assert main(["rollouts", "quickstart", *filters, "--limit", "7"]) == 0
+    ((_, query),) = asked
+    assert "step BETWEEN 3 AND 5 AND reward <= 0.5 AND " in query
+    assert "lower('it''s')" in query
+    assert "reward_parts['accuracy'] = 0.0" in query
+    assert query.endswith("ORDER BY reward DESC NULLS LAST, group_id, sequence LIMIT 7")
+    assert main(["rollouts", "--order", "reward", "--ascending"]) == 0
+    assert "WHERE true ORDER BY reward ASC " in asked[1][1]
+
+
+class Source:
+    """The source of the page."""
+
+    def __init__(self, roots: Any) -> None:
+        self.roots = [Path(root) for root in roots]
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The calls of `view` and `report`, instead of the page and its server."""
+    calls: list[Any] = []
+
+    async def write_report(source: Source, run: str, path: Path) -> None:
+        if not path.parent.exists():
+            raise FileNotFoundError(2, "No such file or directory")
+        calls.append((source, run, path))
+
+    class Server:
+        def __init__(self, source: Source) -> None:
+            self.source = source
+
+        def run(self, sockets: list[socket.socket]) -> None:
+            calls.append((self.source, sockets[0].getsockname()))
+            raise KeyboardInterrupt
+
+    modules = {
+        "uvicorn": argparse.Namespace(Config=lambda source, **settings: source, Server=Server),
+        "gristmill_view.app": argparse.Namespace(create_app=lambda source: source),
+        "gristmill_view.run_source": argparse.Namespace(RunSource=Source),
+        "gristmill_view.report": argparse.Namespace(write_report=write_report),
+    }
+    monkeypatch.setattr(importlib, "import_module", modules.__getitem__)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("arguments", "path"),
+    [([], "/view"), (["quickstart"], "/view/quickstart"), (["runs/quickstart"], "/view/quickstart")],
+)
+def test_view_serves_the_folders_of_the_runs(
+    runs: Path, page: list[Any], capsys: pytest.CaptureFixture[str], arguments: list[str], path: str
+) -> None:
+    port = free_port()
+    assert main(["view", *arguments, "--port", str(port)]) == 0
+    ((source, address),) = page
+    assert [root.resolve() for root in source.roots] == [runs]
+    assert (address, source.closed) == (("127.0.0.1", port), True)
+    assert f"http://127.0.0.1:{port}{path} " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("host", "warns"), [("127.0.0.1", 0), ("localhost", 0), ("0.0.0.0", 1), ("", 1), ("::", 1)])
+def test_view_warns_if_other_machines_can_read_the_page(
+    runs: Path, page: list[Any], capsys: pytest.CaptureFixture[str], host: str, warns: int
+) -> None:
+    assert main(["view", "--host", host, "--port", str(free_port())]) == 0
+    assert capsys.readouterr().out.count("OPEN TO THE NETWORK") == warns
+
+
+@pytest.mark.parametrize("port", ["taken", "70000"])
+def test_view_on_an_address_that_cannot_be_used_names_it(
+    runs: Path, page: list[Any], capsys: pytest.CaptureFixture[str], port: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1]) if port == "taken" else port
+        assert main(["view", "--port", port]) == 1
+    assert f"error [address_unusable]: cannot listen on 127.0.0.1:{port}: " in capsys.readouterr().err
+    assert not page
+
+
+def test_report_is_written_into_the_folder_of_the_run(
+    runs: Path, page: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report"]) == 0
+    ((source, run, path),) = page
+    assert ([root.resolve() for root in source.roots], source.closed, run) == ([runs], True, "quickstart")
+    assert path.resolve() == runs / "quickstart" / "report.html"
+    assert capsys.readouterr().out.strip() == str(path)
+    assert main(["report", "quickstart", "--out", "nowhere/r.html"]) == 1
+    assert "error [report_not_written]: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["rollouts", "--order", "1; DROP"], ["rollouts", "--limit", "x"], ["look"]])
+def test_wrong_command_line_has_exit_code_2(runs: Path, arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+
+
+def test_missing_package_of_the_extra_is_named(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(name: str) -> Any:
+        raise ModuleNotFoundError(f"No module named {'duckdb'!r}", name="duckdb")
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    assert main(["sql", "SELECT 1"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error [extra_missing]: ")
+    assert "duckdb" in error
+
+
+@pytest.mark.slow
+def test_python_m_gristmill_is_the_same_program(runs: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gristmill_cli", "status"], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "run quickstart is finished" in done.stdout

@@ -1,0 +1,341 @@
+"""The page's questions to the files of runs. `RunSource` asks them by their names in a separate process.
+
+Each function takes the roots of the runs as its first argument and returns plain JSON values.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from gristmill.archive.run_file import RUN_FILE
+from gristmill.errors import GristmillError
+from gristmill.folders import RunFolder, RunMissingError, list_runs
+from gristmill.metrics import METRICS_FILE
+from gristmill_view import groups
+from gristmill_view.facts import Facts, read_files
+from gristmill_view.groups import shown_id
+from gristmill_view.overview import flat, metric_names, overview, series, to_json
+from gristmill_view.run_source import flat_rows, line_of
+from gristmill_view.samples import question
+from gristmill_view.source import Download, RolloutQuery, ViewError
+
+_LOG = logging.getLogger(__name__)
+Roots = tuple[Path, ...]
+_BARS: Final = 20
+_LINES: Final = 200
+_FRESH_S: Final = 10.0
+_READ: Final = 20_000
+"""Characters of a prompt of which the last message of the user is shown."""
+_SHOWN: Final = 2000
+_COLUMNS: Final = (
+    "run, step, group_id, sequence, rollout, env_id, row, index, version_first, staleness, "
+    f"right(prompt, {_READ}) AS prompt, left(completion, 2000) AS completion, completion_tokens, advantage, reward, "
+    "reward_parts, finish_reason, outcome, outcome_reason, left(error, 2000) AS error, answer, extracted, seconds"
+)
+_ONE_ROW_EACH: Final = "coalesce(branch, 0) = 0"
+"""One row of each rollout, whatever its number of branches. Groups without content have no branches."""
+_NO_LISTS: Final = "* EXCLUDE (tokens, mask, sampler_logprobs, trainer_logprobs, advantages, entropy, replies)"
+
+
+# --- Runs ------------------------------------------------------------------------------------------------------
+def run_lines(roots: Roots) -> list[dict[str, Any]]:
+    """Returns the lines of the list of runs, the latest first."""
+    lines = (_line(roots, run.run_id) for run in list_runs(roots)[:_LINES])
+    return [line for line in lines if line is not None]
+
+
+def _line(roots: Roots, run: str) -> dict[str, Any] | None:
+    """Returns a run's line; None if the folder's name is not a run id. A damaged run does not hide the others."""
+    try:
+        return line_of(facts_of(roots, run))
+    except ViewError:
+        return None
+    except Exception as error:  # noqa: BLE001  whatever is in a run's files, the other runs stay visible
+        _LOG.warning("the files of run %s cannot be read: %s", run, error)
+        return line_of(Facts(run=run, state="unreadable"))
+
+
+def facts_of(roots: Roots, run: str) -> Facts:
+    """Returns what the files show of a run. Raises ViewError if no root has the run."""
+    folder = _folder(roots, run)
+    stats = [path.stat() for name in (METRICS_FILE, RUN_FILE) if (path := folder.own_file(name)) is not None]
+    written = tuple((stat.st_mtime_ns, stat.st_size) for stat in stats)
+    # Ages of files change without a new row, so unchanged metrics are read again after a while.
+    return _cached(roots, run, (written, int(time.monotonic() / _FRESH_S)))
+
+
+@functools.lru_cache(maxsize=64)
+def _cached(roots: Roots, run: str, _: object) -> Facts:
+    return read_files(run, roots)
+
+
+def overview_of(roots: Roots, run: str) -> dict[str, Any]:
+    """Returns the state of a run from its files."""
+    facts = facts_of(roots, run)
+    return {**to_json(overview(facts)), "metrics": metric_names(facts.rows[-1:])}
+
+
+def fork_steps(roots: Roots, runs: Sequence[str]) -> dict[str, int]:
+    """Returns the step that a fork follows, by run; 0 for other runs."""
+    return {run: RunFolder(run, roots).fork_step() for run in runs}
+
+
+def series_of(roots: Roots, run: str, names: Sequence[str], points: int) -> dict[str, Any]:
+    """Returns metrics in at most `points` buckets."""
+    return series(facts_of(roots, run).rows, names, points)
+
+
+def news_of(roots: Roots, run: str, after_step: int) -> dict[str, Any]:
+    """Returns what changed in a run's files since a step."""
+    rows = facts_of(roots, run).rows
+    last = rows[-1]["step"] if rows else 0
+    return {"steps": flat_rows(rows, after_step), "last_step": last, "overview": overview_of(roots, run)}
+
+
+# --- Groups ----------------------------------------------------------------------------------------------------
+def step_of(roots: Roots, run: str, step: int) -> dict[str, Any]:
+    """Returns the metrics and the groups of a step. Raises ViewError for a step that the run has not done."""
+    rows = facts_of(roots, run).rows
+    metrics = next((dict(flat(row)) for row in rows if row["step"] == step), None)
+    groups = _sql(
+        roots,
+        run,
+        "SELECT group_id, any_value(env_id) AS env_id, any_value(row) AS row, "
+        "list(reward ORDER BY sequence) AS rewards, list(sequence ORDER BY sequence) AS sequences, "
+        "mode(outcome) AS outcome, any_value(outcome_reason) AS reason, any_value(staleness) AS staleness, "
+        f"right(any_value(prompt), {_READ}) AS prompt_start FROM rollouts "
+        f"WHERE step = {step:d} AND outcome <> 'evaluation' AND {_ONE_ROW_EACH} "
+        "GROUP BY group_id ORDER BY row, group_id LIMIT 4096",
+    )
+    if metrics is None and not groups:
+        last = rows[-1]["step"] if rows else 0
+        raise ViewError("step_missing", f"The run {run} has no step {step}.", remedy=f"Its last step is {last}.")
+    found = {"step": step, "metrics": metrics or {}, "groups": groups}
+    if not groups:
+        found["recorded"] = _knows_steps(roots, run)
+    for group in groups:
+        group["prompt_start"] = question(group["prompt_start"] or "")[:_SHOWN]
+        scored = [pair for pair in zip(group["rewards"], group["sequences"], strict=True) if pair[0] is not None]
+        known = group["rewards"] = [value for value, _ in scored]
+        group["sequences"] = [sequence for _, sequence in scored]
+        group["same"] = len(known) > 1 and max(known) - min(known) < 1e-9
+    return found
+
+
+def _knows_steps(roots: Roots, run: str) -> bool:
+    """Returns False if the run has trained groups, and the step of each of them is unknown."""
+    (found,) = _sql(roots, run, "SELECT count(*) AS rows, count(step) AS steps FROM rollouts WHERE acked", update=False)
+    return found["steps"] > 0 or not found["rows"]
+
+
+def group_of(roots: Roots, run: str, group_id: str) -> dict[str, Any]:
+    """Returns a group with the tokens of its completions. Raises ViewError for an unknown group."""
+    group_id = group_id.replace("~", "/")
+    rows = _sql(roots, run, f"SELECT * FROM rollouts WHERE group_id = {_text(group_id)} ORDER BY sequence LIMIT 1024")
+    if not rows:
+        raise ViewError(
+            "group_missing",
+            f"The run {run} has no group {group_id!r} on disk.",
+            remedy="A group appears when a checkpoint covers its step. Search the rollouts.",
+        )
+    return groups.group_json(rows, _tokenizer(roots, run))
+
+
+def _tokenizer(roots: Roots, run: str) -> Any:
+    """Returns the run's tokenizer; None if its file or the package `tokenizers` is missing."""
+    path = _folder(roots, run).tokenizer()
+    if path is None:
+        return None
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        return None
+    return Tokenizer.from_file(str(path))
+
+
+# --- The list of rollouts --------------------------------------------------------------------------------------
+def rollouts_of(roots: Roots, run: str, query: RolloutQuery) -> dict[str, Any]:
+    """Returns a page of rollouts and the histogram of the rewards of all that fit the query.
+
+    A rollout with branches is there once, as the last branch that fits the query.
+    """
+    chosen = _where(query)
+    (most,) = _sql(roots, run, "SELECT max(branch) AS branch FROM rollouts")
+    if most["branch"]:
+        chosen += (
+            " AND (sequence IS NULL OR (group_id, sequence) IN (SELECT (group_id, max(sequence)) FROM rollouts "
+            f"WHERE {chosen} GROUP BY group_id, coalesce(rollout, sequence)))"
+        )
+    bars = _sql(
+        roots,
+        run,
+        f"WITH chosen AS (SELECT reward FROM rollouts WHERE {chosen}), ends AS (SELECT min(reward) AS low, "
+        "max(reward) AS high FROM chosen) SELECT count(*) AS number, any_value(low) AS low, any_value(high) AS high, "
+        f"least({_BARS - 1}, floor((reward - low) / nullif(high - low, 0) * {_BARS}))::INTEGER AS bar, "
+        "bool_and(reward IS NULL) AS unscored FROM chosen, ends GROUP BY bar, reward IS NULL",
+        update=False,
+    )
+    scored = [bar for bar in bars if not bar["unscored"]]
+    histogram: list[dict[str, float]] = []
+    if scored and scored[0]["bar"] is None:
+        histogram = [{"low": scored[0]["low"], "high": scored[0]["high"], "count": scored[0]["number"]}]
+    elif scored:
+        low, width = scored[0]["low"], (scored[0]["high"] - scored[0]["low"]) / _BARS
+        counts = {bar["bar"]: bar["number"] for bar in scored}
+        histogram = [
+            {"low": low + at * width, "high": low + (at + 1) * width, "count": counts.get(at, 0)} for at in range(_BARS)
+        ]
+    order = query.order.removeprefix("-")
+    way = "DESC" if query.order.startswith("-") else "ASC"
+    rows = _sql(
+        roots,
+        run,
+        f"SELECT {_COLUMNS} FROM rollouts WHERE {chosen} ORDER BY {order} {way} NULLS LAST, group_id {way}, sequence "
+        f"LIMIT {query.limit:d} OFFSET {query.offset:d}",
+        update=False,
+    )
+    several = _branches(roots, run, {row["group_id"] for row in rows}) if most["branch"] else {}
+    for row in rows:
+        row["reward_parts"] = dict(row["reward_parts"] or ())
+        row["branches"] = several.get((row["group_id"], row["rollout"]), 1)
+        row["group_id"] = shown_id(row["group_id"])
+        row["prompt"] = row["prompt"] and question(row["prompt"])[:_SHOWN]
+    page = {"total": sum(bar["number"] for bar in bars), "rows": rows, "histogram": histogram}
+    if not rows and (query.step_from is not None or query.step_to is not None):
+        page["recorded"] = _knows_steps(roots, run)
+    return page
+
+
+def _branches(roots: Roots, run: str, group_ids: set[str]) -> dict[tuple[str, int], int]:
+    """Returns the number of branches of the rollouts of some groups that have more than one."""
+    if not group_ids:  # SQL has no empty list
+        return {}
+    found = _sql(
+        roots,
+        run,
+        f"SELECT group_id, rollout, count(*) AS branches FROM rollouts WHERE group_id IN "
+        f"({', '.join(map(_text, group_ids))}) AND rollout IS NOT NULL GROUP BY group_id, rollout HAVING branches > 1",
+        update=False,
+    )
+    return {(row["group_id"], row["rollout"]): row["branches"] for row in found}
+
+
+def highlights_of(roots: Roots, run: str, steps: Sequence[int]) -> list[dict[str, Any]]:
+    """Returns the best and the worst rollout of some steps."""
+    folder = _folder(roots, run)
+    with _as_view_errors():
+        found: list[dict[str, Any]] = _imported("gristmill_view.highlights").highlights(folder, steps)
+        return found
+
+
+def download(roots: Roots, run: str, query: RolloutQuery, kind: Download) -> str:
+    """Writes the selected rollouts to a temporary file and returns its path. JSONL has no lists."""
+    columns = "*" if kind is Download.PARQUET else _NO_LISTS
+    order = query.order.removeprefix("-")
+    way = "DESC" if query.order.startswith("-") else "ASC"
+    table = _table(
+        roots,
+        run,
+        f"SELECT {columns} FROM rollouts WHERE {_where(query)} ORDER BY {order} {way} NULLS LAST, group_id, sequence",
+    )
+    with tempfile.NamedTemporaryFile(prefix="gristmill-rollouts-", suffix=f".{kind}", delete=False) as file:
+        if kind is Download.PARQUET:
+            pq = importlib.import_module("pyarrow.parquet")
+            pq.write_table(table, file, compression="zstd")
+        else:
+            for batch in table.to_batches(4096):
+                for row in batch.to_pylist():
+                    row["reward_parts"] = dict(row["reward_parts"] or ())
+                    file.write(msgspec.json.encode(row) + b"\n")
+    return file.name
+
+
+def _where(query: RolloutQuery) -> str:
+    """Returns the filters as SQL. Every value of the request is a number or a quoted text."""
+    found = ["true"]
+    for column, low, high in (
+        ("step", query.step_from, query.step_to),
+        ("reward", query.reward_min, query.reward_max),
+        (f"map_extract(reward_parts, {_text(query.part or '')})[1]", query.part_min, query.part_max),
+    ):
+        if low is not None:
+            found.append(f"{column} >= {low!r} - 1e-6")
+        if high is not None:
+            found.append(f"{column} <= {high!r} + 1e-6")
+    if query.part is not None:
+        found.append(f"map_extract(reward_parts, {_text(query.part)})[1] IS NOT NULL")
+    if query.group is not None:
+        found.append(f"group_id = {_text(query.group.replace('~', '/'))}")
+    for column, value in (("env_id", query.env), ("outcome", query.outcome), ("finish_reason", query.finish_reason)):
+        if value is not None:
+            found.append(f"{column} = {_text(value)}")
+    if query.text is not None:
+        needle = _text(query.text.lower())
+        found.append(f"(contains(lower(completion), {needle}) OR contains(lower(prompt), {needle}))")
+    return " AND ".join(found)
+
+
+def _text(value: str) -> str:
+    """Returns a literal of DuckDB, in which only the quote needs an escape. A text cannot hold a NUL."""
+    return "'" + value.replace("\x00", "").replace("'", "''") + "'"
+
+
+def _folder(roots: Roots, run: str) -> RunFolder:
+    try:
+        # A run id is a folder's name, so "..", "/" and an empty id are not ids.
+        if not run or run.startswith(".") or "/" in run or "\\" in run or "\x00" in run:
+            raise RunMissingError("run_folder_missing", f"{run!r} is not a run id")
+        return RunFolder.open(run, roots)
+    except RunMissingError as error:
+        raise ViewError(
+            "run_missing", f"The run {run!r} does not exist here.", remedy="Choose a run from the list."
+        ) from error
+
+
+def load_table_reader() -> Any:
+    """Loads pyarrow and DuckDB, which takes seconds. Questions about runs and metrics do not wait for that."""
+    return _imported("gristmill_view.rollouts")
+
+
+def _imported(name: str) -> Any:
+    """Imports a module that needs packages of the extra `view`."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ViewError(
+            "view_not_installed",
+            f"The page cannot read the groups of runs: {error.name or error} is not installed.",
+            status=503,
+            remedy="pip install './view[page]'",
+        ) from error
+
+
+def _sql(roots: Roots, run: str, query: str, *, update: bool = True) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = _table(roots, run, query, update=update).to_pylist()
+    return found
+
+
+def _table(roots: Roots, run: str, query: str, *, update: bool = True) -> Any:
+    folder = _folder(roots, run)
+    with _as_view_errors():
+        return load_table_reader().sql(folder, query, update=update)
+
+
+@contextmanager
+def _as_view_errors() -> Iterator[None]:
+    try:
+        yield
+    except ViewError:
+        raise
+    except GristmillError as error:
+        raise ViewError(error.code, str(error), status=500, remedy="Read the server's log.") from error

@@ -1,0 +1,663 @@
+"""The rows of the table of rollouts: one per completion, or one for a group whose completions are not known.
+
+`SCHEMA` is the contract. docs/rollouts.md explains each column.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gristmill import foreign
+from gristmill.archive.dropped import DroppedCompletion, DroppedGroup
+from gristmill.archive.drops import Drop
+from gristmill.archive.segment import ArchivedGroup
+from gristmill.archive.trained import NOT_RECORDED, TRAINED, TrainedGroup, TrainedSequence
+from gristmill.errors import GristmillError
+from gristmill.group import PolicyVersion, TrajectoryGroup
+from gristmill.run import RunRecord
+
+_LOG = logging.getLogger(__name__)
+SCHEMA_VERSION: Final = 5
+OTHER_TRAINING: Final = -1
+"""`creation` of an evaluation that an earlier training of the same run id made."""
+
+SCHEMA: Final = pa.schema(
+    [
+        pa.field("run", pa.string()),
+        pa.field("creation", pa.int64()),
+        pa.field("step", pa.int32()),
+        pa.field("group_id", pa.string()),
+        pa.field("sequence", pa.int16()),
+        pa.field("rollout", pa.int16()),
+        pa.field("branch", pa.int16()),
+        pa.field("env_id", pa.string()),
+        pa.field("row", pa.int64()),
+        pa.field("index", pa.int64()),
+        pa.field("version_first", pa.string()),
+        pa.field("version_last", pa.string()),
+        pa.field("staleness", pa.int32()),
+        pa.field("prompt", pa.string()),
+        pa.field("completion", pa.string()),
+        pa.field("prompt_tokens", pa.int32()),
+        pa.field("completion_tokens", pa.int32()),
+        pa.field("tokens", pa.list_(pa.int32())),
+        pa.field("mask", pa.list_(pa.bool_())),
+        pa.field("sampler_logprobs", pa.list_(pa.float32())),
+        pa.field("trainer_logprobs", pa.list_(pa.float32())),
+        pa.field("advantage", pa.float32()),
+        pa.field("advantages", pa.list_(pa.float32())),
+        pa.field("entropy", pa.list_(pa.float32())),
+        pa.field("reward", pa.float32()),
+        pa.field("reward_parts", pa.map_(pa.string(), pa.float32())),
+        pa.field("finish_reason", pa.string()),
+        pa.field("turns", pa.int16()),
+        pa.field("replies", pa.list_(pa.int32())),
+        pa.field("messages", pa.string()),
+        pa.field("temperature", pa.float32()),
+        pa.field("outcome", pa.string()),
+        pa.field("outcome_reason", pa.string()),
+        pa.field("error", pa.string()),
+        pa.field("acked", pa.bool_()),
+        pa.field("answer", pa.string()),
+        pa.field("extracted", pa.string()),
+        pa.field("answer_searched", pa.bool_()),
+        pa.field("submitted_ms", pa.int64()),
+        pa.field("seconds", pa.float32()),
+        pa.field("ratio", pa.float32()),
+        pa.field("ratio_max", pa.float32()),
+        pa.field("entropy_mean", pa.float32()),
+        pa.field("repeated", pa.float32()),
+        pa.field("garbled", pa.float32()),
+    ],
+    metadata={"gristmill_rollouts_schema": str(SCHEMA_VERSION)},
+)
+
+_NGRAM = 4
+_GARBLED = re.compile("[\ufffd\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+
+F32 = npt.NDArray[np.float32]
+Bool = npt.NDArray[np.bool_]
+
+
+class Texts:
+    """Decodes tokens with the tokenizer of the run's model. Without it, or without `tokenizers`, texts are None."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._tokenizer: Any = None
+        self._prompt: tuple[bytes, str] | None = None
+        if file is None:
+            _LOG.warning("the run has no tokenizer in its folder, so the table has no texts")
+            return
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            _LOG.warning("the table has no texts, because tokenizers is not installed: pip install './view[page]'")
+            return
+        try:
+            self._tokenizer = Tokenizer.from_buffer(foreign.read_file(file, foreign.TOKENIZER))
+        except ValueError as error:
+            _LOG.warning("the table has no texts, because %s is not a tokenizer: %s", file, error)
+
+    def prompt(self, tokens: npt.NDArray[np.int32]) -> str | None:
+        """Returns the prompt as the model reads it, with special tokens."""
+        if self._tokenizer is None:
+            return None
+        key = tokens.tobytes()
+        if self._prompt is None or self._prompt[0] != key:  # The completions of a group mostly have one prompt.
+            self._prompt = (key, self._tokenizer.decode(tokens.tolist(), skip_special_tokens=False))
+        return self._prompt[1]
+
+    def completions(self, tokens: Sequence[npt.NDArray[np.int32]]) -> Sequence[str | None]:
+        """Returns the completions without special tokens."""
+        if self._tokenizer is None:
+            return [None] * len(tokens)
+        found: list[str] = self._tokenizer.decode_batch([ids.tolist() for ids in tokens], skip_special_tokens=True)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Submitted:
+    """A group of either protocol."""
+
+    group_id: str
+    env_id: str | None
+    row: int
+    tokens: list[npt.NDArray[np.int32]]
+    mask: list[Bool]
+    """True for sampled tokens."""
+    logprobs: list[F32] | None
+    rewards: Sequence[float]
+    parts: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    finish_reasons: Sequence[str] | None = None
+    versions: Sequence[tuple[str, str]] | None = None
+    """First and last weights of each sequence."""
+    temperature: float | None = None
+    messages: Sequence[Any] | None = None
+    """The conversation of each sequence, if the environment sent them (`include_messages`)."""
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    rollouts: Sequence[int] | None = None
+    """The rollout of each sequence; None: each sequence is a rollout."""
+
+    @property
+    def answer(self) -> str | None:
+        """The row's answer, if the environment sent it."""
+        return _text(self.meta.get("answer"))
+
+    @property
+    def answer_searched(self) -> bool:
+        """Whether the environment sent what it found as the answers of the rollouts."""
+        found = self.meta.get("extracted")
+        return isinstance(found, list) and len(found) == len(set(self.rollout_of))
+
+    @property
+    def extracted(self) -> Sequence[str | None]:
+        """The answer of each sequence's rollout. None: no answer, or `answer_searched` is False."""
+        if not self.answer_searched:
+            return [None] * len(self.tokens)
+        return [_text(self.meta["extracted"][rollout]) for rollout in self.rollout_of]
+
+    @property
+    def rollout_of(self) -> Sequence[int]:
+        """The rollout of each sequence, also without `rollouts`."""
+        return range(len(self.tokens)) if self.rollouts is None else self.rollouts
+
+    @property
+    def prompt_lengths(self) -> list[int]:
+        """Tokens of each sequence before its first sampled token."""
+        return [int(np.argmax(mask)) if mask.any() else len(mask) for mask in self.mask]
+
+    @property
+    def oldest_step(self) -> int | None:
+        """Step of the oldest weights that sampled a token of the group."""
+        if self.versions is None:
+            return None
+        return min(PolicyVersion.parse(first).step for first, _ in self.versions)
+
+
+def step_without_record(oldest_step: int | None, run: RunRecord | None, created_ms: int) -> int | None:
+    """Returns the step that trained on an acked group of which the trainer has no record; None if it is not known.
+
+    A synchronous run (max_staleness 0) trains on groups of the newest weights only, so the group's weights give the
+    step. `oldest_step`: of the group's weights. `run`: the record of the run's newest creation.
+    """
+    if oldest_step is None or run is None or run.max_staleness != 0 or run.created_ms != created_ms:
+        return None
+    return oldest_step + 1
+
+
+def read_submitted(archived: ArchivedGroup, run_id: str) -> Submitted:
+    """Returns an archived group of any schema. Raises GristmillError."""
+    if archived.schema == "group":
+        return _of_binary(TrajectoryGroup.decode(archived.body))
+    if archived.schema == "atropos":
+        return _of_atropos(archived)
+    raise GristmillError(
+        "archive_schema",
+        f"the archive of run {run_id} has a group of schema {archived.schema!r}, which this gristmill does not know",
+        run=run_id,
+        schema=archived.schema,
+    )
+
+
+def _of_binary(group: TrajectoryGroup) -> Submitted:
+    ends = np.cumsum(group.lengths)[:-1]
+    versions = []
+    for spans in group.versions:
+        labels = sorted({span.version for span in spans}, key=PolicyVersion.parse)
+        versions.append((labels[0], labels[-1]))
+    return Submitted(
+        group_id=group.group_id,
+        env_id=group.env_id,
+        row=group.row,
+        tokens=np.split(group.tokens, ends),
+        mask=np.split(group.mask, ends),
+        logprobs=np.split(group.logprobs, ends) if group.logprobs_known else None,
+        rewards=group.rewards.tolist(),
+        parts=group.reward_parts,
+        finish_reasons=group.finish_reasons,
+        versions=versions,
+        temperature=group.sampling.temperature,
+        messages=group.messages,
+        meta=group.meta,
+        rollouts=group.rollout_of.tolist(),
+    )
+
+
+class _Scored(msgspec.Struct):
+    """The JSON of Atropos' protocol."""
+
+    tokens: list[list[int]]
+    masks: list[list[int]]
+    scores: list[float]
+    inference_logprobs: list[list[float]] | None = None
+    env_id: int | None = None
+    messages: Any = None
+
+
+_SCORED = msgspec.json.Decoder(_Scored)
+_NOT_TRAINED = -100
+_MASKED_LOGPROB = 0.0
+"""Atropos' clients send 1.0 for tokens that were not sampled."""
+
+
+def _of_atropos(archived: ArchivedGroup) -> Submitted:
+    try:
+        scored = _SCORED.decode(archived.body)
+    except msgspec.DecodeError as error:
+        raise GristmillError(
+            "not_a_scored_group", f"group {archived.group_id} is not a scored group of Atropos': {error}"
+        ) from error
+    mask = [np.array(one) != _NOT_TRAINED for one in scored.masks]
+    logprobs = None
+    if scored.inference_logprobs is not None and [len(one) for one in scored.inference_logprobs] == [
+        len(one) for one in scored.tokens
+    ]:
+        logprobs = [
+            np.where(sampled, np.array(one, np.float32), np.float32(_MASKED_LOGPROB))
+            for one, sampled in zip(scored.inference_logprobs, mask, strict=True)
+        ]
+    return Submitted(
+        group_id=archived.group_id,
+        env_id=None if scored.env_id is None else str(scored.env_id),
+        row=-1,
+        tokens=[np.array(one, np.int32) for one in scored.tokens],
+        mask=mask,
+        logprobs=logprobs,
+        rewards=scored.scores,
+        messages=scored.messages if isinstance(scored.messages, list) else None,
+    )
+
+
+class Rows:
+    """Collects rows by column."""
+
+    def __init__(self, run_id: str, texts: Texts, run: RunRecord | None = None) -> None:
+        """`run`: the record of the run's newest creation."""
+        self._run_id = run_id
+        self._run = run
+        self._texts = texts
+        self._columns: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
+        self.tokens = 0
+        """Tokens of the collected rows."""
+
+    def __len__(self) -> int:
+        return len(self._columns["run"])
+
+    def take(self) -> pa.Table:
+        """Returns the rows and forgets them."""
+        columns, self._columns = self._columns, {name: [] for name in SCHEMA.names}
+        self.tokens = 0
+        return pa.table([_array(columns[name], SCHEMA.field(name).type) for name in SCHEMA.names], schema=SCHEMA)
+
+    def add(self, group: Submitted, creation: int, record: TrainedGroup | None) -> None:
+        """Adds the rows of an acked group. `record`: the trainer's record, if there is one."""
+        starts = group.prompt_lengths
+        texts = self._texts.completions([ids[start:] for ids, start in zip(group.tokens, starts, strict=True)])
+        step = step_without_record(group.oldest_step, self._run, creation) if record is None else record.step
+        staleness = None
+        if step is not None and group.oldest_step is not None:
+            staleness = step - 1 - group.oldest_step
+        conversations = group.messages if group.messages is not None and len(group.messages) == len(starts) else None
+        extracted = group.extracted
+        rollouts = group.rollout_of
+        for index, (tokens, start) in enumerate(zip(group.tokens, starts, strict=True)):
+            sampled = group.mask[index]
+            sequence = None if record is None else record.sequences.get(index)
+            outcome, reason = _outcome(record, sequence)
+            logprobs = None if group.logprobs is None else group.logprobs[index]
+            first, last = (None, None) if group.versions is None else group.versions[index]
+            text = texts[index]
+            replies = _replies(sampled)
+            self.tokens += len(tokens)
+            self._append(
+                creation=creation,
+                step=step,
+                group_id=group.group_id,
+                sequence=index,
+                rollout=rollouts[index],
+                branch=index - rollouts.index(rollouts[index]),
+                env_id=group.env_id,
+                row=group.row,
+                index=_whole(group.meta.get("index")),
+                version_first=first,
+                version_last=last,
+                staleness=staleness,
+                prompt=self._texts.prompt(tokens[:start]),
+                completion=text,
+                prompt_tokens=start,
+                completion_tokens=len(tokens) - start,
+                tokens=tokens,
+                sampler_logprobs=logprobs,
+                reward=group.rewards[index],
+                reward_parts=[
+                    (name, values[index]) for name, values in group.parts.items() if values[index] is not None
+                ],
+                finish_reason=None if group.finish_reasons is None else group.finish_reasons[index],
+                turns=len(replies) // 2,
+                replies=replies if len(replies) > 2 or rollouts.count(rollouts[index]) > 1 else None,
+                messages=None if conversations is None else _json(conversations[index]),
+                temperature=group.temperature,
+                outcome=outcome,
+                outcome_reason=reason,
+                acked=True,
+                answer=group.answer,
+                extracted=extracted[index],
+                answer_searched=group.answer_searched,
+                submitted_ms=_whole(group.meta.get("submitted_ms")),
+                seconds=_number(group.meta.get("seconds")),
+                repeated=_repeated(tokens[start:]),
+                garbled=None if text is None else _garbled(text),
+                **_of_trainer(sequence, sampled, logprobs),
+            )
+
+    def add_leased(self, record: TrainedGroup, creation: int) -> None:
+        """Adds rows for a group of a step that no checkpoint covers yet: its completions are not on disk."""
+        for index, sequence in record.sequences.items() or ((None, None),):
+            _, reason = _outcome(record, sequence)
+            self._append(
+                creation=creation,
+                step=record.step,
+                group_id=record.group_id,
+                sequence=index,
+                row=_row(record.group_id),
+                outcome="leased",
+                outcome_reason=reason,
+                acked=False,
+                advantage=None if sequence is None else _mean(sequence.token_advantages),
+            )
+
+    def add_absent(self, drop: Drop, record: TrainedGroup | None) -> None:
+        """Adds rows without content: for a group that was dropped, is a dead letter, or was let go by the archive."""
+        lost = drop.what == "let_go"
+        step = None if record is None else record.step
+        if lost and record is None:
+            step = step_without_record(drop.step, self._run, drop.creation)
+        sequences = record.sequences if record is not None else {}
+        for index, sequence in sequences.items() or ((None, None),):
+            self._append(
+                creation=drop.creation,
+                step=step,
+                group_id=drop.group_id,
+                sequence=index,
+                env_id=drop.env_id,
+                row=drop.row,
+                outcome="lost" if lost else drop.what,
+                outcome_reason=drop.reason,
+                acked=lost,
+                advantage=None if sequence is None else _mean(sequence.token_advantages),
+            )
+
+    def add_dropped(self, drop: Drop, content: DroppedGroup) -> None:
+        """Adds the rows of a group that the environment dropped, and whose content it kept."""
+        labels = sorted(filter(_is_version, content.versions), key=PolicyVersion.parse)
+        single = all(completion.why is None for completion in content.completions)
+        completions: Sequence[DroppedCompletion | None] = content.completions or [None]
+        for index, completion in enumerate(completions):
+            self._append(
+                creation=drop.creation,
+                group_id=drop.group_id,
+                sequence=None if completion is None else index,
+                rollout=None if completion is None else index,
+                branch=None if completion is None else 0,
+                env_id=drop.env_id or content.env_id,
+                row=drop.row,
+                index=content.index,
+                version_first=labels[0] if labels else None,
+                version_last=labels[-1] if labels else None,
+                prompt=content.prompt_text or content.prompt or None,
+                prompt_tokens=content.prompt_tokens,
+                temperature=None if content.sampling is None else content.sampling.temperature,
+                outcome="dropped",
+                outcome_reason=drop.reason,
+                error=content.error if completion is None or single else completion.why,
+                acked=False,
+                answer=content.answer,
+                seconds=content.seconds,
+                **({} if completion is None else _of_dropped(completion, content)),
+            )
+
+    def add_evaluation(self, creation: int, folder: str, weights: str | None, record: Mapping[str, Any]) -> None:
+        """Adds the rows of one prompt of an evaluation: a line of its samples.jsonl."""
+        version = weights if weights is not None and _is_version(weights) else None
+        for index, sample in enumerate(record["samples"]) if record["samples"] else ((None, {}),):
+            labels = sample.get("versions") or ([version] if version else [])
+            text = sample.get("text")
+            self._append(
+                creation=creation,
+                step=PolicyVersion.parse(labels[0]).step if labels and _is_version(labels[0]) else None,
+                group_id=f"{folder}/{record['number']}",
+                sequence=index,
+                rollout=index,
+                branch=None if index is None else 0,
+                row=record["index"],
+                index=record["index"],
+                version_first=labels[0] if labels else None,
+                version_last=labels[-1] if labels else None,
+                prompt=record["prompt"],
+                completion=text,
+                prompt_tokens=record["prompt_tokens"],
+                completion_tokens=sample.get("tokens"),
+                reward=sample.get("total"),
+                reward_parts=[(name, value) for name, value in sample.get("parts", {}).items() if value is not None],
+                finish_reason=sample.get("finish_reason"),
+                outcome="evaluation",
+                outcome_reason=record.get("skipped") or sample.get("error"),
+                error=sample.get("error"),
+                acked=False,
+                answer=record["answer"],
+                extracted=sample.get("answer"),
+                answer_searched=sample.get("answer") is not None or sample.get("right") is not None,
+                garbled=None if text is None else _garbled(text),
+            )
+
+    def _append(self, **values: Any) -> None:
+        values["run"] = self._run_id
+        for name, column in self._columns.items():
+            column.append(values.get(name))
+
+
+def evaluation_rows(rows: Rows, folder: Path, creation: int) -> int:
+    """Adds the rows of the evaluation in `folder`. Returns its prompts."""
+    try:
+        weights = msgspec.json.decode(foreign.read_file(folder / "evaluation.json"), type=_Evaluation).weights
+    except (FileNotFoundError, msgspec.DecodeError, RecursionError):
+        weights = None
+    prompts = 0
+    with foreign.open_file(folder / "samples.jsonl") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                record = _sampled(line)
+                if record is not None:
+                    rows.add_evaluation(creation, folder.name, weights, msgspec.to_builtins(record))
+                    prompts += 1
+    return prompts
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+
+
+class _Evaluation(msgspec.Struct):
+    """The part of evaluation.json that the tables need."""
+
+    weights: str | None = None
+
+
+class _EvaluationSample(msgspec.Struct):
+    """One completion of a line of samples.jsonl."""
+
+    text: str | None = None
+    tokens: _Count | None = None
+    finish_reason: str | None = None
+    answer: str | None = None
+    right: bool | None = None
+    total: float | None = None
+    parts: dict[str, float | None] = {}
+    versions: list[str] | None = None
+    error: str | None = None
+
+
+class _EvaluationPrompt(msgspec.Struct):
+    """A line of samples.jsonl."""
+
+    number: int
+    index: int
+    prompt: str | None
+    answer: str | None
+    prompt_tokens: _Count
+    samples: list[_EvaluationSample]
+    skipped: str | None = None
+
+
+_SAMPLED: Final = msgspec.json.Decoder(_EvaluationPrompt)
+
+
+def _sampled(line: bytes) -> _EvaluationPrompt | None:
+    """Returns a prompt of an evaluation; None for a line that no evaluation wrote."""
+    try:
+        return _SAMPLED.decode(line)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def _outcome(record: TrainedGroup | None, sequence: TrainedSequence | None) -> tuple[str, str | None]:
+    """Returns what became of a sequence of an acked group, and why."""
+    if record is None or record.outcome == NOT_RECORDED:
+        return TRAINED, None
+    if record.outcome is not None:
+        return "dropped", record.outcome
+    if sequence is None or sequence.outcome == TRAINED:
+        return TRAINED, None
+    return "dropped", sequence.outcome
+
+
+def _of_dropped(completion: DroppedCompletion, content: DroppedGroup) -> dict[str, Any]:
+    after = completion.messages or [{"role": "assistant", "content": completion.text}]
+    return {
+        "completion": completion.text,
+        "completion_tokens": completion.tokens,
+        "reward": completion.total,
+        "reward_parts": [(name, value) for name, value in completion.scores.items() if value is not None],
+        "finish_reason": completion.finish_reason,
+        "turns": sum(message.get("role") == "assistant" for message in after),
+        "messages": None if content.messages is None else _json([*content.messages, *after]),
+        "garbled": _garbled(completion.text),
+    }
+
+
+def _of_trainer(sequence: TrainedSequence | None, sampled: Bool, sampler: F32 | None) -> dict[str, Any]:
+    """Returns the columns that depend on the trainer's record. Lists have a value for each token, 0 if not trained."""
+    length = len(sampled)
+    if sequence is None:
+        mask = sampled.copy()
+        mask[:1] = False  # No token predicts the first token.
+        return {"mask": mask}
+    places = np.flatnonzero(sequence.mask)
+    mask = np.zeros(length, np.bool_)
+    mask[places] = True
+    found: dict[str, Any] = {"mask": mask}
+    advantages = sequence.token_advantages
+    if len(advantages):
+        found["advantage"] = _mean(advantages)
+        if len(sequence.advantages) > 1:
+            found["advantages"] = _spread(advantages, places, length)
+    if sequence.logprobs is not None:
+        found["trainer_logprobs"] = _spread(sequence.logprobs, places, length)
+        if sampler is not None:
+            ratio = np.exp(np.clip(sequence.logprobs.astype(np.float64) - sampler[places], -60.0, 60.0))
+            found["ratio"], found["ratio_max"] = float(ratio.mean()), float(ratio.max())
+    if sequence.entropy is not None:
+        found["entropy"] = _spread(sequence.entropy, places, length)
+        found["entropy_mean"] = _mean(sequence.entropy)
+    return found
+
+
+def _spread(values: F32, places: npt.NDArray[np.int64], length: int) -> F32:
+    found = np.zeros(length, np.float32)
+    found[places] = values
+    return found
+
+
+def _replies(sampled: Bool) -> npt.NDArray[np.int32]:
+    """Returns the first token of each run of sampled tokens and the token after its last, one pair after the other."""
+    edges = np.flatnonzero(np.diff(sampled, prepend=False, append=False))
+    return edges.astype(np.int32)
+
+
+def _repeated(tokens: npt.NDArray[np.int32]) -> float | None:
+    """Returns the share of 4-grams that were in the completion before; None for fewer than 8 tokens."""
+    if len(tokens) < 2 * _NGRAM:
+        return None
+    grams = np.lib.stride_tricks.sliding_window_view(tokens, _NGRAM)
+    distinct = len(np.unique(np.ascontiguousarray(grams).view(f"V{4 * _NGRAM}")))
+    return 1.0 - distinct / len(grams)
+
+
+def _garbled(text: str) -> float:
+    """Returns the share of characters that are replacement or control characters."""
+    return len(_GARBLED.findall(text)) / len(text) if text else 0.0
+
+
+def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """Lists of numbers go through numpy, without Python objects for each token."""
+    if not pa.types.is_list(kind):
+        return pa.array(values, kind)
+    offsets = np.zeros(len(values) + 1, np.int32)
+    np.cumsum([0 if value is None else len(value) for value in values], out=offsets[1:])
+    present = [value for value in values if value is not None]
+    flat = np.concatenate(present) if present else np.zeros(0)
+    missing = np.array([value is None for value in values], np.bool_)
+    return pa.ListArray.from_arrays(
+        pa.array(offsets, pa.int32()),
+        pa.array(flat.astype(kind.value_type.to_pandas_dtype(), copy=False), kind.value_type),
+        type=kind,
+        mask=pa.array(missing) if missing.any() else None,
+    )
+
+
+def _mean(values: F32) -> float | None:
+    return float(values.mean(dtype=np.float64)) if len(values) else None
+
+
+def _row(group_id: str) -> int:
+    return int(group_id[1:]) if group_id[:1] == "g" and group_id[1:].isdecimal() else -1
+
+
+def _is_version(label: str) -> bool:
+    try:
+        PolicyVersion.parse(label)
+    except ValueError:
+        return False
+    return True
+
+
+def _json(value: object) -> str | None:
+    """Returns a client's value as JSON; None if JSON cannot hold it, as for bytes or NaN."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+# `meta` of a group is what a client sent, of any type.
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and 0 <= value < 1 << 62 else None
