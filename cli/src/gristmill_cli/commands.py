@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import importlib
+import importlib.util
 import ipaddress
 import itertools
 import json
@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+import gristmill_view
 from gristmill.check import Check
 from gristmill.deployment import env_file
 from gristmill.errors import ApiUnreachable, ConfigError, GristmillError
@@ -36,6 +37,8 @@ from gristmill_view.facts import read_files
 from gristmill_view.overview import overview
 from gristmill_view.pack import SUFFIX, named_run, write_pack
 from gristmill_view.pack import unpack as unpack_run
+from gristmill_view.report import write_report
+from gristmill_view.run_source import RunSource
 from gristmill_view.samples import one_line
 from gristmill_view.secrets import secrets_of, short_secrets
 
@@ -149,7 +152,7 @@ def sql(options: argparse.Namespace, place: Place, console: Console) -> int:
 
 
 def _query(folder: RunFolder, query: str) -> list[dict[str, Any]]:
-    table = _imported("gristmill_view.rollouts").sql(folder, query)
+    table = gristmill_view.sql(folder, query)
     return [{name: _unpaired(value) for name, value in row.items()} for row in table.to_pylist()]
 
 
@@ -194,8 +197,11 @@ def _serve_page(
 ) -> None:
     """Serves the page until Ctrl-C. `path`: where a reader begins. `port`: 0 for a free one. `opens`: opens the page in
     the user's browser too."""
-    uvicorn, app = _imported("uvicorn"), _imported("gristmill_view.app")
-    source = _imported("gristmill_view.run_source").RunSource(roots)
+    with gristmill_view.needs_page():
+        import uvicorn
+
+        from gristmill_view.app import create_app
+    source = RunSource(roots)
     with contextlib.closing(source), _listening(host, port) as listener:
         url = f"http://{host}:{listener.getsockname()[1]}{path}"
         console.print(Text(f"the page: {url}   Ctrl-C ends it"), soft_wrap=True)
@@ -207,7 +213,7 @@ def _serve_page(
             console.print(Text(warning, "bold red"), soft_wrap=True)
         if opens:  # A browser in the terminal returns when its user leaves it.
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
-        server = uvicorn.Server(uvicorn.Config(app.create_app(source), log_level="warning"))
+        server = uvicorn.Server(uvicorn.Config(create_app(source), log_level="warning"))
         with contextlib.suppress(KeyboardInterrupt):
             server.run(sockets=[listener])
 
@@ -225,9 +231,9 @@ def report(options: argparse.Namespace, place: Place, console: Console) -> int:
     """Writes a self-contained HTML file about a run."""
     run = _run_folder(options.run, place)
     path: Path = options.out or run.folders[0] / REPORT_FILE
-    source = _imported("gristmill_view.run_source").RunSource(run.roots)
+    source = RunSource(run.roots)
     try:
-        asyncio.run(_imported("gristmill_view.report").write_report(source, run.run_id, path))
+        asyncio.run(write_report(source, run.run_id, path))
     except OSError as error:
         raise GristmillError("report_not_written", f"{path}: {error.strerror}; name another file with --out") from error
     finally:
@@ -330,12 +336,12 @@ def slurm(options: argparse.Namespace, place: Place, console: Console) -> int:
 def train_again(options: argparse.Namespace, place: Place, console: Console) -> int:
     """Runs a command of the trainer's package, which needs torch."""
     try:
-        commands = importlib.import_module("gristmill_trainer.replay.commands")
+        from gristmill_trainer.replay import commands
     except ImportError as error:
         raise GristmillError(
             "trainer_missing",
             f"`gristmill {options.name}` needs the trainer's package and torch ({error.name} is not installed): run it "
-            "in the environment of `make setup` or in the trainer's container, or pip install ./services/trainer",
+            "in the environment of `make setup`, or pip install ./services/trainer",
             package=error.name or "",
         ) from error
 
@@ -346,29 +352,16 @@ def train_again(options: argparse.Namespace, place: Place, console: Console) -> 
     here = commands.Here(
         place.roots, place.models_dir, place.api, place.token, lambda run: named_run(run, place.roots), page
     )
-    return int(commands.main(options.name, options.rest, here))
+    return commands.main(options.name, options.rest, here)
 
 
 def _can_open_page() -> bool:
     """Whether there is a browser, and the packages of the page are installed. A container has no browser."""
     try:
         webbrowser.get()
-        _imported("uvicorn"), _imported("gristmill_view.run_source")
-    except (webbrowser.Error, GristmillError):
+    except webbrowser.Error:
         return False
-    return True
-
-
-def _imported(name: str) -> Any:
-    """Imports a module that needs the extra `view` of the SDK."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise GristmillError(
-            "extra_missing",
-            f"this command needs a package that is not installed ({error.name}): pip install './view[page]'",
-            package=error.name or "",
-        ) from error
+    return all(importlib.util.find_spec(name) is not None for name in ("starlette", "uvicorn"))
 
 
 def _say_table(console: Console, columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> None:

@@ -3,19 +3,19 @@
 `examine` measures this machine, and `checks` decides. Each check names what it found, and the lines of `.env` that fit
 this machine.
 
-`before_run` and `after_run` gather the checks of a run. Each package checks the parts that it owns, in its module
-`doctor`: the API Redis, the environment its data, rewards and model server, and the trainer the model.
+`before_run` and `after_run` gather the checks of a run. Each service checks the parts that it owns, in its module
+`doctor`: the API Redis, the environment its data, rewards and model server, and the trainer the model. The package of a
+service may not be installed here.
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -44,8 +44,6 @@ LEAST_DRIVER: Final = 580
 LEAST_ENGINE: Final = 28
 """Before Docker 28, machines on the same network could reach ports that are published on 127.0.0.1."""
 
-PACKAGES: Final = ("gristmill_api", "gristmill_env", "gristmill_trainer")
-"""Packages with a module `doctor`. The SDK imports them only if they are installed here."""
 PortUse = Literal["free", "ours", "taken"]
 
 
@@ -207,8 +205,24 @@ def before_run(config: str, environ: Mapping[str, str]) -> Iterator[Check]:
 
     `config`: name or path of a run's YAML. `environ`: the GRISTMILL_* variables and REDIS_URL.
     """
-    for package in PACKAGES:
-        yield from _of_package(package, "before_run", config, environ)
+    if (missing := _missing("gristmill_api")) is not None:
+        yield missing
+    else:
+        from gristmill_api import doctor as api
+
+        yield from api.before_run(config, environ)
+    if (missing := _missing("gristmill_env")) is not None:
+        yield missing
+    else:
+        from gristmill_env import doctor as env
+
+        yield from env.before_run(config, environ)
+    if (missing := _missing("gristmill_trainer")) is not None:
+        yield missing
+    else:
+        from gristmill_trainer import doctor as trainer
+
+        yield from trainer.before_run(config, environ)
 
 
 def after_run(run: RunFolder, config: str | None, environ: Mapping[str, str]) -> Iterator[Check]:
@@ -217,16 +231,25 @@ def after_run(run: RunFolder, config: str | None, environ: Mapping[str, str]) ->
     `config`: name or path of the run's YAML, with which the rewards are computed again; None: the run's id.
     """
     yield from run_checks.check_files(run)
-    for package in PACKAGES[1:]:  # The API keeps no part of a run beside the archive.
-        yield from _of_package(package, "after_run", run, config or run.run_id, environ)
+    config = config or run.run_id  # The API keeps no part of a run except the archive.
+    if (missing := _missing("gristmill_env")) is not None:
+        yield missing
+    else:
+        from gristmill_env import doctor as env
+
+        yield from env.after_run(run, config, environ)
+    if (missing := _missing("gristmill_trainer")) is not None:
+        yield missing
+    else:
+        from gristmill_trainer import doctor as trainer
+
+        yield from trainer.after_run(run, config, environ)
 
 
-def _of_package(package: str, function: str, *arguments: object) -> Iterator[Check]:
-    if importlib.util.find_spec(package) is None:
-        yield Check(package, "warning", f"not checked: the package {package} is not installed in this Python")
-        return
-    found: Callable[..., Iterable[Check]] = getattr(importlib.import_module(f"{package}.doctor"), function)
-    yield from found(*arguments)
+def _missing(package: str) -> Check | None:
+    if importlib.util.find_spec(package) is not None:
+        return None
+    return Check(package, "warning", f"not checked: the package {package} is not installed in this Python")
 
 
 # --- Measuring -------------------------------------------------------------------------------------------------

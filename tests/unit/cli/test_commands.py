@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import json
 import re
 import socket
@@ -13,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 from tests.support.ports import free_port
 from tests.unit.view.recorded import rows, write_run
 
+import gristmill_view
 from gristmill.folders import RunFolder
 from gristmill_cli import commands
 from gristmill_cli.main import main
+from gristmill_view import app
 from gristmill_view.facts import read_files
 
 
@@ -124,9 +125,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RunFolder, str]]:
         found.append((run, query))
         return Table()
 
-    module = argparse.Namespace(sql=sql)
-    imported = importlib.import_module
-    monkeypatch.setattr(importlib, "import_module", lambda name: module if "rollouts" in name else imported(name))
+    monkeypatch.setattr(gristmill_view, "sql", sql)
     return found
 
 
@@ -184,13 +183,11 @@ def page(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             calls.append((self.source, sockets[0].getsockname()))
             raise KeyboardInterrupt
 
-    modules = {
-        "uvicorn": argparse.Namespace(Config=lambda source, **settings: source, Server=Server),
-        "gristmill_view.app": argparse.Namespace(create_app=lambda source: source),
-        "gristmill_view.run_source": argparse.Namespace(RunSource=Source),
-        "gristmill_view.report": argparse.Namespace(write_report=write_report),
-    }
-    monkeypatch.setattr(importlib, "import_module", modules.__getitem__)
+    monkeypatch.setattr(uvicorn, "Config", lambda source, **settings: source)
+    monkeypatch.setattr(uvicorn, "Server", Server)
+    monkeypatch.setattr(app, "create_app", lambda source: source)
+    monkeypatch.setattr(commands, "RunSource", Source)
+    monkeypatch.setattr(commands, "write_report", write_report)
     return calls
 
 
@@ -247,21 +244,27 @@ def test_wrong_command_line_has_exit_code_2(runs: Path, arguments: list[str]) ->
     assert ended.value.code == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "package"), [(["sql", "SELECT 1"], "duckdb"), (["rollouts"], "duckdb"), (["view"], "uvicorn")]
+)
 def test_missing_package_of_the_extra_is_named(
-    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    runs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    package: str,
 ) -> None:
-    def missing(name: str) -> Any:
-        raise ModuleNotFoundError(f"No module named {'duckdb'!r}", name="duckdb")
-
-    monkeypatch.setattr(importlib, "import_module", missing)
-    assert main(["sql", "SELECT 1"]) == 1
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, "gristmill_view.rollouts", raising=False)
+    monkeypatch.delattr(gristmill_view, "rollouts", raising=False)
+    assert main(arguments) == 1
     error = capsys.readouterr().err
     assert error.startswith("error [extra_missing]: ")
-    assert "duckdb" in error
+    assert package in error
 
 
 @pytest.mark.slow
-def test_python_m_gristmill_is_the_same_program(runs: Path) -> None:
+def test_python_m_gristmill_cli_is_the_same_program(runs: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "gristmill_cli", "status"], capture_output=True, text=True, check=True, timeout=60
     )

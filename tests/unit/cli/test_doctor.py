@@ -85,7 +85,7 @@ def test_split_gpus_divides_gpus_between_model_and_trainer(count: int, model: li
 
 
 def test_lines_of_env_are_variables_of_compose() -> None:
-    known = (Path(__file__).parents[4] / ".env.example").read_text()
+    known = (Path(__file__).parents[3] / ".env.example").read_text()
     machines: list[dict[str, Any]] = [
         {"memory": 10 * GIB}, {"gpus": H100}, {"disk": (Path(), 12 * GIB)}, {"hub_problem": "x"},
         {"ports": {"API_PORT": (8000, "taken"), "MODEL_PORT": (9001, "taken")}},

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.errors import raises
 from tests.support.groups import make_group
 from tests.support.run_folder import CREATED, RunFolderWriter, record_of
 from tests.unit.view.recorded import record
 
 import gristmill
+import gristmill_view
 from gristmill import Example
 from gristmill.archive.run_file import write_run_file
 from gristmill_api.examples import example as api_example
-from gristmill_view import groups, sql
+from gristmill_view import ExtraMissingError, groups, sql
 from gristmill_view.queries import group_of, highlights_of, rollouts_of, step_of
 from gristmill_view.samples import samples_of
-from gristmill_view.source import RolloutQuery
+from gristmill_view.source import RolloutQuery, ViewError
 
 
 @pytest.fixture
@@ -60,6 +63,24 @@ def test_dropped_group_shows_its_prompt_its_completions_and_its_errors(run: RunF
         (41, "<1 / 0?>", "no board"),
         (None, None, None),
     ]
+
+
+# --- Missing packages -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("package", ["duckdb", "pyarrow"])
+def test_page_without_the_packages_of_tables_is_an_error_with_a_remedy(
+    run: RunFolderWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    for module in ("rollouts", "rows", "highlights"):
+        monkeypatch.delitem(sys.modules, f"gristmill_view.{module}", raising=False)
+        monkeypatch.delattr(gristmill_view, module, raising=False)
+    with raises(ViewError, "view_not_installed"):
+        rollouts_of((tmp_path,), "test", RolloutQuery())
+    if package == "pyarrow":
+        with raises(ViewError, "view_not_installed"):
+            highlights_of((tmp_path,), "test", [1])
+    with raises(ExtraMissingError, "extra_missing", package=package):
+        sql(run.path, "SELECT 1")
 
 
 # --- Extracted answers ------------------------------------------------------------------------------------------

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     import pyarrow
     import pyarrow.dataset
 
+    from gristmill.folders import RunFolder
+
 __all__ = ["ExtraMissingError", "dataset", "needs_page", "sql"]
 
 
@@ -47,16 +49,17 @@ def needs_page() -> Iterator[None]:
     try:
         yield
     except ImportError as error:
+        package = error.name or str(error)
         raise ExtraMissingError(
             "extra_missing",
-            f"the table of rollouts and the page need a package that is not installed ({error.name or error}): "
+            f"the table of rollouts and the page need a package that is not installed ({package}): "
             "pip install './view[page]'",
-            package=error.name or "",
+            package=package,
         ) from error
 
 
 def dataset(
-    run: str | Path, *, roots: Iterable[str | Path] | None = None, update: bool = True
+    run: str | Path | RunFolder, *, roots: Iterable[str | Path] | None = None, update: bool = True
 ) -> pyarrow.dataset.Dataset:
     """Returns the table of all rollouts of a run as a pyarrow dataset, which reads only what is asked for.
 
@@ -72,7 +75,7 @@ def dataset(
 
 
 def sql(
-    run: str | Path, query: str, *, roots: Iterable[str | Path] | None = None, update: bool = True
+    run: str | Path | RunFolder, query: str, *, roots: Iterable[str | Path] | None = None, update: bool = True
 ) -> pyarrow.Table:
     """Returns the result of a DuckDB query over the tables `rollouts` and `steps` of a run.
 

@@ -6,13 +6,13 @@ Each function takes the roots of the runs as its first argument and returns plai
 from __future__ import annotations
 
 import functools
-import importlib
 import logging
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 import msgspec
@@ -21,7 +21,7 @@ from gristmill.archive.run_file import RUN_FILE
 from gristmill.errors import GristmillError
 from gristmill.folders import RunFolder, RunMissingError, list_runs
 from gristmill.metrics import METRICS_FILE
-from gristmill_view import groups
+from gristmill_view import ExtraMissingError, groups, needs_page
 from gristmill_view.facts import Facts, read_files
 from gristmill_view.groups import shown_id
 from gristmill_view.overview import flat, metric_names, overview, series, to_json
@@ -234,8 +234,9 @@ def highlights_of(roots: Roots, run: str, steps: Sequence[int]) -> list[dict[str
     """Returns the best and the worst rollout of some steps."""
     folder = _folder(roots, run)
     with _as_view_errors():
-        found: list[dict[str, Any]] = _imported("gristmill_view.highlights").highlights(folder, steps)
-        return found
+        with _needs_tables():
+            from gristmill_view.highlights import highlights
+        return highlights(folder, steps)
 
 
 def download(roots: Roots, run: str, query: RolloutQuery, kind: Download) -> str:
@@ -250,8 +251,9 @@ def download(roots: Roots, run: str, query: RolloutQuery, kind: Download) -> str
     )
     with tempfile.NamedTemporaryFile(prefix="gristmill-rollouts-", suffix=f".{kind}", delete=False) as file:
         if kind is Download.PARQUET:
-            pq = importlib.import_module("pyarrow.parquet")
-            pq.write_table(table, file, compression="zstd")
+            import pyarrow.parquet
+
+            pyarrow.parquet.write_table(table, file, compression="zstd")
         else:
             for batch in table.to_batches(4096):
                 for row in batch.to_pylist():
@@ -302,19 +304,23 @@ def _folder(roots: Roots, run: str) -> RunFolder:
         ) from error
 
 
-def load_table_reader() -> Any:
+def load_table_reader() -> ModuleType:
     """Loads pyarrow and DuckDB, which takes seconds. Questions about runs and metrics do not wait for that."""
-    return _imported("gristmill_view.rollouts")
+    with _needs_tables():
+        from gristmill_view import rollouts
+    return rollouts
 
 
-def _imported(name: str) -> Any:
-    """Imports a module that needs packages of the extra `view`."""
+@contextmanager
+def _needs_tables() -> Iterator[None]:
+    """Raises ViewError if an import in this block needs a package that is not installed."""
     try:
-        return importlib.import_module(name)
-    except ImportError as error:
+        with needs_page():
+            yield
+    except ExtraMissingError as error:
         raise ViewError(
             "view_not_installed",
-            f"The page cannot read the groups of runs: {error.name or error} is not installed.",
+            f"The page cannot read the groups of runs: {error.values['package']} is not installed.",
             status=503,
             remedy="pip install './view[page]'",
         ) from error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import bisect
 import contextlib
-import importlib
 import logging
 import math
 import multiprocessing
@@ -246,7 +245,8 @@ def _end_with_parent() -> None:
 
 def _answer(question: str, roots: tuple[Path, ...], *arguments: object) -> Any:
     """Answers in the reading process. Only that process loads pyarrow and DuckDB, which are large."""
-    queries = importlib.import_module("gristmill_view.queries")
+    from gristmill_view import queries
+
     try:
         return getattr(queries, question)(roots, *arguments)
     finally:
