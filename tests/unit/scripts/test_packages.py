@@ -1,7 +1,8 @@
-"""Metadata of the seven packages: one version, and the same license, authors and Python versions."""
+"""Metadata of the seven packages: one version, the same license, authors and Python versions, and their images."""
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from hatchling.metadata.core import ProjectMetadata
 from hatchling.plugin.manager import PluginManager
+from packaging.requirements import Requirement
 
 import gristmill
 from secure import ROOT
@@ -46,3 +48,16 @@ def test_package_is_built_with_the_version_of_the_sdk(folder: str) -> None:
 def test_packages_agree_in_their_metadata(key: str) -> None:
     values = [project(folder)[key] for folder in FOLDERS]
     assert values == [values[0]] * len(FOLDERS)
+
+
+@pytest.mark.parametrize("service", [path.name for path in SERVICES])
+def test_image_has_the_packages_that_its_service_depends_on(service: str) -> None:
+    folders = {project(folder)["name"]: folder for folder in FOLDERS}
+    needed = {Requirement(text).name for text in project(f"services/{service}")["dependencies"]} & folders.keys()
+    dockerfile = (ROOT / "services" / service / "Dockerfile").read_text()
+    (wheels,) = re.findall(r"^RUN pip wheel (.*)$", dockerfile, re.MULTILINE)
+    expected = {folders[name] for name in needed} | {f"services/{service}"}
+    assert set(re.findall(r"/src/(\S+)", wheels)) == expected
+    assert set(re.findall(r"^COPY (\S+) /src/\1$", dockerfile, re.MULTILINE)) == expected
+    sent = {line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines()}
+    assert {Path(folder).parts[0] for folder in expected} <= sent
