@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from gristmill.sync_client import SyncClient as SyncClient
 
 __version__ = "0.1.0"
-"""Version of the SDK and of the four services, which read it from this file when they are built."""
+"""Version of all packages, which read it from this file when they are built."""
 
 _NAMES = {
     "archive": "ArchivedGroup ArchiveError read_archive read_rollouts",

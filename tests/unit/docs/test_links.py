@@ -78,13 +78,15 @@ def test_pages_that_sources_name_exist() -> None:
 
 def test_every_install_command_names_a_folder_of_the_repository() -> None:
     """Our distributions are not published, so `pip install gristmill` would install a stranger's package."""
-    command = re.compile(r"pip install (?:-\S+ )*['\"]?((?:\./)?\w[\w./-]*)")
+    command = re.compile(r"pip install (?:-\S+ )*(['\"]?(?:\./)?\w[\w./-]*.*)")
+    folder = re.compile(r"^['\"]?((?:\./)?\w[\w./-]*)|[ '\"](\./\w[\w./-]*)")
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
     named = {
         name: path
         for path in tracked
         if path.endswith((".md", ".py", ".yaml", ".toml", ".sh")) and path != "tests/unit/docs/test_links.py"
-        for name in command.findall((ROOT / path).read_text())
+        for arguments in command.findall((ROOT / path).read_text())
+        for name in map("".join, folder.findall(arguments))
         if "gristmill" in name or name.startswith(("./sdk", "./view", "./cli", "./services"))
     }
     assert named, "the pattern finds the commands of docs/"
