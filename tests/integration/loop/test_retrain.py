@@ -25,7 +25,6 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from gristmill_view.cli import main
 from tests.support.ports import free_port
 from tests.support.recorded_run import EVERY, RUN, STEPS, record
 from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis, start_vllm
@@ -35,6 +34,7 @@ from gristmill.archive import ArchivedGroup, read_archive, segment, segments
 from gristmill.archive.run_file import read_run_file
 from gristmill.archive.writer import RunWriter
 from gristmill.metrics import read_jsonl
+from gristmill_cli.main import main
 from gristmill_trainer.checkpoint.digests import DIGESTS_FILE, lineage, read_digests
 from gristmill_view.pack import open_run
 from gristmill_view.run_source import RunSource

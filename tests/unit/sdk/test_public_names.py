@@ -43,3 +43,12 @@ def test_processes_of_users_code_import_no_large_packages(module: str, needs: tu
     program = f"import sys, {module}; print([name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ast.literal_eval(done.stdout) == list(needs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["gristmill_view", "gristmill_view.report", "gristmill_cli.main"])
+def test_view_and_program_import_tables_and_servers_when_they_need_them(module: str) -> None:
+    large = ("duckdb", "pyarrow", "starlette", "tokenizers", "torch", "uvicorn")
+    program = f"import sys, {module}; print([name for name in {large} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ast.literal_eval(done.stdout) == []
