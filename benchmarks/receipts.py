@@ -22,7 +22,7 @@ from benchmarks import machine
 from tests.support.ports import free_port
 from tests.support.stack import MODELS_DIR, ROOT, Output, environ, start_api, start_redis, start_vllm
 
-from gristmill.metrics import read_jsonl
+from gristmill.lines import read_jsonl
 from gristmill.receipts import RECEIPTS_FILE, ReceiptState, read_receipts
 from local_processes import LocalStack
 

@@ -28,7 +28,8 @@ from benchmarks import machine
 from tests.support.ports import free_port
 from tests.support.stack import ROOT, VLLM_PYTHON, Output, environ, start_api, start_redis, start_vllm
 
-from gristmill.metrics import METRICS_FILE, read_jsonl
+from gristmill.lines import read_jsonl
+from gristmill.metrics import METRICS_FILE
 from gristmill.receipts import RECEIPTS_FILE, ReceiptState, read_receipts
 from local_processes import LocalStack, Service
 from redis_binary import redis_command

@@ -42,7 +42,8 @@ from gristmill import ApiError, Deployment, GristmillError, PolicyVersion, RunSt
 from gristmill.deployment import env_file
 from gristmill.dotenv import read_env_file
 from gristmill.errors import FileError
-from gristmill.metrics import METRICS_FILE, read_jsonl
+from gristmill.lines import read_jsonl
+from gristmill.metrics import METRICS_FILE
 from gristmill.redaction import redact
 from gristmill.settings import load_yaml, merge, parse
 from gristmill_cli.terminal import Command

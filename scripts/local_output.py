@@ -28,8 +28,9 @@ from gristmill import ApiError, ErrorCode, GristmillError, Manifest, PolicyVersi
 from gristmill.archive.run_file import RUN_FILE, read_run_file
 from gristmill.folders import REPORT_FILE, RunFolder
 from gristmill.group import Tokenizer
+from gristmill.lines import read_jsonl
 from gristmill.logs import escaped
-from gristmill.metrics import METRICS_FILE, read_jsonl
+from gristmill.metrics import METRICS_FILE
 from gristmill_cli.terminal import Command, LiveView, Screen, redraws, summary
 from gristmill_view.facts import ApiReader, Facts, Service, read_files
 from gristmill_view.overview import current_rows, overview

@@ -13,7 +13,7 @@ import yaml
 from benchmarks.services import Services
 from tests.support.stack import ROOT
 
-from gristmill.metrics import read_jsonl
+from gristmill.lines import read_jsonl
 from local_processes import LocalStackError, Service
 
 _LAST_SECONDS = 60.0

@@ -31,7 +31,8 @@ from tests.support.container_faults import Clocks, Disk, Fault, FaultyStack, Kin
 from tests.support.ledger import Ledger
 
 from gristmill import PolicyVersion, RunStatus, SyncClient, read_rollouts
-from gristmill.metrics import METRICS_FILE, read_jsonl
+from gristmill.lines import read_jsonl
+from gristmill.metrics import METRICS_FILE
 from gristmill.receipts import UNPROVEN
 from gristmill_env.rollouts.groups import is_version
 from gristmill_trainer.checkpoint.store import read_progress

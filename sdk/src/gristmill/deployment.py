@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from gristmill.disk import sync
+from gristmill.disk import write_file
 from gristmill.dotenv import DotenvError, read_env_file
 from gristmill.errors import ConfigError, ManifestError
 from gristmill.redaction import remember
@@ -124,14 +122,7 @@ class Manifest(BaseModel):
         """Writes the manifest atomically: readers see either the old manifest or the new manifest."""
         models_dir.mkdir(parents=True, exist_ok=True)
         path = models_dir / _MANIFEST
-        handle, temporary = tempfile.mkstemp(dir=models_dir, prefix=".manifest-")
-        with os.fdopen(handle, "w") as file:
-            file.write(self.model_dump_json(indent=2))
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-        sync(models_dir)
+        write_file(path, self.model_dump_json(indent=2).encode(), several=True)
         return path
 
 

@@ -1,9 +1,14 @@
-"""Files and folders that survive a power cut. A new file's name does so only after its folder was synced."""
+"""Files and folders that exist completely or not at all, also after a kill or a power cut.
+
+A new file's name survives a power cut only after its folder was synced.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -30,3 +35,30 @@ def make_folder(folder: Path) -> None:
             with contextlib.suppress(OSError):  # Else the next call finds the folder, and does not sync its name.
                 one.rmdir()
             raise
+
+
+@contextlib.contextmanager
+def complete_file(path: Path, *, mode: int = 0o644, several: bool = False) -> Iterator[Path]:
+    """Yields a temporary path beside `path`, which becomes `path` when the block ends without an error.
+
+    A reader, or a restart after a crash, finds either the old file or the new file. `mode`: the file's permissions.
+    `several`: several processes may write the file at the same time, also from other machines. Raises OSError.
+    """
+    # Processes in containers have the same process ids, and different host names.
+    end = f"{socket.gethostname()}.{os.getpid()}" if several else "new"
+    temporary = path.with_name(f".{path.name}.{end}")
+    temporary.unlink(missing_ok=True)
+    try:
+        yield temporary
+        temporary.chmod(mode)
+        sync(temporary)
+        temporary.replace(path)
+        sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_file(path: Path, content: bytes, *, mode: int = 0o644, several: bool = False) -> None:
+    """Writes a file completely or not at all, as `complete_file` does. Raises OSError."""
+    with complete_file(path, mode=mode, several=several) as temporary, temporary.open("xb") as file:  # through no link
+        file.write(content)

@@ -31,7 +31,7 @@ from gristmill.archive.run_file import RUN_FILE, read_run_file
 from gristmill.archive.trained import TOKENIZER_FOLDER, TRAINED_FOLDER
 from gristmill.deployment import RUN_ID, Manifest
 from gristmill.errors import GristmillError, ManifestError
-from gristmill.growing import read_growing_jsonl
+from gristmill.lines import read_growing_jsonl
 from gristmill.metrics import METRICS_FILE, number, readable
 from gristmill.receipts import RECEIPTS_FILE, Receipt, parse_receipts
 from gristmill.run import RunRecord

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from types import TracebackType
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, get_type_hints
 
 import msgspec
@@ -168,50 +164,3 @@ def pace(rows: Sequence[Mapping[str, Any]]) -> Pace | None:
     if seconds <= 0:
         return None
     return Pace(seconds / len(timed), sum(float(row.get("tokens", 0)) for row in timed) / seconds)
-
-
-class JsonlWriter:
-    """Appends objects to a file, one per line. Each line is on disk before `append` returns."""
-
-    def __init__(self, path: Path, keep: Callable[[Mapping[str, Any]], bool] | None = None) -> None:
-        """Opens `path` for appending. Removes a torn last line and the lines for which `keep` returns False."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            kept = [row for row in read_jsonl(path) if keep is None or keep(row)]
-            temporary = path.with_suffix(".tmp")
-            temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
-            temporary.replace(path)
-        self._file = path.open("a")
-
-    def append(self, row: msgspec.Struct | Mapping[str, Any]) -> None:
-        self._file.write(msgspec.json.encode(row).decode() + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        self._file.close()
-
-    def __enter__(self) -> JsonlWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Returns the file's objects. Leaves out a last line without a newline, which a kill tore, and damaged lines."""
-    with path.open("rb") as file:
-        rows = (decode_line(line) for line in file if line.endswith(b"\n"))
-        return [row for row in rows if row is not None]
-
-
-def decode_line(line: bytes) -> dict[str, Any] | None:
-    """Returns the object of a line of JSON; None for another value and for a damaged or too deeply nested line."""
-    try:
-        try:
-            row = msgspec.json.decode(line)
-        except msgspec.DecodeError:  # NaN, which Python's json writes and JSON does not have
-            row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) else None

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from gristmill import Manifest, PolicyVersion
 from gristmill.folders import RunFolder
-from gristmill.metrics import read_jsonl
+from gristmill.lines import read_jsonl
 from gristmill.receipts import RECEIPTS_FILE, read_receipts
 from gristmill_trainer.doctor import after_run
 from gristmill_trainer.policy import Lora, ModelSource, Policy

@@ -13,7 +13,7 @@ from tests.support.ports import free_port
 from tests.support.stack import Output, Vllm, start_api, start_redis
 
 from gristmill import SyncClient, TrajectoryGroup
-from gristmill.metrics import read_jsonl
+from gristmill.lines import read_jsonl
 from gristmill_trainer.quarantine import read_quarantine
 from local_processes import LocalStack
 

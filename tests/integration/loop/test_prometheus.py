@@ -18,7 +18,7 @@ from tests.support.prometheus_server import PrometheusServer, program, promtool,
 from tests.support.stack import Output, Vllm, start_api, start_redis
 from tests.unit.monitoring.test_queries import VLLM
 
-from gristmill.metrics import read_jsonl
+from gristmill.lines import read_jsonl
 from local_processes import LocalStack, answers
 
 STEPS = 3

@@ -21,7 +21,7 @@ from tests.support.ports import free_port
 from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis
 
 from gristmill import Manifest, PolicyVersion, SyncClient
-from gristmill.metrics import read_jsonl
+from gristmill.lines import read_jsonl
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.policy import ModelSource, Policy
 from gristmill_trainer.publish import FilesystemTransport, ModelServer, ModelServers, claim_publishing

@@ -11,7 +11,7 @@ from tests.support.ports import free_port
 from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis
 
 from gristmill import SyncClient
-from gristmill.metrics import read_jsonl
+from gristmill.lines import read_jsonl
 from gristmill.receipts import RECEIPTS_FILE, Proven, ReceiptState, proven, read_receipts
 from local_processes import LocalStack, Service
 

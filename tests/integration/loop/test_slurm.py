@@ -18,7 +18,8 @@ from tests.support.stack import MODELS_DIR, ROOT
 from gristmill import PolicyVersion, RunState, SyncClient
 from gristmill.archive import read_archive
 from gristmill.archive.run_file import read_run_file
-from gristmill.metrics import METRICS_FILE, read_jsonl
+from gristmill.lines import read_jsonl
+from gristmill.metrics import METRICS_FILE
 from gristmill.receipts import RECEIPTS_FILE, ReceiptState, read_receipts
 
 GROUPS_PER_STEP = 16

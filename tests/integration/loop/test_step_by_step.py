@@ -16,7 +16,7 @@ from tests.support.ports import free_port
 from tests.support.stack import ROOT, Output, Vllm
 
 from gristmill import SyncClient
-from gristmill.metrics import read_jsonl
+from gristmill.lines import read_jsonl
 from local_processes import LocalStack, answers
 
 

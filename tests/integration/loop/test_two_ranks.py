@@ -13,7 +13,7 @@ from tests.support.stack import Output, Vllm, start_api, start_redis
 from transformers import AutoModelForCausalLM
 
 from gristmill import SyncClient
-from gristmill.metrics import read_jsonl
+from gristmill.lines import read_jsonl
 from local_processes import LocalStack
 
 STEPS = 8

@@ -64,12 +64,14 @@ def test_name_of_the_file_is_synced_again_after_its_folder_could_not_be_synced(
 ) -> None:
     synced: list[Path] = []
 
-    def sync(path: Path) -> None:
-        synced.append(path)
-        if len(synced) == 1:
-            raise OSError(5, "Input/output error")
+    def fsync(handle: int) -> None:
+        path = Path(f"/proc/self/fd/{handle}").readlink()
+        if path == tmp_path:
+            synced.append(path)
+            if len(synced) == 1:
+                raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("gristmill.archive.run_file.sync", sync)
+    monkeypatch.setattr("os.fsync", fsync)
     with pytest.raises(OSError, match="Input/output"):
         write_run_file(tmp_path, record())
     assert not write_run_file(tmp_path, record())

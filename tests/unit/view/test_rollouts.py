@@ -7,6 +7,7 @@ import logging
 import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -267,16 +268,11 @@ def test_update_after_a_crash_between_part_and_state_gives_each_row_once(
     run.archive(*groups("g00000000"))
     build(run.path)
     run.archive(*groups("g00000001"))
-    write = rollouts._write
-
-    def crash(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(rollouts, "_write", crash)
-    with pytest.raises(KeyboardInterrupt):
-        build(run.path)
+    with monkeypatch.context() as patch:
+        patch.setattr("gristmill_view.rollouts.write_file", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            build(run.path)
     assert len(dataset(run.path, update=False).to_table()) == 2
-    monkeypatch.setattr(rollouts, "_write", write)
     run.archive(*groups("g00000002"))
     assert len(rows(run)) == 6
 

@@ -15,7 +15,7 @@ from tests.unit.view.recorded import record
 from gristmill.archive.run_file import write_run_file
 from gristmill.check import Check
 from gristmill.folders import RunFolder
-from gristmill.metrics import read_jsonl
+from gristmill.lines import read_jsonl
 from gristmill.receipts import RECEIPTS_FILE, Receipt, ReceiptState
 from gristmill_cli.main import main
 from gristmill_view.run_checks import check_files

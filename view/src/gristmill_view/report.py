@@ -25,6 +25,7 @@ from typing import Any, Final, TypeVar
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from gristmill.disk import complete_file
 from gristmill.redaction import redact
 from gristmill_view.samples import question
 from gristmill_view.source import EvaluationPoint, Overview, Source, ViewError
@@ -201,13 +202,8 @@ async def write_report(source: Source, run: str, path: Path) -> None:
 
 
 def _write(path: Path, run: str, values: Mapping[str, Any]) -> None:
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(Reports().render("run.html", f"Run {run}", **values))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with complete_file(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(Reports().render("run.html", f"Run {run}", **values))
 
 
 def _facts(overview: Overview, rewards: Sequence[float]) -> list[tuple[str, str, str]]:

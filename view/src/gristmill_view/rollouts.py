@@ -33,6 +33,7 @@ from gristmill.archive import segment
 from gristmill.archive.dropped import DroppedContents
 from gristmill.archive.drops import Drop, read_drops
 from gristmill.archive.trained import TrainedGroup
+from gristmill.disk import write_file
 from gristmill.errors import GristmillError
 from gristmill.folders import RunFolder
 from gristmill_view.pack import open_run
@@ -229,7 +230,7 @@ class _Builder:
         pq.write_table(opened, self._folder / _open_name(self._state.opened), compression="zstd")
         self._state.done, self._state.done_names = self._done.ranges(), self._done.names()
         # A crash before this line leaves files that the state does not name. The next update writes them again.
-        _write(self._folder / _STATE, msgspec.json.encode(self._state))
+        write_file(self._folder / _STATE, msgspec.json.encode(self._state))
         self._remove_garbage()
         return self._completeness(counts, len(opened))
 
@@ -574,14 +575,6 @@ def _column(name: str, values: list[Any]) -> pa.Array:
 
 def _float(value: Any) -> float | None:
     return value if isinstance(value, float) else metrics.number(value)
-
-
-def _write(path: Path, content: bytes) -> None:
-    partial = path.with_suffix(".partial")
-    partial.unlink(missing_ok=True)
-    with partial.open("xb") as file:  # never through a link
-        file.write(content)
-    partial.replace(path)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from gristmill.archive.trained import NOT_RECORDED, TrainedGroup
 from gristmill.check import Check
 from gristmill.errors import GristmillError
 from gristmill.folders import RunFolder
-from gristmill.growing import read_growing_jsonl
+from gristmill.lines import read_growing_jsonl
 from gristmill.receipts import RECEIPTS_FILE, ReceiptState, failing, parse_receipts, proven
 from gristmill.redaction import redact_text
 from gristmill.run import RunState

@@ -7,22 +7,19 @@ which replaces an older file of this name.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Literal
 
 import msgspec
 
 from gristmill import foreign
 from gristmill.disk import make_folder, sync
+from gristmill.lines import LineFile
 
 DROPS_FILE, OLDER_DROPS_FILE = "drops.jsonl", "drops.1.jsonl"
 MAX_BYTES = 64 << 20
 """Largest size of each of the two files, about half a million lines."""
-
-
-_CHUNK = 1 << 16
 
 
 class Drop(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -51,30 +48,21 @@ _DECODER = msgspec.json.Decoder(Drop)
 
 
 def append_drops(run: Path, drops: Iterable[Drop], max_bytes: int = MAX_BYTES) -> None:
-    """Appends to the file of the run's folder. The lines are on disk when this returns. Raises OSError.
-
-    After a failed fsync the kernel counts the lines as written, and the next fsync reports no error. So the lines are
-    removed again, and the caller repeats them.
-    """
-    lines = b"".join(_ENCODER.encode(drop) + b"\n" for drop in drops)
+    """Appends to the file of the run's folder. The lines are on disk when this returns. Raises OSError, and then the
+    file has none of them."""
+    lines = [_ENCODER.encode(drop) for drop in drops]
     make_folder(run)
     path = run / DROPS_FILE
-    if path.exists() and path.stat().st_size + len(lines) > max_bytes:
+    if path.exists() and path.stat().st_size + sum(map(len, lines)) > max_bytes:
         path.replace(run / OLDER_DROPS_FILE)
     is_new = not path.exists()
-    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-    with os.fdopen(handle, "r+b", buffering=0) as file:
-        size = _without_torn_line(file)
-        try:
-            if (written := file.write(lines)) < len(lines):
-                raise OSError(f"{path}: only {written} of {len(lines)} bytes could be written")
-            os.fsync(handle)
-        except OSError:
-            if is_new:
-                path.unlink(missing_ok=True)
-            else:
-                os.ftruncate(handle, size)
-            raise
+    try:
+        with LineFile(path) as file:
+            file.append(*lines)
+    except OSError:
+        if is_new:
+            path.unlink(missing_ok=True)
+        raise
     sync(run)  # The name of the file, also after an earlier call that failed here.
 
 
@@ -97,19 +85,3 @@ def read_drops(path: Path, start: int = 0, end: int | None = None) -> Iterator[t
                 yield _DECODER.decode(line), start
             except (msgspec.DecodeError, RecursionError):
                 continue
-
-
-def _without_torn_line(file: BinaryIO) -> int:
-    """Removes a last line without a newline, which a crash tore. Returns the size."""
-    size = file.seek(0, os.SEEK_END)
-    end = size
-    while end > 0:
-        start = max(0, end - _CHUNK)
-        file.seek(start)
-        if (found := file.read(end - start).rfind(b"\n")) >= 0:
-            end = start + found + 1
-            break
-        end = start
-    if end < size:
-        file.truncate(end)
-    return end

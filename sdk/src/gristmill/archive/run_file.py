@@ -8,15 +8,13 @@ step; the metrics have it.
 
 from __future__ import annotations
 
-import os
-import socket
 from pathlib import Path
 from typing import Final
 
 from pydantic import BaseModel, ValidationError
 
 from gristmill import foreign
-from gristmill.disk import make_folder, sync
+from gristmill.disk import make_folder, sync, write_file
 from gristmill.errors import GristmillError
 from gristmill.redaction import redact
 from gristmill.run import RunRecord, RunState
@@ -52,17 +50,7 @@ def write_run_file(folder: Path, record: RunRecord) -> bool:
         sync(folder)  # An earlier call may have failed there.
         return False
     make_folder(folder)
-    # Several processes of the API may write. In containers they have the same process id, and different host names.
-    partial = folder / f".{RUN_FILE}.{socket.gethostname()}.{os.getpid()}"
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-        sync(folder)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_file(path, content, several=True)
     return True
 
 

@@ -26,7 +26,8 @@ import numpy as np
 import torch
 
 from gristmill import ApiError, ErrorCode, LeaseSession, PolicyVersion
-from gristmill.metrics import METRICS_FILE, JsonlWriter, StepMetrics
+from gristmill.lines import JsonlWriter
+from gristmill.metrics import METRICS_FILE, StepMetrics
 from gristmill.stall import StallGuard
 from gristmill_trainer.batch_source import Batch, BatchSource
 from gristmill_trainer.checkpoint import CheckpointStore, Progress

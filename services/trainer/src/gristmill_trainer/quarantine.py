@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from gristmill import TrajectoryGroup
+from gristmill.disk import write_file
 from gristmill_trainer.disk import writing
 from gristmill_trainer.errors import TrainerError
 
@@ -40,12 +41,10 @@ class Quarantine:
         number = 1
         while (path := self.folder / f"step-{record.step:06d}.{number}.groups").exists():
             number += 1
-        partial = path.with_suffix(".partial")
         with writing(path):
             self.folder.mkdir(parents=True, exist_ok=True)
-            partial.write_bytes(msgspec.msgpack.encode([group.encode() for group in groups]))
-            path.with_suffix(".json").write_bytes(msgspec.json.format(msgspec.json.encode(record)))
-            partial.rename(path)
+            write_file(path.with_suffix(".json"), msgspec.json.format(msgspec.json.encode(record)))
+            write_file(path, msgspec.msgpack.encode([group.encode() for group in groups]))
         return path
 
 

@@ -27,6 +27,7 @@ from gristmill.archive.trained import (
     TrainedSequence,
 )
 from gristmill.archive.writer import RunWriter
+from gristmill.disk import write_file
 from gristmill.logs import line
 from gristmill_trainer.data.samples import Prepared
 from gristmill_trainer.data.types import F32, Sample
@@ -135,9 +136,7 @@ class TrainedRecords:
             for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
                 if (source / name).is_file() and not (target / name).exists():
                     target.mkdir(parents=True, exist_ok=True)
-                    partial = target / f"{name}.partial"
-                    partial.write_bytes((source / name).read_bytes())
-                    partial.rename(target / name)
+                    write_file(target / name, (source / name).read_bytes())
         except OSError as error:
             _LOG.warning(line("records", folder=target, why=str(error)))
 

@@ -26,7 +26,8 @@ from gristmill import (
 )
 from gristmill.archive.trained import TRAINED_FOLDER
 from gristmill.deployment import API_URL, MODEL_URL
-from gristmill.metrics import METRICS_FILE, JsonlWriter
+from gristmill.lines import JsonlWriter
+from gristmill.metrics import METRICS_FILE
 from gristmill.model_servers import split_urls
 from gristmill.prometheus import metrics_endpoint
 from gristmill.settings import parse_flags

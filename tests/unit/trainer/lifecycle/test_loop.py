@@ -18,7 +18,8 @@ from tests.unit.trainer.lifecycle.api_stand_in import ApiStandIn
 from tests.unit.trainer.lifecycle.conftest import SETTINGS, prepare, step_groups
 
 from gristmill import ApiError, ApiUnreachable, LeaseSession, PolicyVersion, TrajectoryGroup
-from gristmill.metrics import METRICS_FILE, JsonlWriter, read_jsonl
+from gristmill.lines import JsonlWriter, read_jsonl
+from gristmill.metrics import METRICS_FILE
 from gristmill.stall import StallGuard
 from gristmill_trainer.batch_source import Batch, OnDemand
 from gristmill_trainer.checkpoint import CheckpointStore, find_resumption

@@ -12,9 +12,9 @@ import msgspec
 from rich.console import Console
 
 from gristmill import ApiError, ApiUnreachable, PolicyVersion, RunRecord
+from gristmill.disk import write_file
 from gristmill_env.commands import EvaluateOptions
 from gristmill_env.console import Steps
-from gristmill_env.durable import write_file
 from gristmill_env.errors import EvaluationError
 from gristmill_env.evaluation.compare import Comparison, compare
 from gristmill_env.evaluation.plan import (

@@ -8,8 +8,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
+from gristmill.disk import complete_file
 from gristmill.redaction import redact
-from gristmill_env.durable import complete_file
 from gristmill_env.evaluation.estimators import Estimate
 from gristmill_env.evaluation.results import Evaluated, RewardFigures
 from gristmill_env.evaluation.samples import PromptRecord, read_samples

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from gristmill_env.durable import write_file
+from gristmill.disk import write_file
 from gristmill_env.evaluation.estimators import Estimate, majority, mean, pass_at_k, pass_ks, share
 from gristmill_env.evaluation.plan import Plan
 from gristmill_env.evaluation.samples import PromptRecord, SampleRecord

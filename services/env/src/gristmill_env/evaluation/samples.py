@@ -12,8 +12,9 @@ from types import TracebackType
 
 import msgspec
 
+from gristmill.disk import write_file
+from gristmill.lines import LineFile, read_lines
 from gristmill.redaction import redact_text
-from gristmill_env.durable import LineFile, read_lines, write_file
 from gristmill_env.errors import BusyEvaluationError, DropReason, EvaluationError, RewardError
 from gristmill_env.evaluation.plan import Plan
 from gristmill_env.rewards import Scorer

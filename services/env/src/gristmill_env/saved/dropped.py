@@ -20,9 +20,9 @@ import msgspec
 
 from gristmill import Permit, RunRecord, SamplingParams
 from gristmill.archive.dropped import dropped_files
+from gristmill.lines import LineFile
 from gristmill.redaction import redact_text
 from gristmill_env.data import Item
-from gristmill_env.durable import LineFile
 from gristmill_env.errors import DropReason, EnvError
 from gristmill_env.rewards import Score
 from gristmill_env.rollouts.groups import Rollout, failures

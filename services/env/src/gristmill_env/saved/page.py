@@ -12,8 +12,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from gristmill.disk import complete_file
 from gristmill.redaction import redact
-from gristmill_env.durable import complete_file
 from gristmill_env.saved.group import Message, SavedCompletion, SavedGroup, content_of
 from gristmill_env.saved.summary import SAME, GroupStats, Values, all_same, figure, histogram, quantile
 from gristmill_view.report import Reports

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gristmill import TrajectoryGroup, read_archive
-from gristmill_env.durable import read_lines
+from gristmill.lines import read_lines
 from gristmill_env.errors import SavedError
 from gristmill_env.saved.group import FORMAT, Message, SavedCompletion, SavedGroup, content_of
 

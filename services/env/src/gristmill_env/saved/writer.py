@@ -14,7 +14,8 @@ from types import TracebackType
 
 import msgspec
 
-from gristmill_env.durable import LineFile, complete_file
+from gristmill.disk import complete_file
+from gristmill.lines import LineFile
 from gristmill_env.errors import SavedError
 from gristmill_env.rollouts.groups import RolloutGroup
 from gristmill_env.saved.group import SavedGroup

@@ -20,7 +20,7 @@ import msgspec
 import torch
 
 from gristmill import Hyperparameters, foreign
-from gristmill.metrics import JsonlWriter
+from gristmill.lines import JsonlWriter
 from gristmill_trainer.checkpoint.contents import Progress, read_manifest
 from gristmill_trainer.disk import writing
 from gristmill_trainer.errors import CheckpointError

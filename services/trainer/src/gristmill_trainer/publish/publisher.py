@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import secrets
 import shutil
 import struct
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,6 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 from gristmill import GristmillError, PolicyVersion
+from gristmill.disk import write_file
 from gristmill.errors import of_thread
 from gristmill_trainer.disk import writing
 from gristmill_trainer.errors import PublishError
@@ -276,9 +275,6 @@ def claim_publishing(weights_dir: Path) -> str:
     """
     weights_dir.mkdir(parents=True, exist_ok=True)
     token = secrets.token_hex(32)
-    handle, temporary = tempfile.mkstemp(dir=weights_dir, prefix=".token-")
-    with os.fdopen(handle, "w") as file:
-        file.write(token)
-    Path(temporary).chmod(0o640)  # The server runs as another user of the same group.
-    Path(temporary).replace(weights_dir / "token")
+    # The server runs as another user of the same group.
+    write_file(weights_dir / "token", token.encode(), mode=0o640, several=True)
     return token

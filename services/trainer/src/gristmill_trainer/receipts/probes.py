@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gristmill.disk import write_file
 from gristmill.model_servers import GENERATE, generation
 from gristmill_trainer.data.micro_batches import collate
 from gristmill_trainer.data.types import Sample, Teacher
@@ -102,11 +103,9 @@ class Probes(msgspec.Struct, frozen=True):
     def write(self, folder: Path) -> None:
         """Writes probes.json. Raises TrainerError if the disk is full."""
         path = folder / PROBES_FILE
-        temporary = path.with_suffix(".tmp")
         with writing(path):
             folder.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(msgspec.json.encode(self))
-            temporary.replace(path)
+            write_file(path, msgspec.json.encode(self))
 
 
 ANY_PROBES: Final = Probes((Probe((0, 1, 0, 1), (0, 1), prompt=True),), temperature=1.0)

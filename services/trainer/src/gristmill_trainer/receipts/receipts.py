@@ -37,8 +37,8 @@ import msgspec
 import torch
 
 from gristmill import PolicyVersion
+from gristmill.lines import JsonlWriter
 from gristmill.logs import line
-from gristmill.metrics import JsonlWriter
 from gristmill.receipts import RECEIPTS_FILE, Proven, Receipt, ReceiptState, proven, read_receipts
 from gristmill_trainer.disk import writing
 from gristmill_trainer.errors import PublishError

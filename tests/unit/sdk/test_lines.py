@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from gristmill import growing
-from gristmill.growing import read_growing_jsonl
-from gristmill.metrics import read_jsonl
+from gristmill import lines as lines_module
+from gristmill.lines import read_growing_jsonl, read_jsonl
 
 
 def lines(*steps: int) -> str:
@@ -59,7 +58,7 @@ def test_only_new_lines_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         decoded.append(line)
         return json.loads(line)
 
-    monkeypatch.setattr(growing, "decode_line", decode)
+    monkeypatch.setattr(lines_module, "decode_line", decode)
     with path.open("a") as file:
         file.write(lines(1001))
     assert [row["step"] for row in read_growing_jsonl(path)] == list(range(1, 1002))

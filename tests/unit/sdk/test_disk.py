@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from gristmill_env.durable import LineFile, complete_file, read_lines, write_file
+from gristmill.disk import complete_file, write_file
+from gristmill.lines import LineFile, read_lines
 
 
 def test_a_complete_file_replaces_the_old_file_only_at_the_end(tmp_path: Path) -> None:
@@ -70,3 +72,16 @@ def test_a_complete_last_line_gets_its_newline_and_a_torn_one_is_removed(tmp_pat
         file.close()
         with path.open("rb") as lines:
             assert [line for _, line in read_lines(lines)] == [b"{}\n", *kept, b"[]\n"]
+
+
+def test_line_whose_fsync_failed_is_not_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel reports a failed fsync once. A line that stays would be written again by the caller."""
+    path = tmp_path / "samples.jsonl"
+    with LineFile(path) as file:
+        file.append(b"{}")
+        with monkeypatch.context() as patch:
+            patch.setattr("os.fsync", Mock(side_effect=OSError(5, "Input/output error")))
+            with pytest.raises(OSError, match="Input/output"):
+                file.append(b"[]")
+        file.append(b"[]", b"[1]")
+    assert path.read_bytes() == b"{}\n[]\n[1]\n"
