@@ -14,14 +14,12 @@ from typing import Any
 import httpx
 import msgspec
 
-from gristmill import compression
 from gristmill.errors import ApiError, ApiUnreachable, ConfigError, ErrorCode, GroupError
 from gristmill.group import GROUP_MEDIA_TYPE, TrajectoryGroup
 from gristmill.run import RunEvent
 
 _LOG = logging.getLogger(__name__)
 _TRANSIENT = frozenset({429, 502, 503, 504})
-_MAX_GROUP_BYTES = 1 << 30
 # A separate generator, because a trainer saves the process' generator in checkpoints, and retries must not advance it.
 _JITTER = random.Random()
 _BATCH = msgspec.msgpack.Decoder(list[bytes])
@@ -112,7 +110,7 @@ def finite(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def decode_batch(body: bytes) -> list[TrajectoryGroup]:
     """Decodes the answer to a lease. Raises GroupError for a group that is not valid."""
-    return [TrajectoryGroup.decode(compression.inflated(group, _MAX_GROUP_BYTES)) for group in _BATCH.decode(body)]
+    return [TrajectoryGroup.decode(group) for group in _BATCH.decode(body)]
 
 
 def decode_group(answer: httpx.Response, group_id: str) -> TrajectoryGroup:
@@ -125,7 +123,7 @@ def decode_group(answer: httpx.Response, group_id: str) -> TrajectoryGroup:
             "returns its readable form",
             group=group_id,
         )
-    return TrajectoryGroup.decode(compression.inflated(answer.content, _MAX_GROUP_BYTES))
+    return TrajectoryGroup.decode(answer.content)
 
 
 def decode_event(text: str) -> RunEvent | None:

@@ -26,7 +26,7 @@ from typing import Any
 
 import httpx
 
-from gristmill import calls, compression, connections
+from gristmill import calls, connections
 from gristmill.group import GROUP_MEDIA_TYPE, PolicyVersion, TrajectoryGroup
 from gristmill.run import (
     AtroposRegistration,
@@ -63,15 +63,11 @@ class Client:
         patience: float | Callable[[], float] = 600.0,
         timeout: float = 30.0,
         token: str | None = None,
-        compress: bool = False,
         word: str | None = None,
     ) -> None:
         """`patience`: seconds, or a function that returns them. A function can return less after SIGTERM, for example.
 
         `timeout`: seconds for one attempt, in addition to the `wait` of a call. `token`: for an API with tokens.
-
-        `compress`: groups travel as zstd in both directions. It halves the size of groups, also in the API's memory,
-        and costs processor time.
 
         `word`: 16 to 128 letters and digits; None: a random word. At an API with tokens, only clients with the same
         word can call under the name of an environment that this client registered. A process keeps its word, so that it
@@ -84,7 +80,6 @@ class Client:
         self._patience = patience
         self._http = connections.async_client(self.url, timeout=timeout, headers=headers)
         self._timeout = timeout
-        self._compress = compress
 
     async def create_run(
         self, run_id: str, env: dict[str, Any], group_size: int, stack: str | None = "default"
@@ -250,8 +245,8 @@ class Client:
             f"/v1/runs/{group.run_id}/groups/{group.group_id}",
             params={"holder": holder},
             creation=creation,
-            content=compression.deflate(group.encode()) if self._compress else group.encode(),
-            headers={"Content-Type": GROUP_MEDIA_TYPE, **({"Content-Encoding": "zstd"} if self._compress else {})},
+            content=group.encode(),
+            headers={"Content-Type": GROUP_MEDIA_TYPE},
         )
         return answer.status_code == 201
 
@@ -301,7 +296,7 @@ class Client:
         Raises ApiError `batch_acked`, or `lease_lost` if the lease expires during the answer.
         """
         amounts = {"groups": groups, "sequences": sequences, "tokens": tokens, "max_staleness": max_staleness}
-        ask = {"incarnation": incarnation, "batch_id": batch_id, "wait": wait, "compressed": self._compress}
+        ask = {"incarnation": incarnation, "batch_id": batch_id, "wait": wait}
         answer = await self._call(
             "POST", f"/v1/runs/{run_id}/lease", json={**ask, **amounts}, wait=wait, creation=creation
         )

@@ -1,8 +1,4 @@
-"""zstd compression of groups, and decompression of untrusted bytes up to a size limit.
-
-A client may send, and the API may store, a group's bytes as one zstd frame. A frame starts with `MAGIC`. No msgpack map
-and no JSON text starts with these bytes, so a compressed group needs no separate flag.
-"""
+"""zstd compression of the archive, and decompression of untrusted bytes up to a size limit."""
 
 from __future__ import annotations
 
@@ -68,11 +64,6 @@ def inflate(frame: bytes, limit: int) -> bytes:
         return zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise CompressionError("zstd_frame_damaged", f"not one whole zstd frame: {error}") from error
-
-
-def inflated(body: bytes, limit: int) -> bytes:
-    """Returns `body`, decompressed if it is compressed. Raises the errors of `inflate`."""
-    return inflate(body, limit) if is_compressed(body) else body
 
 
 def _inflate_unsized(frame: bytes, limit: int) -> bytes:

@@ -38,7 +38,6 @@ def submission(
         group_id,
         body,
         hashlib.sha256(body).digest(),
-        size,
         sequences=sequences,
         tokens=tokens,
         env_id=env_id,

@@ -24,7 +24,7 @@ def api(shared_redis: RedisServer) -> Iterator[ApiServer]:
 @pytest.fixture
 def client(redis_url: str, api: ApiServer) -> Iterator[SyncClient]:
     """A client of a run with two groups, the first of which is a dead letter."""
-    with SyncClient(api.url, patience=10, compress=True) as client:
+    with SyncClient(api.url, patience=10) as client:
         client.create_run(RUN, {"dataset": "d"}, 2)
         incarnation, _ = client.take(RUN, trainer(), [])
         client.record_version(RUN, PolicyVersion(incarnation, 0))

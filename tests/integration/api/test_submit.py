@@ -74,7 +74,7 @@ async def test_submit_is_not_confirmed_if_its_payload_key_is_gone(harness: Store
     not confirm the submit."""
     await harness.start()
     (group,) = await harness.ask("env-1", 1)
-    gone = ("env-1", b"digest", 2, 10, 100, "env-1", 0, 1 << 30, 1 << 30, 100, 100, "gm:{run-1}:sent:never")
+    gone = ("env-1", b"digest", 2, 10, "env-1", 0, 1 << 30, 1 << 30, 100, 100, "gm:{run-1}:sent:never")
     assert await harness.store.scripts.run("submit", PREFIX, group, *gone) == [b"GONE"]
     assert await harness.whereabouts() == {"outstanding": [group]}
     assert await harness.submit("env-1", group)

@@ -38,7 +38,7 @@ async def test_submit_queues_groups_in_order_of_arrival(harness: StoreHarness) -
     assert [await harness.redis.pttl(keys.payload(RUN, name)) for name in names(0, 1, 2)] == [-1] * 3, "they stay"
     assert await harness.queue.latest() == texts[2]
     facts = await harness.redis.hgetall(START + "group:a00000001")
-    assert facts[b"raw_bytes"] == facts[b"bytes"] == b"20"
+    assert facts[b"bytes"] == b"20"
     assert (facts[b"schema"], facts[b"step"], facts[b"version"], facts[b"env_id"]) == (b"atropos", b"", b"0.0", b"")
     status = await harness.store.runs.status(RUN)
     assert (status.bytes, status.accepted, status.sequences["ready"]) == (60, 3, 7)

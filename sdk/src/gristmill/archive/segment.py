@@ -9,7 +9,7 @@ A segment is a sequence of zstd frames, so any zstd reads it. `zstd -dc < 000001
     mark         skippable frame 0x184D2A51 with three little-endian u32: bytes of the head, bytes of head and body,
                  CRC-32 of head and body
     head         zstd frame: the msgpack array's start: 93, str group id, str schema, C6 and the u32 length
-    body         zstd frame: the group's bytes. A group that was submitted as zstd is stored unchanged.
+    body         zstd frame: the group's bytes
 
 `created_ms` is the time at which the run was created. A run that was deleted and created again under the same id counts
 as another run and starts a new segment. Schema "group" is `GROUP_MEDIA_TYPE`. Schema "atropos" is the JSON text of a
@@ -81,17 +81,10 @@ def opening(run_id: str, created_ms: int) -> bytes:
 
 
 def record(group_id: str, schema: str, stored: bytes) -> bytes:
-    """Returns the segment's bytes for one group. Raises CompressionError.
-
-    `stored`: the group's bytes, plain or as one zstd frame.
-    """
-    if not compression.is_compressed(stored):
-        size, body = len(stored), compression.deflate(stored)
-    else:
-        known = compression.content_size(stored)
-        size, body = (known, stored) if known is not None else _sized(stored)
+    """Returns the segment's bytes for one group. `stored`: the group's bytes."""
+    body = compression.deflate(stored)
     start = msgspec.msgpack.encode(group_id) + msgspec.msgpack.encode(schema)
-    head = compression.deflate(b"\x93" + start + _LENGTH.pack(0xC6, size))
+    head = compression.deflate(b"\x93" + start + _LENGTH.pack(0xC6, len(stored)))
     checksum = zlib.crc32(body, zlib.crc32(head))
     return _MARK.pack(_MARK_MAGIC, 12, len(head), len(head) + len(body), checksum) + head + body
 
@@ -191,15 +184,6 @@ def read_ids(file: BinaryIO) -> Iterator[str]:
 
 
 _REMEDY = "Move the file elsewhere to read the segments after it."
-
-
-def _sized(frame: bytes) -> tuple[int, bytes]:
-    """Returns the content size of a frame without one, and a new frame that has one.
-
-    Streaming compressors leave the content size out of the frame, and the head of a group needs it.
-    """
-    content = compression.inflate(frame, 1 << 32)
-    return len(content), compression.deflate(content)
 
 
 def _holds_no_mark(file: BinaryIO) -> bool:

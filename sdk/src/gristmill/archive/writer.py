@@ -97,7 +97,7 @@ class RunWriter:
         return group_id in self._held
 
     def append(self, group_id: str, schema: str, stored: bytes) -> None:
-        """Write one group; on disk after `sync`. `stored`: its bytes, plain or one zstd frame."""
+        """Write one group; on disk after `sync`. `stored`: its bytes."""
         record = segment.record(group_id, schema, stored)
         self.make_room(len(record))
         if self._file is None or self._size + len(record) > self._segment_bytes:

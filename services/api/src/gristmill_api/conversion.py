@@ -27,14 +27,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from gristmill import GroupError, SamplingParams, TrajectoryGroup, VersionSpan, compression
+from gristmill import GroupError, SamplingParams, TrajectoryGroup, VersionSpan
 from gristmill.group import F32, I32, NO_LOGPROBS, Bool
 
 NOT_TRAINED: Final = -100
 NOT_SAMPLED: Final = 1.0
 _PADDING: Final = -1
-_ANY_SIZE: Final = 1 << 31
-"""Bytes. The API checked the inflated size of a stored frame when the frame arrived."""
 
 
 class _Scored(msgspec.Struct):
@@ -62,7 +60,7 @@ _DECODER = msgspec.json.Decoder(_Scored)
 
 
 def is_json(payload: bytes) -> bool:
-    """Returns whether a stored group is Atropos' JSON. Msgpack and zstd frames start with other bytes."""
+    """Returns whether a stored group is Atropos' JSON. Msgpack starts with another byte."""
     return payload[:1] == b"{"
 
 
@@ -72,7 +70,7 @@ async def as_json(payload: bytes) -> bytes:
 
 
 def _as_json(payload: bytes) -> bytes:
-    return to_json(TrajectoryGroup.decode(compression.inflated(payload, _ANY_SIZE)))
+    return to_json(TrajectoryGroup.decode(payload))
 
 
 def to_group(text: bytes, group_id: str, run_id: str, row: int, version: str) -> TrajectoryGroup:

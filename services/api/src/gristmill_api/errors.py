@@ -311,7 +311,7 @@ def content_encoding(found: str) -> ApiProblem:
         "content_encoding",
         415,
         f"Content-Encoding {found!r} is not known here.",
-        "Send the group as it is, or as zstd.",
+        "Send the group as it is.",
     )
 
 

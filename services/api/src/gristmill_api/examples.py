@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gristmill import Example, TrajectoryGroup, compression
+from gristmill import Example, TrajectoryGroup
 from gristmill.group import MAX_DEPTH
 from gristmill_api.conversion import NOT_TRAINED, env_name, is_json
 
@@ -23,13 +23,12 @@ MAX_CHARACTERS: Final = 65_536
 _TOO_DEEP: Final = "[... nested too deep]"
 
 
-def example(group_id: str, stored: bytes, limit: int) -> bytes:
+def example(group_id: str, stored: bytes) -> bytes:
     """The JSON of an Example, from a group's bytes as they are stored. Blocking: the work grows with the group.
 
-    `limit`: bytes that the group may take when inflated. Raises GroupError or CompressionError for bytes that are not
-    a group.
+    Raises GroupError for bytes that are not a group.
     """
-    shown = _of_json(group_id, stored) if is_json(stored) else _of_binary(compression.inflated(stored, limit))
+    shown = _of_json(group_id, stored) if is_json(stored) else _of_binary(stored)
     return shown.model_dump_json().encode()
 
 

@@ -33,7 +33,6 @@ from redis.exceptions import RedisError
 from gristmill import GroupError
 from gristmill.archive.drops import DROPS_FILE, Drop, append_drops
 from gristmill.archive.writer import NoRoomError, RunWriter, free_bytes
-from gristmill.compression import CompressionError
 from gristmill.logs import line
 from gristmill_api import errors
 from gristmill_api.conversion import to_binary
@@ -253,9 +252,6 @@ class Archiver:
                         raise
                     failed = not isinstance(error, NoRoomError)
                     break
-                except CompressionError as error:
-                    await self._let_go(run, group_id, error)
-                    continue
             settled.append(group_id)
             if size >= _BATCH_BYTES:
                 break
@@ -306,12 +302,6 @@ class Archiver:
                 error,
                 self._runs_dir,
             )
-
-    async def _let_go(self, run: WaitingRun, group_id: str, error: CompressionError) -> None:
-        """Gives up one group whose stored bytes have no form in a segment."""
-        self._metrics.archive_lost.inc()
-        _LOG.error(line("archive", run=run.run_id, group=group_id, lost=1, why=str(error)))
-        await self._queue.archived(run.run_id, [group_id], lost=True)
 
     async def _discard(self, run: WaitingRun) -> None:
         writer = self._writers.pop(run, None)

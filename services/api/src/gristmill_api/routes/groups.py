@@ -8,7 +8,6 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Request, Response
 from redis.exceptions import RedisError
-from starlette.datastructures import Headers
 
 from gristmill import GROUP_MEDIA_TYPE, Example, GroupAudit, GroupError, TrajectoryGroup
 from gristmill.group import check_submitted
@@ -18,8 +17,7 @@ from gristmill_api.context import Ctx, GroupId, RequestModel, RunId
 from gristmill_api.conversion import is_json
 from gristmill_api.errors import ApiProblem
 from gristmill_api.examples import example
-from gristmill_api.http.body_limit import offload, reserve_inflated
-from gristmill_api.http.content_coding import inflate_group, inflated_size, negotiated_group, plain_size
+from gristmill_api.http.body_limit import offload
 from gristmill_api.http.fast_route import FastRoute, fast_path
 from gristmill_api.store import Submission
 from gristmill_api.store.keys import row_of
@@ -93,19 +91,16 @@ async def submit(
 async def payload(ctx: Ctx, request: Request, run_id: RunId, group_id: GroupId) -> Response:
     """A group's bytes as they were submitted, while the group is ready, leased, dead or waiting to be archived.
 
-    The media type names the protocol: a binary group of /v1, or the JSON of Atropos' ScoredData. A group that was
-    submitted as zstd is sent as zstd to a client that accepts it, else inflated. With `Accept: application/json` the
-    answer is an Example of the group, whichever protocol it was submitted with.
+    The media type names the protocol: a binary group of /v1, or the JSON of Atropos' ScoredData. With
+    `Accept: application/json` the answer is an Example of the group, whichever protocol it was submitted with.
     """
     stored = await ctx.store.queue.payload(run_id, group_id)
     if stored is None:
         raise errors.group_missing(run_id, group_id)
-    limit = ctx.limits.max_body_bytes
     if "application/json" in request.headers.get("accept", "").lower():
-        shown = await offload(plain_size(stored, limit), example, group_id, stored, limit)
+        shown = await offload(len(stored), example, group_id, stored)
         return Response(shown, media_type="application/json", headers={"Vary": "Accept"})
-    body, headers = await negotiated_group(stored, request.headers, limit)
-    return Response(body, media_type=SCORED_MEDIA_TYPE if is_json(stored) else GROUP_MEDIA_TYPE, headers=headers)
+    return Response(stored, media_type=SCORED_MEDIA_TYPE if is_json(stored) else GROUP_MEDIA_TYPE)
 
 
 @router.get("", response_model=GroupAudit)
@@ -120,17 +115,17 @@ async def _read(request: Request, run_id: str, group_id: str, holder: str, limit
     found = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if found != GROUP_MEDIA_TYPE:
         raise errors.media_type(found, GROUP_MEDIA_TYPE)
+    encoding = ", ".join(request.headers.getlist("content-encoding")).strip().lower()
+    if encoding not in ("", "identity"):
+        raise errors.content_encoding(encoding)
     body = await request.body()
-    inflated_to = inflated_size(body, limit)
-    reserve_inflated(request.scope, inflated_to)
-    return await offload(len(body) + inflated_to, _checked, run_id, group_id, holder, body, request.headers, limit)
+    return await offload(len(body), _checked, run_id, group_id, holder, body)
 
 
-def _checked(run_id: str, group_id: str, holder: str, body: bytes, headers: Headers, limit: int) -> Submission:
+def _checked(run_id: str, group_id: str, holder: str, body: bytes) -> Submission:
     """Returns the group of a request, after a comparison with the URL. Raises ApiProblem."""
-    plain = inflate_group(group_id, body, headers, limit)
     try:
-        group = TrajectoryGroup.decode(plain)
+        group = TrajectoryGroup.decode(body)
         check_submitted(group)
         row = row_of(group_id)
     except (GroupError, ValueError) as error:
@@ -146,8 +141,7 @@ def _checked(run_id: str, group_id: str, holder: str, body: bytes, headers: Head
     return Submission(
         group_id=group_id,
         body=body,
-        digest=hashlib.sha256(plain).digest(),
-        raw_bytes=len(plain),
+        digest=hashlib.sha256(body).digest(),
         sequences=group.rollout_count,
         tokens=len(group.tokens),
         env_id=group.env_id,

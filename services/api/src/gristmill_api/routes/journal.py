@@ -16,7 +16,6 @@ from gristmill_api.access.settings import Role
 from gristmill_api.context import NAME_PATTERN, Ctx, Name, RequestModel, RunId
 from gristmill_api.examples import example
 from gristmill_api.http.body_limit import offload
-from gristmill_api.http.content_coding import plain_size
 from gristmill_api.settings import MAX_NUMBER
 from gristmill_api.store import keys
 
@@ -139,9 +138,8 @@ async def events(
 @router.get("/examples", response_model=list[Example])
 async def examples(ctx: Ctx, run_id: ExistingRun, limit: Annotated[int, Query(ge=1, le=8)] = 1) -> Response:
     """The beginnings of the groups submitted last, newest first; also of those that were trained meanwhile."""
-    limit_bytes = ctx.limits.max_body_bytes
     texts = [
-        await offload(plain_size(body, limit_bytes), example, group_id, body, limit_bytes)
+        await offload(len(body), example, group_id, body)
         async for group_id, body in ctx.store.journal.examples(run_id, limit)
     ]
     return Response(b"[" + b",".join(texts) + b"]", media_type="application/json")

@@ -14,13 +14,12 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import ConfigDict, Field, model_validator
 
-from gristmill import BATCH_MEDIA_TYPE, GroupError, Protocol, compression
+from gristmill import BATCH_MEDIA_TYPE, GroupError, Protocol
 from gristmill.logs import line
 from gristmill_api import errors
 from gristmill_api.context import Context, Ctx, Name, RequestModel, RunId
 from gristmill_api.conversion import to_binary
 from gristmill_api.http import framing
-from gristmill_api.http.body_limit import offload
 from gristmill_api.http.fast_route import FastRoute, fast_path
 from gristmill_api.notifications import RECHECK_S
 from gristmill_api.settings import MAX_NUMBER
@@ -52,8 +51,6 @@ class Lease(RequestModel):
     """As many groups, in order, as fit in this budget, and at least one. After `wait` the batch may be smaller."""
     max_staleness: Annotated[int, Field(ge=0, le=2**31)] | None = None
     """Groups sampled by weights more than this many steps old are dropped."""
-    compressed: bool = False
-    """True: groups that were submitted as zstd are sent so, and start with 28 B5 2F FD. False: all are plain."""
     wait: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Seconds to wait until the batch is ready."""
 
@@ -145,7 +142,7 @@ async def lease(ctx: Ctx, request: Request, run_id: RunId, body: Lease) -> Respo
     if batch is None:
         return Response(status_code=204, headers=dropped)
     # The first part is read before the answer starts, so that a Redis gone meanwhile is still a clean 503.
-    answer = _Answer(ctx, run_id, converted, inflate=not body.compressed)
+    answer = _Answer(ctx, run_id, converted)
     parts = framing.parts(batch, answer.size)
     first = await answer.framed(parts[0], before=framing.array_header(len(batch)))
     _LOG.info(
@@ -231,17 +228,16 @@ class _Converted:
 class _Answer:
     """The body of a leased batch, with one part of it in memory at a time."""
 
-    def __init__(self, ctx: Context, run_id: str, converted: _Converted, inflate: bool) -> None:
+    def __init__(self, ctx: Context, run_id: str, converted: _Converted) -> None:
         self._ctx = ctx
         self._run_id = run_id
         self._converted = converted
-        self._inflate = inflate
 
     def size(self, group: LeasedGroup) -> int:
         """Returns the bytes that the body holds of the group."""
         if group.schema == "atropos":
             return self._converted.sizes[group.group_id]
-        return group.raw_size if self._inflate else group.size
+        return group.size
 
     async def stream(self, first: bytes, parts: list[list[LeasedGroup]]) -> AsyncIterator[bytes]:
         """Yields the first part, then the others. Raises in the middle when Redis fails or the groups were acked
@@ -259,15 +255,8 @@ class _Answer:
             if body is None:
                 raise errors.lease_lost(self._run_id, [group.group_id])
             stored[group.group_id] = body
-        compressed = [group for group in own if compression.is_compressed(stored[group.group_id])]
-        if self._inflate and compressed:
-            stored |= await offload(sum(group.raw_size for group in compressed), _inflated, compressed, stored)
         pieces = [before]
         for group in part:
             body = stored[group.group_id] if group.group_id in stored else await self._converted.pop(group.group_id)
             pieces += (framing.bin_header(len(body)), body)
         return b"".join(pieces)
-
-
-def _inflated(groups: list[LeasedGroup], bodies: dict[str, bytes]) -> dict[str, bytes]:
-    return {group.group_id: compression.inflated(bodies[group.group_id], group.raw_size) for group in groups}

@@ -30,9 +30,7 @@ class Submission:
     group_id: str
     body: bytes
     digest: bytes
-    """SHA-256 of the body when inflated, 32 raw bytes: a retry in the other encoding is the same group."""
-    raw_bytes: int
-    """Bytes of the body when inflated."""
+    """SHA-256 of the body, 32 raw bytes."""
     sequences: int
     """The branches of a rollout count as one sequence."""
     tokens: int
@@ -48,8 +46,6 @@ class LeasedGroup:
     group_id: str
     size: int
     """Bytes as stored."""
-    raw_size: int
-    """Bytes when inflated."""
     schema: str
     """The kind of bytes: "group" (GROUP_MEDIA_TYPE) or "atropos" (the JSON of a ScoredData)."""
 
@@ -111,7 +107,6 @@ class GroupQueue:
             group.digest,
             group.sequences,
             group.tokens,
-            group.raw_bytes,
             group.env_id,
             group.versions[0].step,
             self._limits.max_stored_bytes,
@@ -287,6 +282,6 @@ class GroupQueue:
 def _batch(reply: Sequence[Any]) -> Batch:
     """From the reply of lease.lua."""
     _, dead, stale, *groups = reply
-    facts = zip(groups[::4], groups[1::4], groups[2::4], groups[3::4], strict=True)
-    leased = [LeasedGroup(text(name), int(size), int(raw), text(schema)) for name, size, raw, schema in facts]
+    facts = zip(groups[::3], groups[1::3], groups[2::3], strict=True)
+    leased = [LeasedGroup(text(name), int(size), text(schema)) for name, size, schema in facts]
     return Batch(leased, int(dead), int(stale))

@@ -16,7 +16,7 @@
 --                         lowest (incarnation) and highest (step) of all of them
 --
 --   A group, once submitted, is in exactly one of ready, leased, dead, trained, dropped:
---   group:<id>    HASH    digest (32 raw bytes), schema, bytes, raw_bytes (inflated), sequences, tokens, env_id, step (of
+--   group:<id>    HASH    digest (32 raw bytes), schema, bytes, sequences, tokens, env_id, step (of
 --                         the oldest weights that sampled it), seq, at (ms), attempts; batch (that leased it last, while
 --                         known); reason (why it is dead); version (of the weights at its receipt, if it does not
 --                         say it itself)

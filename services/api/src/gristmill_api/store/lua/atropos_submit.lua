@@ -45,7 +45,7 @@ for i = FIRST, #ARGV, FACTS do
 end
 
 local function enqueue(name, sequences, tokens, number, length, of_step, of_version)
-  enqueue_new(name, {digest = '', schema = 'atropos', bytes = length, raw_bytes = length, sequences = sequences,
+  enqueue_new(name, {digest = '', schema = 'atropos', bytes = length, sequences = sequences,
     tokens = tokens, env_id = number, step = of_step})
   redis.call('HSET', group(name), 'version', of_version)
 end
