@@ -181,7 +181,7 @@ async def test_lease_by_tokens_works_over_http_and_by_sequences_is_refused(
     await submit(client, 4)
     for count in (3, 4):  # 3 of groups of 2: it would wait for ever
         asked: dict[str, object] = {"incarnation": incarnation, "batch_id": "b1", "sequences": count}
-        assert code(await http.post(f"{AT}/lease", json=asked)) == (422, "lease_by_sequences")
+        assert code(await http.post(f"{AT}/lease", json=asked)) == (409, "lease_by_sequences")
     batch = await client.lease(RUN, incarnation, "b2", tokens=1000, wait=0.2)
     assert batch is not None, "the rest, when the waiting is over"
     assert len(batch) == 4

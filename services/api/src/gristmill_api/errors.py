@@ -390,7 +390,7 @@ def lease_by_sequences(run_id: str) -> ApiProblem:
     """A group of /v1 may lack sequences, so the groups that a run may still send need not sum to an exact number."""
     return ApiProblem(
         "lease_by_sequences",
-        422,
+        409,
         f"run {run_id!r} is fed at /v1, where a lease by sequences could wait for ever: a group may lack sequences.",
         "Lease by groups, or by a budget of tokens.",
     )
