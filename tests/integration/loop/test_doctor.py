@@ -14,12 +14,12 @@ from tests.support.ports import free_port
 from tests.support.stack import MODELS_DIR, ROOT, VLLM_PYTHON, Output, Vllm, start_api, start_redis
 
 from gristmill import Manifest, PolicyVersion
-from gristmill.folders import RunFolder
 from gristmill_model import server
 from gristmill_model.settings import Settings as ModelSettings
 from gristmill_trainer.publish import ModelServer, claim_publishing
 from gristmill_trainer.receipts import Cause
 from gristmill_view import sql
+from gristmill_view.pack import open_run
 from local_processes import LocalStack, answers
 
 PYTHON = sys.executable
@@ -104,7 +104,7 @@ def test_doctor_and_pack_of_a_real_run(here: None, run: Path, tmp_path: Path) ->
     query = "SELECT * FROM rollouts ORDER BY group_id, sequence"
     assert sql(path, query).to_pylist() == sql(run, query).to_pylist()
 
-    segment = next((RunFolder.open(path).folders[0] / "rollouts").glob("*.gmz"))
+    segment = next((open_run(path).folders[0] / "rollouts").glob("*.gmz"))
     content = bytearray(segment.read_bytes())
     content[len(content) // 2] ^= 1
     segment.write_bytes(content)
