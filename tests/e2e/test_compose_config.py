@@ -34,6 +34,11 @@ def config(**settings: str) -> dict[str, Any]:
     return services
 
 
+def environment(service: dict[str, Any]) -> dict[str, str]:
+    """The variables of the container. A variable that `compose config` prints as null is not passed on."""
+    return {name: value for name, value in service["environment"].items() if value is not None}
+
+
 def test_two_clones_have_containers_and_volumes_of_their_own(tmp_path: Path) -> None:
     clones = []
     for folder in ("first", "second"):
@@ -70,7 +75,7 @@ def test_cuda_services_get_their_gpus(
     services = config(DEVICE="cuda", **given)
     model, trainer = services["model"], services["trainer"]
     assert (gpus(model), gpus(trainer)) == (model_gpus, trainer_gpus)
-    read = Settings.read(model["environment"], cuda_available=True)
+    read = Settings.read(environment(model), cuda_available=True)
     assert (read.device, read.gpu_memory, read.tensor_parallel) == ("cuda", memory, len(model_gpus))
     assert read.cuda_graphs
     for service in (model, trainer):
@@ -92,10 +97,31 @@ def test_settings_for_gpus_reach_the_model_service() -> None:
         VLLM_ARGS="--data-parallel-size 2",
         TRAINER_MEMORY="200g",
     )
-    read = Settings.read(services["model"]["environment"], cuda_available=True)
+    read = Settings.read(environment(services["model"]), cuda_available=True)
     assert (read.tensor_parallel, read.gpu_memory, read.cuda_graphs) == (2, 0.3, False)
     assert read.vllm_args == ("--data-parallel-size", "2")
     assert int(services["trainer"]["mem_limit"]) == 200 << 30
+
+
+def test_variables_without_a_value_are_passed_on_if_they_are_set() -> None:
+    assert "LORA_RANK" not in environment(config()["model"])
+    assert environment(config(LORA_RANK="16")["model"])["LORA_RANK"] == "16"
+    assert environment(config(LORA_RANK="")["model"])["LORA_RANK"] == ""
+
+
+def test_monitoring_profile_adds_two_services_to_the_network_of_the_stack() -> None:
+    monitored = printed(ROOT, COMPOSE_PROFILES="monitoring", SECRETS_DIR="./secrets", GRAFANA_PORT="3333")
+    services = monitored["services"]
+    assert set(services) - set(config()) == {"prometheus", "grafana"}
+    for name in ("prometheus", "grafana"):
+        assert set(services[name]["networks"]) == set(services["api"]["networks"]) == {"stack"}
+        mounts = [Path(mount["source"]) for mount in services[name]["volumes"] if mount["type"] == "bind"]
+        assert [mount for mount in mounts if not mount.exists()] == []
+        assert len(mounts) == 2
+    assert services["grafana"]["ports"][0]["published"] == "3333"
+    assert services["prometheus"]["secrets"][0]["source"] == "token_env"
+    assert Path(monitored["secrets"]["token_env"]["file"]) == ROOT / "secrets" / "env"
+    assert "prometheus" in monitored["volumes"]
 
 
 def test_cpu_services_have_limits_and_no_gpus() -> None:

@@ -163,7 +163,9 @@ async def test_no_client_of_the_stack_uses_a_proxy(proxy: list[str], server: str
 
 @pytest.mark.parametrize("proxy", ["http"], indirect=True)
 def test_health_checks_of_compose_use_no_proxy(proxy: list[str], server: str) -> None:
-    services = yaml.safe_load((ROOT / "compose.yaml").read_text("utf-8"))["services"]
+    services: dict[str, Any] = {}
+    for file in ("compose.yaml", "compose/monitoring.yaml"):
+        services |= yaml.safe_load((ROOT / file).read_text("utf-8"))["services"]
     checks = [service["healthcheck"]["test"] for service in services.values() if "healthcheck" in service]
     over_http = [check for check in checks if "http://" in check[-1]]
     programs = {re.sub(r"http://[^/]+:\d+/", f"{server}/", check[-1]) for check in over_http if "-c" in check}
