@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+SETTINGS = ROOT / "cli" / "src" / "gristmill_cli" / "redis" / "redis.conf"
 
 
 class RedisMissingError(Exception):
@@ -42,16 +43,9 @@ def redis_server() -> Path:
 
 
 def redis_command(port: int, folder: Path) -> list[str]:
-    """Returns the command of a Redis on loopback with its data in `folder`.
-
-    Acknowledged writes are on disk (appendfsync always).
-    """
-    return [
-        str(redis_server()),
-        *("--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder.absolute())),
-        *("--appendonly", "yes", "--appendfsync", "always", "--save", ""),
-        *("--maxmemory-policy", "noeviction", "--auto-aof-rewrite-min-size", "512mb"),
-    ]
+    """Returns the command of a Redis on loopback with its data in `folder`, and the settings of redis.conf."""
+    place = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder.absolute())]
+    return [str(redis_server()), str(SETTINGS), *place]
 
 
 def main() -> None:

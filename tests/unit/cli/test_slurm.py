@@ -20,6 +20,7 @@ from gristmill_cli.main import main
 from gristmill_cli.slurm import Job, Nodes, containers, submit
 from gristmill_env.settings.run import ServerConfig
 from gristmill_env.slurm import discover
+from redis_binary import SETTINGS
 
 QUICKSTART = ["slurm", "quickstart", "--model-nodes", "1", "--trainer-nodes", "2", "--env-workers", "3", "--dry-run"]
 
@@ -53,8 +54,8 @@ def job(home: Path, **changes: Any) -> Job:
 def values(script: str) -> dict[str, str]:
     """Returns the variables of the script's header."""
     header = script.partition("set -euo pipefail")[0]
-    lines = [line.removeprefix("export ") for line in header.splitlines() if re.match(r"(export )?[A-Z_]+=", line)]
-    return {name: "".join(shlex.split(value)) for name, _, value in (line.partition("=") for line in lines)}
+    words = shlex.split(header, comments=True)
+    return dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))
 
 
 def directives(script: str) -> list[list[str]]:
@@ -99,6 +100,14 @@ def test_shellcheck_accepts_the_script(home: Path, changes: dict[str, Any]) -> N
 def test_values_of_the_header_are_quoted(home: Path) -> None:
     state = Path("/shared/a folder/$(x) 'y'")
     assert values(job(home, state=state).script())["STATE"] == str(state)
+
+
+def test_redis_has_the_settings_of_the_other_stacks(home: Path) -> None:
+    script = job(home).script()
+    wanted = [line for line in SETTINGS.read_text().splitlines() if line and not line.startswith("#")]
+    assert "appendfsync always" in wanted
+    assert values(script)["REDIS_CONF"].splitlines() == wanted
+    assert '"$REDIS" "$LOCAL/redis.conf" --port 0 ' in script
 
 
 def test_one_rank_and_one_server_per_node_train_on_cpus(home: Path) -> None:

@@ -6,7 +6,6 @@ No control plane has run these manifests. kubectl renders without one, and the s
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 import re
 import shutil
@@ -18,6 +17,8 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+
+from redis_binary import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "deploy" / "kubernetes"
@@ -137,14 +138,17 @@ def test_container_has_the_image_and_the_rights_of_its_compose_service(name: str
     assert pod(name)["terminationGracePeriodSeconds"] >= asked
 
 
-def test_redis_has_the_durability_of_compose() -> None:
-    flags = re.compile(r"--(appendonly|appendfsync|save|maxmemory-policy|aclfile)")
-
-    def durability(command: list[str]) -> dict[str, str]:
-        return {name: value for name, value in itertools.pairwise(command) if flags.fullmatch(name)}
-
-    assert durability(container("redis")["command"]) == durability(COMPOSE["redis"]["command"])
-    assert len(durability(container("redis")["command"])) == 5
+def test_redis_has_the_settings_of_compose() -> None:
+    mounted = {place: ROOT / source for source, place, *_ in (line.split(":") for line in COMPOSE["redis"]["volumes"])}
+    for command in (COMPOSE["redis"]["command"], container("redis")["command"]):
+        program, file, *options = command
+        assert program == "redis-server"
+        assert mounted[file] == SETTINGS
+        assert set(options[::2]) - {"--port", "--unixsocket", "--unixsocketperm"} == {"--maxmemory", "--aclfile"}
+    (settings,) = (one for name, one in kinds("stack", "ConfigMap").items() if name.startswith("redis-"))
+    assert settings["data"] == {Path(file).name: SETTINGS.read_text()}
+    (volume,) = (one for one in pod("redis")["volumes"] if one["name"] == "conf")
+    assert volume["configMap"]["name"] == settings["metadata"]["name"]
 
 
 def test_each_volume_has_one_writer_and_the_places_of_compose() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from redis_binary import RedisMissingError, redis_command, redis_server
+from redis_binary import SETTINGS, RedisMissingError, redis_command, redis_server
 
 
 def program(path: Path) -> Path:
@@ -27,6 +27,13 @@ def test_redis_server_variable_comes_before_the_server_in_path(tmp_path: Path, m
     assert redis_server() == valkey
     monkeypatch.setenv("REDIS_SERVER", str(built))
     assert redis_command(7000, tmp_path)[0] == str(built)
+
+
+def test_command_names_the_settings_before_its_options(tmp_path: Path) -> None:
+    _, settings, *options = redis_command(7000, tmp_path)
+    assert Path(settings) == SETTINGS
+    assert "appendfsync always" in SETTINGS.read_text().splitlines()
+    assert options == ["--port", "7000", "--bind", "127.0.0.1", "--dir", str(tmp_path)]
 
 
 def test_missing_program_in_the_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,6 +200,7 @@ class Job:
             "MODEL": self.model,
             "DEVICE": "cuda" if nodes.gpus else "cpu",
         }
+        redis_conf = files("gristmill_cli").joinpath("redis", "redis.conf").read_text(encoding="utf-8")
         plain = {
             "RUN": self.run_id,
             "CONFIG": self.config,
@@ -207,6 +208,7 @@ class Job:
             "PYTHON": self.python,
             "MODEL_PYTHON": self.model_python,
             "REDIS": self.redis,
+            "REDIS_CONF": "\n".join(line for line in redis_conf.splitlines() if line and not line.startswith("#")),
             "API_PORT": self.api_port,
             "FIRST_MODEL_PORT": _FIRST_MODEL_PORT,
             "SERVERS_PER_NODE": nodes.servers,

@@ -10,10 +10,11 @@ MODEL_URLS=$(for node in "${MODEL_NODES[@]}"; do
   for ((i = 0; i < SERVERS_PER_NODE; i++)); do echo "http://$node:$((FIRST_MODEL_PORT + i))"; done
 done | paste --serial --delimiters=,)
 
-# On the first node, for this start of the job: Redis' socket, and a mark that exists until the job stops.
+# On the first node, for this start of the job: Redis' settings and socket, and a mark that exists until the job stops.
 LOCAL=/tmp/gristmill-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}
 (umask 077 && mkdir "$LOCAL") # Fails if another user of the node has made this folder.
 touch "$LOCAL/running"
+echo "$REDIS_CONF" > "$LOCAL/redis.conf"
 trap 'rm -rf "$LOCAL"' EXIT
 LOGS=$GRISTMILL_RUNS_DIR/$RUN/logs
 mkdir --parents "$LOGS" "$STATE/redis" "$STATE/tokens" "$GRISTMILL_MODELS_DIR" "$GRISTMILL_WEIGHTS_DIR"
@@ -98,9 +99,8 @@ trap 'exit 1' USR1
 
 say "job $SLURM_JOB_ID, start $((${SLURM_RESTART_COUNT:-0} + 1)): API $GRISTMILL_API_URL, model servers $MODEL_URLS"
 # Redis has no port: only this user, on this node, can connect. The lock keeps out a job whose node was lost and lives.
-keep always redis 0 "$FIRST_NODE" redis flock "$STATE/redis.lock" "$REDIS" --port 0 \
-  --unixsocket "$LOCAL/redis.sock" --dir "$STATE/redis" --appendonly yes --appendfsync always --save '' \
-  --maxmemory-policy noeviction --auto-aof-rewrite-min-size 512mb &
+keep always redis 0 "$FIRST_NODE" redis flock "$STATE/redis.lock" "$REDIS" "$LOCAL/redis.conf" --port 0 \
+  --unixsocket "$LOCAL/redis.sock" --dir "$STATE/redis" &
 keep always api 0 "$FIRST_NODE" api "$PYTHON" -m gristmill_api --host 0.0.0.0 --port "$API_PORT" &
 
 number=0
