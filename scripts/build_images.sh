@@ -2,6 +2,7 @@
 # Builds the images of all services with this machine's settings, at the same time.
 #
 #   scripts/build_images.sh
+#   IMAGE_REGISTRY=registry.example/me TAG=1 scripts/build_images.sh     under the names of a registry, for docker compose push
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -109,6 +109,25 @@ def test_variables_without_a_value_are_passed_on_if_they_are_set() -> None:
     assert environment(config(LORA_RANK="")["model"])["LORA_RANK"] == ""
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("registry", "prefix", "policy"), [("", "", "never"), ("hub.example/me", "hub.example/me/", "missing")]
+)
+def test_images_are_pulled_only_with_a_registry(device: str, registry: str, prefix: str, policy: str) -> None:
+    services = config(IMAGE_REGISTRY=registry, TAG="1", DEVICE=device, COMPOSE_PROFILES="agent")
+    ours = {name: service for name, service in services.items() if name != "redis"}
+    assert {name: service["image"] for name, service in ours.items()} == {
+        "api": f"{prefix}gristmill/api:1",
+        "model-port": f"{prefix}gristmill/api:1",
+        "model": f"{prefix}gristmill/model:1-{device}",
+        "trainer": f"{prefix}gristmill/trainer:1-{device}",
+        "env": f"{prefix}gristmill/env:1",
+        "agent": f"{prefix}gristmill/env:1",
+    }
+    assert {service["pull_policy"] for service in ours.values()} == {policy}
+    assert all("build" in service for name, service in ours.items() if name != "agent")
+
+
 def test_monitoring_profile_adds_two_services_to_the_network_of_the_stack() -> None:
     monitored = printed(ROOT, COMPOSE_PROFILES="monitoring", SECRETS_DIR="./secrets", GRAFANA_PORT="3333")
     services = monitored["services"]
