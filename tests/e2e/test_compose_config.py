@@ -25,6 +25,7 @@ def printed(folder: Path, **settings: str) -> dict[str, Any]:
     environ = {"PATH": os.environ["PATH"], **settings}
     command = ["docker", "compose", "--env-file", os.devnull, "config"]
     done = subprocess.run(command, cwd=folder, env=environ, check=True, capture_output=True, text=True)
+    assert done.stderr == "", "Compose warns of variables without a default"
     read: dict[str, Any] = yaml.safe_load(done.stdout)
     return read
 

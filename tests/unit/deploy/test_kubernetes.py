@@ -122,7 +122,7 @@ def test_container_has_the_variables_of_its_compose_service(name: str) -> None:
 
 @pytest.mark.parametrize("name", SERVICES)
 def test_container_has_the_image_and_the_rights_of_its_compose_service(name: str) -> None:
-    image = COMPOSE[name]["image"].removeprefix("${IMAGE_REGISTRY:+$IMAGE_REGISTRY/}")
+    image = COMPOSE[name]["image"].removeprefix("${IMAGE_REGISTRY:+${IMAGE_REGISTRY:-}/}")
     image = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", image)
     assert container(name)["image"] == image
     assert container(name)["securityContext"] == {
