@@ -8,7 +8,7 @@ endif
 VENV := .venv/bin
 ARGS ?=
 
-.PHONY: setup dev local secure help fmt packages images quick test test-long lint types unit browser integration integration-store integration-loop integration-valkey e2e resilience mutants bench-api bench-env bench-trainer bench-learning bench-durability bench-rollouts bench-page bench-receipts bench-recovery bench-scaling bench-capacity bench-gateway clean
+.PHONY: setup dev local secure help fmt packages images quick test test-long lint types unit browser integration integration-store integration-loop integration-valkey e2e resilience mutants bench clean
 
 # One stamp per device: after `make setup` for a CPU, `DEVICE=cuda make setup` makes the environments again.
 READY := .venv/.ready-$(DEVICE)
@@ -17,9 +17,9 @@ MODEL_READY := .venv-model/.ready-$(DEVICE)
 ATROPOS_READY := .venv-atropos/.ready-any
 pins = $(patsubst %,requirements/%.txt,$(1))
 
-setup: $(READY) $(MODEL_READY) ## install the packages that running needs, in .venv and .venv-model; DEVICE=cuda for NVIDIA GPUs
+setup: $(READY) $(MODEL_READY) #- install the packages that running needs, in .venv and .venv-model; DEVICE=cuda for NVIDIA GPUs
 
-dev: $(DEV_READY) $(MODEL_READY) $(ATROPOS_READY) ## install the packages that the tests need too, in .venv and .venv-atropos
+dev: $(DEV_READY) $(MODEL_READY) $(ATROPOS_READY) #- install the packages that the tests need too, in .venv and .venv-atropos
 
 # .venv has uv, which installs the packages of all three.
 $(READY): scripts/make_venv.sh scripts/uv_settings.py $(call pins,uv build run torch-cpu trainer-cuda) sdk/pyproject.toml view/pyproject.toml cli/pyproject.toml $(wildcard services/*/pyproject.toml)
@@ -41,22 +41,25 @@ local: setup ## set up, then train the quickstart without Docker; ARGS=--help li
 secure: ## create tokens and a Redis password for Compose and make local; ARGS=--off removes them
 	python3 scripts/secure.py $(ARGS)
 
+# Two lanes of tests at the same time, in each the cheapest failure first. Images are built from the first second.
+test: ## run what CI runs: lint, types, unit, page, integration and end-to-end tests
+	scripts/run_lanes.sh "packages images" \
+	  "dev lint types unit @packages integration-loop" "@dev @packages browser integration-store @images e2e"
+
+# First the targets with ##, then those with #- for work on Gristmill itself.
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@printf '\nFor work on Gristmill:\n'
+	@awk -F ':.*#- ' '/^[a-z0-9-]+:.*#- / { printf "make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-fmt: $(DEV_READY) ## format the Python files and apply ruff's safe fixes
+fmt: $(DEV_READY) #- format the Python files and apply ruff's safe fixes
 	$(VENV)/ruff check --fix-only .
 	$(VENV)/ruff format .
 
 # Leaves out the marker `slow` and the folders whose tests import torch (tests/unit/conftest.py). No unit test needs the plug-in
 # schemathesis, whose import takes seconds.
-quick: $(DEV_READY) ## run the fast unit tests: about a minute on two cores
+quick: $(DEV_READY) #- run the fast unit tests: about a minute on two cores
 	$(VENV)/pytest tests/unit -m "not long and not slow" -p no:schemathesis -n 2
-
-# Two lanes of tests at the same time, in each the cheapest failure first. Images are built from the first second.
-test: ## run what CI runs: lint, types, unit, page, integration and end-to-end tests
-	scripts/run_lanes.sh "packages images" \
-	  "dev lint types unit @packages integration-loop" "@dev @packages browser integration-store @images e2e"
 
 packages:
 	scripts/prepare_package.sh prometheus
@@ -66,23 +69,23 @@ packages:
 images:
 	scripts/build_images.sh
 
-lint: $(DEV_READY) ## check the style of Python and shell files, and which packages import which
+lint: $(DEV_READY) #- check the style of Python and shell files, and which packages import which
 	$(VENV)/ruff check .
 	$(VENV)/ruff format --check .
 	$(VENV)/lint-imports
 	$(VENV)/shellcheck .ci/run scripts/*.sh
 
-types: $(DEV_READY) ## check the types of all Python files with mypy
+types: $(DEV_READY) #- check the types of all Python files with mypy
 	$(VENV)/mypy -n 2 sdk/src view/src cli/src services/*/src scripts tests benchmarks
 
-unit: $(DEV_READY) ## run the unit tests
+unit: $(DEV_READY) #- run the unit tests
 	$(VENV)/pytest tests/unit -m "not long" -p no:schemathesis -n 2
 
-browser: $(DEV_READY) ## run the page's tests in a real Chromium, over synthetic runs
+browser: $(DEV_READY) #- run the page's tests in a real Chromium, over synthetic runs
 	scripts/prepare_package.sh chromium
 	$(VENV)/pytest tests/browser -m "not long"
 
-integration: integration-store integration-loop ## run the tests with a real Redis, vLLM, Prometheus and Chromium
+integration: integration-store integration-loop #- run the tests with a real Redis, vLLM, Prometheus and Chromium
 
 # Three workers: some of these tests wait for time limits, and each API start of the others needs a core.
 integration-store: dev
@@ -97,62 +100,29 @@ integration-loop: dev
 
 # Valkey 8 is in Debian 13. VALKEY names another program, such as one that you built.
 VALKEY ?= valkey-server
-integration-valkey: $(DEV_READY) ## run the integration tests of the store and the API on Valkey instead of Redis
+integration-valkey: $(DEV_READY) #- run the integration tests of the store and the API on Valkey instead of Redis
 	REDIS_SERVER=$(VALKEY) $(VENV)/pytest tests/integration/api tests/integration/atropos_queue -m "not long" -n 2 --dist loadfile
 
-e2e: dev images ## run the tests with real containers; needs Docker, and installs it on Debian and Ubuntu
+e2e: dev images #- run the tests with real containers; needs Docker, and installs it on Debian and Ubuntu
 	$(VENV)/pytest tests/e2e -m "not long" --timeout 1800
 
 # Slow: two mutants at a time. New survivors are added to tests/mutation/survivors.toml; write there why no test finds them.
-mutants: $(DEV_READY) ## run the store's tests on every mutant of its Lua scripts: hours; ARGS=lease.lua selects scripts
+mutants: $(DEV_READY) #- run the store's tests on every mutant of its Lua scripts: hours; ARGS=lease.lua selects scripts
 	PYTHONPATH=.:scripts $(VENV)/python -m tests.mutation.run $(ARGS)
 
-test-long: dev images ## run the tests that are too slow for every change
+test-long: dev images #- run the tests that are too slow for every change
 	scripts/prepare_package.sh slurm
 	$(VENV)/pytest tests -m long --timeout 3600
 
-resilience: dev ## inject every fault into a run in containers, and write the table of docs/resilience.md: half an hour
+resilience: dev #- inject every fault into a run in containers, and write the table of docs/resilience.md: half an hour
 	scripts/prepare_engine.sh
 	scripts/prepare_images.sh
 	RESILIENCE_PAGE=docs/resilience.md $(VENV)/pytest tests/e2e/test_resilience.py -m long -s
 
-bench-api: $(DEV_READY) $(ATROPOS_READY) ## compare the trajectory API with atroposlib's server: half an hour; ARGS=--quick is shorter
-	PYTHONPATH=.:scripts $(VENV)/python -m benchmarks.api --results benchmarks/results $(ARGS)
+# Without ARGS it lists the benchmarks, and needs no virtual environment.
+bench: $(if $(ARGS),dev) #- run a benchmark: ARGS="api --quick"; without ARGS, list them
+	$(if $(filter page,$(firstword $(ARGS))),scripts/prepare_package.sh chromium)
+	$(if $(ARGS),$(VENV)/python,python3) -m benchmarks $(ARGS)
 
-# Needs the env image too, to measure its memory: `docker compose build env` after scripts/prepare_images.sh.
-bench-env: dev ## compare serve with a bare client: start, memory, the accuracy reward: ten minutes
-	PYTHONPATH=.:scripts $(VENV)/python -m benchmarks.env --results benchmarks/results $(ARGS)
-
-bench-trainer: $(DEV_READY) ## compare the trainer's step with TRL's: five minutes; ARGS="--device cuda" for a GPU
-	PYTHONPATH=.:scripts $(VENV)/python -m benchmarks.trainer --results benchmarks/results $(ARGS)
-
-bench-learning: dev ## train to the end: ARGS=objectives or staleness (half an hour each), agent, smollm2 (an hour), or retrained
-	PYTHONPATH=.:scripts $(VENV)/python -m benchmarks.learning --results benchmarks/results $(ARGS)
-
-bench-durability: $(DEV_READY) ## measure the cost of a SIGKILL of Redis by fsync mode: half an hour
-	PYTHONPATH=.:scripts $(VENV)/python benchmarks/durability.py --results benchmarks/results $(ARGS)
-
-bench-rollouts: $(DEV_READY) ## time ten questions on 100,000 rollouts, and the trainer's records
-	PYTHONPATH=.:scripts $(VENV)/python benchmarks/rollouts.py --results benchmarks/results $(ARGS)
-
-bench-page: $(DEV_READY) ## measure the page: cost of open pages for the API, bytes, first paint; ten minutes, needs Chromium
-	scripts/prepare_package.sh chromium
-	PYTHONPATH=.:scripts $(VENV)/python benchmarks/page.py --results benchmarks/results $(ARGS)
-
-bench-receipts: $(DEV_READY) ## measure the share of receipts in a step: five minutes; ARGS="--model smollm2 --steps 12" for 135M
-	PYTHONPATH=.:scripts $(VENV)/python benchmarks/receipts.py --results benchmarks/results $(ARGS)
-
-bench-recovery: $(DEV_READY) ## time from the kill of each service to the next trained step: ten minutes
-	PYTHONPATH=.:scripts $(VENV)/python benchmarks/recovery.py --results benchmarks/results $(ARGS)
-
-bench-scaling: $(DEV_READY) ## rates of one, two and four environments, and with a dead model server: fifteen minutes
-	PYTHONPATH=.:scripts $(VENV)/python benchmarks/scaling.py --results benchmarks/results $(ARGS)
-
-bench-capacity: $(DEV_READY) ## submits with one and two API processes, and the cost of an idle stack: three minutes
-	PYTHONPATH=.:scripts $(VENV)/python benchmarks/capacity.py --results benchmarks/results $(ARGS)
-
-bench-gateway: $(DEV_READY) ## measure the gateway for agents: share of vLLM's rate, milliseconds per turn, memory; fifteen minutes
-	PYTHONPATH=.:scripts $(VENV)/python benchmarks/gateway.py --results benchmarks/results $(ARGS)
-
-clean: ## remove environments, local models and Redis data; runs stay
+clean: #- remove environments, local models and Redis data; runs stay
 	rm -rf .venv .venv-model .venv-atropos .gristmill

@@ -1,4 +1,6 @@
-"""Submits per second of one and two API processes over one Redis, and the cost of an idle stack: `make bench-capacity`.
+"""Submits per second of one and two API processes over one Redis, and the cost of an idle stack.
+
+`make bench ARGS=capacity` runs this measurement.
 
 docs/operations.md computes from these figures how many GPUs one stack serves. Clients, API and Redis share the
 cores of this machine, so the page also shows the processor time of each, and how many cores all of them used.

@@ -1,4 +1,4 @@
-"""The cost of a SIGKILL of Redis under `--appendfsync always` and under `everysec`: `make bench-durability`.
+"""The cost of a SIGKILL of Redis under `--appendfsync always` and under `everysec`: `make bench ARGS=durability`.
 
 The disk is kept busy with new files, as a trainer's checkpoints do. While an fsync takes long, everysec keeps writes
 in memory that the server has already acknowledged. Two cases in each mode:

@@ -1,4 +1,4 @@
-"""The cost of the gateway for agents, in three measurements with the openai client: `make bench-gateway`.
+"""The cost of the gateway for agents, in three measurements with the openai client: `make bench ARGS=gateway`.
 
 Throughput: agents talk to a real vLLM (SmolLM2-135M), by turns directly and through the gateway. Turn: the
 milliseconds that the gateway adds to a turn of a model server that takes a constant time. Sessions: memory and

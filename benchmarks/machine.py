@@ -33,10 +33,8 @@ def hardware() -> dict[str, str]:
 def command() -> str:
     """Returns the command line, as a user types it in the repository's folder."""
     program = Path(sys.argv[0]).resolve()
-    if program.name == "__main__.py":
-        return shlex.join(["python", "-m", ".".join(program.parent.relative_to(_ROOT).parts), *sys.argv[1:]])
-    name = program.relative_to(_ROOT) if program.is_relative_to(_ROOT) else program.name
-    return shlex.join(["python", str(name), *sys.argv[1:]])
+    name = program.parent.name if program.name == "__main__.py" else program.stem
+    return shlex.join(["python", "-m", "benchmarks", name, *sys.argv[1:]])
 
 
 def facts(atropos_python: Path) -> dict[str, str]:

@@ -8,7 +8,7 @@
     paint    a run of 10,000 steps in Chromium, from `gristmill view` on loopback with an empty cache: bytes on the
              wire, the first paint, and the time until all curves are drawn
 
-`python benchmarks/page.py [submits|paint] [--rounds N] [--results FOLDER]`
+`python -m benchmarks page [submits|paint] [--rounds N] [--results FOLDER]`
 """
 
 from __future__ import annotations

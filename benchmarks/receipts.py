@@ -1,4 +1,4 @@
-"""The cost of receipts in a training step: `make bench-receipts`.
+"""The cost of receipts in a training step: `make bench ARGS=receipts`.
 
 Trains the quickstart with real services. The learning rate is small, so that all steps are alike. Every second
 publication has a receipt. A step with a receipt is compared with the step before it, which has none: the share is the

@@ -1,4 +1,4 @@
-"""Seconds from the kill of a service to the next trained step: `make bench-recovery`.
+"""Seconds from the kill of a service to the next trained step: `make bench ARGS=recovery`.
 
 Trains the quickstart with two real model servers, and a checkpoint every two steps. Kills one service with SIGKILL in
 the middle of a step, and starts it again at once, as Docker's restart policy does. A killed model server stays dead

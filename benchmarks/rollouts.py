@@ -4,7 +4,7 @@
     records    steps of the quickstart's size with and without records, in turn: processor time of all threads, which
                other programs on the machine hardly change, and wall time
 
-`python benchmarks/rollouts.py [questions|records] [--rollouts N] [--rounds N] [--results FOLDER]`
+`python -m benchmarks rollouts [questions|records] [--rollouts N] [--rounds N] [--results FOLDER]`
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Groups per second with one, two and four environments, and with one of two model servers dead: `make bench-scaling`.
+"""Groups per second with one, two and four environments, and with one of two model servers dead.
+
+`make bench ARGS=scaling` runs this measurement.
 
 The model server is a stub with a fixed latency (benchmarks/stub_model_server.py). Redis, API and environments are real,
 and share the cores of this machine. Each environment works on `--workers` prompts at a time, so its ideal rate is

@@ -1,6 +1,6 @@
 """Measures how far wrong weights are from the trainer's in bfloat16, and whether a first receipt rejects them.
 
-    PYTHONPATH=. .venv/bin/python benchmarks/wrong_weights.py .gristmill/models/tiny-* --results benchmarks/results
+    python -m benchmarks wrong_weights .gristmill/models/tiny-*
 
 Trainer and server are two programs on the CPU: the trainer's float32 policy computes under autocast, as on a GPU, and
 the server is the model in bfloat16. `WRONG` has the changes that make the server's weights wrong.

@@ -9,7 +9,7 @@ The servers take turns in each round, so ratios hold although absolute figures d
     memory   of the API while 10 GB pass through each protocol, and of Redis per stored byte
 
 Clients take permits and encode payloads before the clock starts. They read answers and do not decode them. A native
-draw is the lease; its ack has a separate column. `make bench-api` runs all cases and writes benchmarks/results/.
+draw is the lease; its ack has a separate column. `make bench ARGS=api` runs all cases and writes benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.api", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks api", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("cases", nargs="*", default=_CASES, metavar="case", help="speed, queue, memory; default: all")
     parser.add_argument(

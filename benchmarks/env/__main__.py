@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The dataset environment: `serve` against a bare client, its start, its memory, and the accuracy reward.
 
-All parts (Redis, the trajectory API, vLLM) are real and share this machine. `make bench-env` runs all cases and writes
-benchmarks/results/. The memory is measured in the image: run scripts/prepare_images.sh and a build first.
+All parts (Redis, the trajectory API, vLLM) are real and share this machine. `make bench ARGS=env` runs all cases and
+writes benchmarks/results/. The memory is measured in the image: run scripts/prepare_images.sh and a build first.
 
 `serve` is measured with two models. SmolLM2-135M is a real model, and the target applies to it. `tiny` answers almost
 at once, so it shows the cost of everything except the model: the worst case, without a target.
@@ -63,7 +63,7 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.env", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks env", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=3, help="number of turns of the bare client and of serve")
     parser.add_argument("--seconds", type=float, default=60.0, help="seconds of a turn; a quarter of them with tiny")

@@ -7,7 +7,7 @@
     smollm2      SmolLM2-135M, a real model, on sums of reasoning-gym that it is sometimes right on
     retrained    one quickstart of GRPO, trained again with each objective, against the live runs of `objectives`
 
-`make bench-learning ARGS=objectives`; results lie in benchmarks/results/learning-*.
+`make bench ARGS="learning objectives"`; results lie in benchmarks/results/learning-*.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _page(study: Study, facts: dict[str, str], curves: Sequence[Curve]) -> str:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.learning", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks learning", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("study", choices=("objectives", "staleness", "agent", "smollm2", "retrained"))
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each")

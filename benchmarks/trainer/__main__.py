@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """The trainer's step against TRL's: same weights, same ragged batch, same objective (dapo, recorded old policy).
 
-On a CPU, `make bench-trainer` runs two cases and writes the results to benchmarks/results/:
+On a CPU, `make bench ARGS=trainer` runs two cases and writes the results to benchmarks/results/:
 
     speed    both backends in one process, alternating steps, after loss and gradient norm were compared
     memory   with a vocabulary of 152 thousand, each backend in a separate process
 
 On a CUDA card, models of real shapes at 4k, 16k and 32k tokens a micro-batch, ragged and in one sequence:
 
-    PYTHONPATH=.:scripts python -m benchmarks.trainer --device cuda --results benchmarks/results
+    python -m benchmarks trainer --device cuda
 
 The script needs the trainer's packages (torch, transformers, ...) and no network. Without trl or peft, the rows that
 need the package name it. `--device cpu --shapes tiny` tries the script without a gpu_cases.
@@ -66,7 +66,7 @@ def _write(results: Results, options: argparse.Namespace) -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.trainer", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks trainer", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--shapes", help=f"names with commas between them, of {', '.join(SHAPES)}; cuda: the real ones")

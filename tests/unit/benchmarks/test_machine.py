@@ -13,8 +13,8 @@ from secure import ROOT
 @pytest.mark.parametrize(
     ("program", "command"),
     [
-        ("benchmarks/api/__main__.py", "python -m benchmarks.api --quick"),
-        ("benchmarks/durability.py", "python benchmarks/durability.py --quick"),
+        ("benchmarks/api/__main__.py", "python -m benchmarks api --quick"),
+        ("benchmarks/durability.py", "python -m benchmarks durability --quick"),
     ],
 )
 def test_results_name_the_command_without_a_folder_of_the_machine(

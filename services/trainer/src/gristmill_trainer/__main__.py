@@ -8,8 +8,8 @@ import sys
 
 # torch's OpenMP reads this variable when it is loaded. By default, a waiting thread spins. With max_staleness > 0,
 # trainer and model server may compute at the same time on the cores of one machine, and a spinning thread uses a core
-# that the other process needs. On two cores, a quickstart run with `OMP_WAIT_POLICY=ACTIVE make bench-learning
-# ARGS=staleness` took more than twice as long as without the variable.
+# that the other process needs. On two cores, a quickstart run with `OMP_WAIT_POLICY=ACTIVE make bench
+# ARGS="learning staleness"` took more than twice as long as without the variable.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # isort: split
