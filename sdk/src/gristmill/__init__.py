@@ -3,6 +3,7 @@
 The modules, in the order in which to read them:
 
     group         TrajectoryGroup: the completions of one prompt, and its binary format
+    sequence      Sequence: one scored completion, of which TrajectoryGroup.of makes a group
     client        Client: one async method for each call of /v1; sync_client has the same methods without async
     leases        LeaseSession: the calls of a trainer, with the heartbeat of its leases
     permits       PermitSession: the calls of an environment, with the heartbeat of its permits
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from gristmill.run import RunRecord as RunRecord
     from gristmill.run import RunState as RunState
     from gristmill.run import RunStatus as RunStatus
+    from gristmill.sequence import Sequence as Sequence
     from gristmill.sync_client import SyncClient as SyncClient
 
 __version__ = "0.1.0"
@@ -85,6 +87,7 @@ _NAMES = {
     "permits": "PermitSession",
     "run": "AtroposRegistration Claim DeadLetter Environment Example GroupAudit MetricsRow Permit "
     "PermitGrant Progress Protocol RunEvent RunRecord RunState RunStatus",
+    "sequence": "Sequence",
     "sync_client": "SyncClient",
 }
 """The public names of each module."""

@@ -11,15 +11,19 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections import abc
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from gristmill.errors import GroupError
+from gristmill.sequence import Sequence, fields_of
+
+if TYPE_CHECKING:
+    from gristmill.run import Permit
 
 GROUP_MEDIA_TYPE = "application/vnd.gristmill.group.v1+msgpack"
 BATCH_MEDIA_TYPE = "application/vnd.gristmill.batch.v1+msgpack"
@@ -144,7 +148,7 @@ class SequenceText(NamedTuple):
 
 
 def sequence_texts(
-    tokenizer: Tokenizer, tokens: Sequence[Sequence[int]], mask: Sequence[Sequence[bool]]
+    tokenizer: Tokenizer, tokens: abc.Sequence[abc.Sequence[int]], mask: abc.Sequence[abc.Sequence[bool]]
 ) -> list[SequenceText]:
     """Decodes sequences. `mask`: for each token, whether it was sampled."""
     texts = []
@@ -206,6 +210,42 @@ class TrajectoryGroup:
 
     def __post_init__(self) -> None:
         _check(self)
+
+    @classmethod
+    def of(
+        cls,
+        permit: Permit,
+        sequences: abc.Sequence[Sequence],
+        *,
+        version: PolicyVersion | str,
+        sampling: SamplingParams,
+        meta: dict[str, Any] | None = None,
+    ) -> TrajectoryGroup:
+        """Returns the group of a permit: one sequence per rollout, in the order of `sequences`.
+
+        `permit`: as `Client.permits` or `PermitSession` returned it. `version`: the weights that sampled the
+        completions, by the model server's label; `Sequence.versions` overrides it. `dataclasses.replace` sets the
+        fields that are not here, such as `rollouts`.
+
+        Raises GroupError with the reason, as `decode`. `values["sequence"]` is the number of the sequence if the
+        mistake is in one sequence.
+        """
+        label = str(version)
+        return cls(
+            group_id=permit.group_id,
+            run_id=permit.run_id,
+            env_id=permit.holder,
+            row=permit.row,
+            **fields_of(sequences),
+            sampling=sampling,
+            versions=[
+                [VersionSpan(label, 0, len(one.completion))]
+                if one.versions is None
+                else [VersionSpan(str(name), start, end) for name, start, end in one.versions]
+                for one in sequences
+            ],
+            meta=meta or {},
+        )
 
     @property
     def size(self) -> int:

@@ -118,6 +118,10 @@ class Permit(_Record):
 
     group_id: str
     row: int
+    run_id: str = Field(default="", exclude=True)
+    """The permit's run. The client sets it, and the API does not send it; empty in a permit without a client."""
+    holder: str = Field(default="", exclude=True)
+    """The name of the process that asked for the permit. The client sets it."""
 
 
 class AtroposRegistration(_Record):
@@ -143,6 +147,11 @@ class PermitGrant(_Record):
     version: str | None = None
     creation: str = ""
     """`RunRecord.creation`. If it differs from the creation that the environment opened, the run was replaced since."""
+
+    def to(self, run_id: str, holder: str) -> PermitGrant:
+        """Returns the grant with the run and the holder in each permit."""
+        named = {"run_id": run_id, "holder": holder}
+        return self.model_copy(update={"permits": [permit.model_copy(update=named) for permit in self.permits]})
 
 
 class RunStatus(_Record):

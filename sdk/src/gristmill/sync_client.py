@@ -199,7 +199,7 @@ class SyncClient:
         """
         body = {"holder": holder, "count": count, "wait": wait}
         answer = self._call("POST", f"/v1/runs/{run_id}/permits", json=body, wait=wait, creation=creation)
-        return PermitGrant.model_validate_json(answer.content)
+        return PermitGrant.model_validate_json(answer.content).to(run_id, holder)
 
     def renew_permits(
         self, run_id: str, holder: str, group_ids: Sequence[str] | None, *, creation: str | None = None

@@ -81,4 +81,5 @@ def test_blocks_of_the_page_show_a_finished_run(redis_url: str, tmp_path: Path) 
         assert line in done.stdout.splitlines(), done.stdout
     assert "trainer" in done.stdout, "the error names the sources of the run"
     assert len(re.findall(r"^-?\d\.\d\d  '[w\d ]+' -> '[w\d ]+'$", done.stdout, re.MULTILINE)) == 8, done.stdout
+    assert "<TrajectoryGroup g00000099 of quickstart, row 99: 2 sequences, 7 tokens, " in done.stdout
     assert re.search(r"^<TrajectoryGroup g00000000 of quickstart, row 0: 2 sequences, ", done.stdout, re.MULTILINE)
