@@ -164,11 +164,16 @@ class Client:
         taken = answer.json()
         return int(taken["incarnation"]), RunRecord.model_validate(taken["record"])
 
-    async def record_version(self, run_id: str, version: PolicyVersion, *, creation: str | None = None) -> RunRecord:
-        """Reports that the model server now serves `version`. The API then frees permits for this version.
+    async def record_version(
+        self, run_id: str, version: PolicyVersion | str, *, creation: str | None = None
+    ) -> RunRecord:
+        """Reports that the model server now serves `version`, or the version with this label. The API then frees
+        permits for this version.
 
-        Raises ApiError `version_backwards` for a version before the recorded version.
+        Raises ApiError `version_backwards` for a version before the recorded version, and ValueError for a text that
+        is not a label.
         """
+        version = PolicyVersion.of(version)
         body = {"incarnation": version.incarnation, "step": version.step}
         answer = await self._call("POST", f"/v1/runs/{run_id}/version", json=body, creation=creation)
         return RunRecord.model_validate_json(answer.content)

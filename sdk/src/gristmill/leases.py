@@ -120,9 +120,13 @@ class LeaseSession:
         with self._lock:
             return [group_id for batch in self._held.values() if batch.trained for group_id in batch.group_ids]
 
+    def version(self, step: int) -> PolicyVersion:
+        """Returns the version of the weights after `step` steps. Its text is their label at the model server."""
+        return PolicyVersion(self.incarnation, step)
+
     def batch_id(self, step: int) -> str:
         """Returns the batch id of optimizer step `step`."""
-        return f"{self.incarnation}.{step}"
+        return str(self.version(step))
 
     def lease(self, step: int, wait: float, amount: int | None = None) -> list[TrajectoryGroup] | None:
         """Leases the batch of optimizer step `step`, in submit order. A repeated call leases the step's batch again.
@@ -180,9 +184,14 @@ class LeaseSession:
         self._refuse_trained(batch_ids)
         self._return(batch_ids)
 
-    def record_version(self, step: int) -> None:
-        """Reports that the model server now serves the weights after `step` steps. This frees permits for them."""
-        self._api.record_version(self._run_id, PolicyVersion(self.incarnation, step), creation=self._creation)
+    def record_version(self, version: PolicyVersion | str | int) -> None:
+        """Reports that the model server now serves `version`. This frees permits for these weights.
+
+        A number is a step of this trainer: 20 is `session.version(20)`. Raises the errors of
+        `SyncClient.record_version`.
+        """
+        served = self.version(version) if isinstance(version, int) else PolicyVersion.of(version)
+        self._api.record_version(self._run_id, served, creation=self._creation)
 
     def report_metrics(self, step: int, values: Mapping[str, Any]) -> None:
         """Sends a row of metrics of the source "trainer". See `SyncClient.report_metrics`."""

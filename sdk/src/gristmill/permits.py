@@ -15,7 +15,7 @@ from types import TracebackType
 
 from gristmill.client import Client
 from gristmill.errors import ApiError, ErrorCode, GristmillError, RunReplacedError
-from gristmill.group import TrajectoryGroup
+from gristmill.group import PolicyVersion, TrajectoryGroup
 from gristmill.run import Permit, PermitGrant, RunState
 
 _LOG = logging.getLogger(__name__)
@@ -31,8 +31,8 @@ _REPORT_IDLE_AFTER = 60.0
 _SETTLED = frozenset({ErrorCode.PERMIT_LOST, ErrorCode.CONFLICT, ErrorCode.FINISHED})
 """Error codes with which the API answers if another process has the row by now, or the row is no longer needed."""
 
-Work = Callable[[Permit, str], Awaitable[None]]
-"""The work under a permit, given the newest policy version ("1.20"). It ends with `submit` or `drop`."""
+Work = Callable[[Permit, PolicyVersion], Awaitable[None]]
+"""The work under a permit, given the newest policy version. It ends with `submit` or `drop`."""
 
 
 class PermitSession:
@@ -60,7 +60,7 @@ class PermitSession:
         """
         self.slots = Slots(8)
         """The places for permits. `take` requests permits for the free places."""
-        self.version: str | None = None
+        self.version: PolicyVersion | None = None
         """The newest policy version that the API has reported."""
         self.creation = creation
         """`RunRecord.creation` of the run, which each call names; None if no permit was granted yet."""
@@ -119,8 +119,8 @@ class PermitSession:
         async with asyncio.TaskGroup() as tasks:
             while (grant := await self.take()) is not None:
                 for permit in grant.permits:
-                    assert grant.version is not None  # the API issues no permits before a trainer has taken the run
-                    tasks.create_task(self._do(work, permit, grant.version))
+                    assert self.version is not None  # the API issues no permits before a trainer has taken the run
+                    tasks.create_task(self._do(work, permit, self.version))
 
     async def take(self) -> PermitGrant | None:
         """Waits for free places, and takes permits for them; none if no permit came free in 20 seconds.
@@ -134,7 +134,7 @@ class PermitSession:
         if self.creation not in (None, grant.creation):
             raise self._replaced()
         self.creation = grant.creation or None
-        self.version = grant.version
+        self.version = None if grant.version is None else PolicyVersion.parse(grant.version)
         if grant.state is RunState.FINISHED:
             for task in self._held.values():
                 if task is not None:
@@ -201,7 +201,7 @@ class PermitSession:
             return self._not_needed(permit.group_id, error)
         return True
 
-    async def _do(self, work: Work, permit: Permit, version: str) -> None:
+    async def _do(self, work: Work, permit: Permit, version: PolicyVersion) -> None:
         async with self.working(permit):
             await work(permit, version)
 

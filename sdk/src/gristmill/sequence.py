@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import abc
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gristmill.errors import GroupError
+
+if TYPE_CHECKING:
+    from gristmill.group import PolicyVersion
 
 _HIGHEST_ID = np.iinfo(np.int32).max
 
@@ -40,8 +43,8 @@ class Sequence:
     """ "stop", or "length" if the completion reached its longest length."""
     messages: abc.Sequence[abc.Mapping[str, Any]] | None = None
     """The conversation for readers of the run: plain JSON objects, each with a text `role`. It is not trained on."""
-    versions: abc.Sequence[tuple[str, int, int]] | None = None
-    """The weights of each span of the completion, if they changed during the generation: (label, start, end) for the
+    versions: abc.Sequence[tuple[PolicyVersion | str, int, int]] | None = None
+    """The weights of each span of the completion, if they changed during the generation: (version, start, end) for the
     tokens [start, end), such as ("1.20", 0, 5). None: the version of the group sampled the whole completion."""
 
 

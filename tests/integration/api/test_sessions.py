@@ -170,8 +170,8 @@ async def _submitted(session: PermitSession, permit: Permit) -> bool:
 
 
 async def test_permit_session_works_until_the_run_is_finished(env_api: Client) -> None:
-    async def work(permit: Permit, version: str) -> None:
-        assert version == session.version == "1.0"
+    async def work(permit: Permit, version: PolicyVersion) -> None:
+        assert version == session.version == PolicyVersion(1, 0)
         if permit.row == 0:
             assert await session.drop(permit, "same_scores")
         else:
@@ -189,7 +189,7 @@ async def test_permit_session_works_until_the_run_is_finished(env_api: Client) -
 
 
 async def test_permit_session_keeps_permit_and_registration_longer_than_they_last(env_api: Client) -> None:
-    async def work(permit: Permit, version: str) -> None:
+    async def work(permit: Permit, version: PolicyVersion) -> None:
         await asyncio.sleep(2 * TTL)
         (env,) = await env_api.environments(RUN)
         assert env.alive
@@ -204,7 +204,7 @@ async def test_permit_session_keeps_permit_and_registration_longer_than_they_las
 async def test_permit_session_cancels_work_whose_permit_was_lost(env_api: Client) -> None:
     rows: list[int] = []
 
-    async def work(permit: Permit, version: str) -> None:
+    async def work(permit: Permit, version: PolicyVersion) -> None:
         rows.append(permit.row)
         if len(rows) == 1:
             await env_api.return_permit(RUN, "env-1", permit.group_id, "taken_away")
@@ -220,7 +220,7 @@ async def test_permit_session_cancels_work_whose_permit_was_lost(env_api: Client
 
 
 async def test_permit_session_drops_a_group_that_the_work_forgot(env_api: Client) -> None:
-    async def work(permit: Permit, version: str) -> None:
+    async def work(permit: Permit, version: PolicyVersion) -> None:
         if permit.row == 1:
             await _submitted(session, permit)
             await env_api.finish(RUN, 1)
@@ -234,7 +234,7 @@ async def test_permit_session_requests_the_next_permit_when_the_completions_are_
     begun: list[Permit] = []
     second = asyncio.Event()
 
-    async def work(permit: Permit, version: str) -> None:
+    async def work(permit: Permit, version: PolicyVersion) -> None:
         begun.append(permit)
         if len(begun) == 1:
             session.generated(permit)
@@ -248,10 +248,10 @@ async def test_permit_session_requests_the_next_permit_when_the_completions_are_
 
 
 async def test_permit_session_raises_the_error_of_the_work_and_gives_its_permits_back(env_api: Client) -> None:
-    async def refused(permit: Permit, version: str) -> None:
+    async def refused(permit: Permit, version: PolicyVersion) -> None:
         await session.submit(expected_group("another-run", permit.group_id))
 
-    async def broken(permit: Permit, version: str) -> None:
+    async def broken(permit: Permit, version: PolicyVersion) -> None:
         raise ValueError("no reward")
 
     with raises(ApiError, "run_missing"):

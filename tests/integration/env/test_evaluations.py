@@ -51,7 +51,7 @@ class Environment:
     async def sees(self, *versions: str) -> None:
         for version in versions:
             async with asyncio.TaskGroup() as tasks:
-                self.evaluations.begin_if_due(version, tasks)
+                self.evaluations.begin_if_due(PolicyVersion.parse(version), tasks)
 
     async def _measure(self, version: str) -> Evaluated:
         self.measured.append(version)
@@ -86,7 +86,7 @@ async def steps(api: Client) -> list[int]:
 async def test_run_is_evaluated_before_training_at_each_interval_and_at_the_end(api: Client) -> None:
     env = Environment(api, "a")
     await env.sees("1.0", "1.1", "1.9", "1.10", "1.12", "1.31", "1.35")
-    await env.evaluations.at_end("1.38")
+    await env.evaluations.at_end(PolicyVersion(1, 38))
     assert env.measured == ["1.0", "1.10", "1.31", "1.38"]
     assert await steps(api) == [0, 10, 31, 38]
 
@@ -94,7 +94,7 @@ async def test_run_is_evaluated_before_training_at_each_interval_and_at_the_end(
 async def test_the_last_version_is_not_evaluated_twice(api: Client) -> None:
     env = Environment(api, "a")
     await env.sees("1.0", "1.10")
-    await env.evaluations.at_end("1.10")
+    await env.evaluations.at_end(PolicyVersion(1, 10))
     assert env.measured == ["1.0", "1.10"]
 
 
@@ -102,7 +102,7 @@ async def test_only_one_of_several_environments_evaluates(api: Client) -> None:
     envs = [Environment(api, f"env-{number}") for number in range(4)]
     for version in ("1.0", "1.10", "1.20"):
         await asyncio.gather(*(env.sees(version) for env in envs))
-    await asyncio.gather(*(env.evaluations.at_end("1.25") for env in envs))
+    await asyncio.gather(*(env.evaluations.at_end(PolicyVersion(1, 25)) for env in envs))
     assert sorted(version for env in envs for version in env.measured) == ["1.0", "1.10", "1.20", "1.25"]
 
 
@@ -110,9 +110,9 @@ async def test_environments_continue_rollouts_while_another_evaluates(api: Clien
     busy, late = Environment(api, "a"), Environment(api, "b")
     busy.may_end.clear()
     async with asyncio.TaskGroup() as tasks:
-        busy.evaluations.begin_if_due("1.0", tasks)
+        busy.evaluations.begin_if_due(PolicyVersion(1, 0), tasks)
         await busy.begun.wait()
-        late.evaluations.begin_if_due("1.3", tasks)
+        late.evaluations.begin_if_due(PolicyVersion(1, 3), tasks)
         async with asyncio.timeout(30):
             await late.slots.opened()  # its own rollouts
         await asyncio.sleep(2 * evaluation_run._TTL)  # the claim is renewed
@@ -145,7 +145,7 @@ async def test_evaluation_that_loses_its_claim_stops_until_the_claim_is_free(api
     env = Environment(api, "a")
     env.may_end.clear()
     async with asyncio.TaskGroup() as tasks, Redis.from_url(redis_url) as redis:
-        env.evaluations.begin_if_due("1.0", tasks)
+        env.evaluations.begin_if_due(PolicyVersion(1, 0), tasks)
         await env.begun.wait()
         await redis.hset(keys.prefix("sums") + "claimants", "evaluation-0", "b")
         async with asyncio.timeout(30):
@@ -159,11 +159,11 @@ async def test_waiting_evaluation_is_cancelled_by_the_next_due_evaluation(api: C
     busy, late = Environment(api, "a"), Environment(api, "b")
     busy.may_end.clear()
     async with asyncio.TaskGroup() as tasks:
-        busy.evaluations.begin_if_due("1.0", tasks)
+        busy.evaluations.begin_if_due(PolicyVersion(1, 0), tasks)
         await busy.begun.wait()
-        waiting = late.evaluations.begin_if_due("1.3", tasks)
+        waiting = late.evaluations.begin_if_due(PolicyVersion(1, 3), tasks)
         await late.slots.opened()
-        next_one = late.evaluations.begin_if_due("1.10", tasks)
+        next_one = late.evaluations.begin_if_due(PolicyVersion(1, 10), tasks)
         assert next_one is not None
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -226,7 +226,7 @@ async def test_eval_handling_decides_how_many_rollouts_run_during_an_evaluation(
     env.may_end.clear()
     assert env.slots.places == 16
     async with asyncio.TaskGroup() as tasks:
-        env.evaluations.begin_if_due("1.0", tasks)
+        env.evaluations.begin_if_due(PolicyVersion(1, 0), tasks)
         assert env.slots.places == room
         begins = tasks.create_task(env.slots.opened())
         await env.begun.wait()
@@ -238,7 +238,7 @@ async def test_eval_handling_decides_how_many_rollouts_run_during_an_evaluation(
 async def test_limited_training_keeps_at_least_one_worker_during_an_evaluation(api: Client) -> None:
     env = Environment(api, "a", EvalHandling.LIMIT_TRAIN, workers=2)
     async with asyncio.TaskGroup() as tasks:
-        env.evaluations.begin_if_due("1.0", tasks)
+        env.evaluations.begin_if_due(PolicyVersion(1, 0), tasks)
         assert env.slots.places == 1
 
 
@@ -249,7 +249,7 @@ async def test_metrics_refused_by_the_api_do_not_end_or_repeat_an_evaluation(
     env = Environment(api, "a")
     env.rewards = {"längd": NOTHING}
     await env.sees("1.0")
-    await env.evaluations.at_end("1.0")
+    await env.evaluations.at_end(PolicyVersion(1, 0))
     assert (env.measured, await steps(api)) == (["1.0"], [0])
     assert [record.args[0] for record in caplog.records if isinstance(record.args, tuple)] == [Path("nowhere")]
     env.rewards = {}

@@ -31,7 +31,7 @@ class Rows:
         async with self.session:
             await self.session.run(self.work, ROOM)
 
-    async def work(self, permit: Permit, version: str) -> None:
+    async def work(self, permit: Permit, version: PolicyVersion) -> None:
         self.ends[permit.group_id] = asyncio.Event()
         self.new.put_nowait(permit)
         await self.ends[permit.group_id].wait()

@@ -235,6 +235,21 @@ def test_versions_order_by_incarnation_then_step() -> None:
     assert [str(version) for version in sorted(map(PolicyVersion.parse, labels))] == ["1.2", "1.10", "2.1"]
 
 
+def test_version_is_made_of_a_version_or_its_label() -> None:
+    assert PolicyVersion.of("1.20") == PolicyVersion.of(PolicyVersion(1, 20)) == PolicyVersion(1, 20)
+    assert str(PolicyVersion(1, 20)) == "1.20"
+    for other in ("default", "1.20 ", 20, None):
+        with pytest.raises(ValueError, match=r"1\.20"):
+            PolicyVersion.of(other)  # type: ignore[arg-type]
+
+
+def test_span_of_a_version_that_is_not_its_label_is_refused() -> None:
+    """Encoded, it would be a map that no reader knows."""
+    spans = [[VersionSpan(PolicyVersion(1, 9), 0, 1)]]  # type: ignore[arg-type]
+    with raises(GroupError, "not_a_version", sequence=0):
+        dataclasses.replace(make_group(lengths=[(1, 1)]), versions=spans)
+
+
 class _Words:
     """A tokenizer whose token 0 is special."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.support.errors import raises
 
-from gristmill import ApiError, Permit, PermitGrant, PermitSession, RunState
+from gristmill import ApiError, Permit, PermitGrant, PermitSession, PolicyVersion, RunState
 from gristmill.permits import Slots
 
 
@@ -128,6 +128,20 @@ async def test_permit_that_comes_again_during_its_work_is_not_taken_twice() -> N
         assert await _permits(session) == []
         await session.drop(permit, "bad_row")
     assert await _permits(session) == [permit]
+
+
+async def test_work_gets_the_version_of_the_session() -> None:
+    api = Api()
+    versions: list[PolicyVersion | None] = []
+
+    async def work(permit: Permit, version: PolicyVersion) -> None:
+        versions.extend([version, session.version])
+        await session.drop(permit, "bad_row")
+        api.state = RunState.FINISHED
+
+    async with _session(api) as session:
+        await session.run(work, at_once=1)
+    assert versions[:2] == [PolicyVersion(1, 0)] * 2
 
 
 async def test_work_under_a_lost_permit_is_cancelled() -> None:

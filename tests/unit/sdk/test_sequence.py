@@ -60,7 +60,7 @@ def test_group_of_sequences_has_flat_arrays_and_the_facts_of_its_permit() -> Non
 def test_sequence_may_have_unsampled_tokens_messages_and_weights_that_changed() -> None:
     talk = [{"role": "user", "content": "2+2"}]
     turns = dataclasses.replace(
-        FIRST, logprobs=[-0.5, float("nan")], mask=[True, False], messages=talk, versions=[("1.19", 0, 1)]
+        FIRST, logprobs=[-0.5, float("nan")], mask=[True, False], messages=talk, versions=[(PolicyVersion(1, 19), 0, 1)]
     )
     group = _group(turns, FIRST)
     assert group.logprobs.tolist() == [0, 0, -0.5, 0, 0, 0, -0.5, -0.25]

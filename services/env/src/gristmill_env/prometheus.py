@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gristmill import PermitSession, PolicyVersion
+from gristmill import PermitSession
 from gristmill.tracking import ObserverErrors
 from gristmill_env.errors import DropReason
 from gristmill_env.inference import ModelServers
@@ -190,7 +190,7 @@ class _Loads(Collector):
             "gristmill_env_policy_step", "Training step of the newest weights that the API reported", labels=["run"]
         )
         if self._permits.version is not None:
-            step.add_metric([self._run], PolicyVersion.parse(self._permits.version).step)
+            step.add_metric([self._run], self._permits.version.step)
         yield step
         yield from self._by_server()
         failed = CounterMetricFamily(

@@ -170,14 +170,13 @@ class ServeLoop:
         async with asyncio.TaskGroup() as tasks:
             ageing = tasks.create_task(self._give_up_stale())
             while (grant := await self._permits.take()) is not None:
-                if grant.version is None:  # the API issues no permits before a trainer has taken the run
+                version = self._permits.version
+                if version is None:  # the API issues no permits before a trainer has taken the run
                     continue
-                incarnation = PolicyVersion.parse(grant.version).incarnation
-                if self._trainer is None or self._trainer.incarnation != incarnation:
-                    self._trainer = await self._meet_trainer(incarnation)
+                if self._trainer is None or self._trainer.incarnation != version.incarnation:
+                    self._trainer = await self._meet_trainer(version.incarnation)
                 if self._evaluations is not None:
-                    self._evaluations.begin_if_due(grant.version, tasks)
-                version = PolicyVersion.parse(grant.version)
+                    self._evaluations.begin_if_due(version, tasks)
                 for permit in grant.permits:
                     tasks.create_task(self._row(permit, version))
             ageing.cancel()
@@ -253,7 +252,7 @@ class ServeLoop:
     @contextlib.contextmanager
     def _ageing(self, group_id: str, bound: asyncio.Timeout) -> Iterator[_Generation]:
         """Lets `_give_up_stale` end the block by `bound`."""
-        begun = PolicyVersion.parse(self._permits.version).step if self._permits.version is not None else 0
+        begun = self._permits.version.step if self._permits.version is not None else 0
         self._generating[group_id] = generation = _Generation(begun, bound)
         try:
             yield generation

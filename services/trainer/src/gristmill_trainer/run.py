@@ -78,7 +78,7 @@ def open_atropos_run(api: SyncClient, settings: TrainerSettings, seq_len: int) -
 
 def announce(session: LeaseSession, version: PolicyVersion) -> None:
     """Reports to the API that a version is served, which lets the environment continue."""
-    session.record_version(version.step)
+    session.record_version(version)
     _LOG.info(line("published", run=session.run.run_id, version=version))
 
 

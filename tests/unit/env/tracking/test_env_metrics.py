@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from tests.support.groups import make_group
 from tests.unit.env.tracking.test_observers import rollout_group
 
-from gristmill import Client, PermitSession
+from gristmill import Client, PermitSession, PolicyVersion
 from gristmill.tracking import ObserverErrors
 from gristmill_env.errors import DropReason
 from gristmill_env.inference import ModelServers
@@ -119,7 +119,7 @@ async def test_loads_are_read_at_each_scrape(made: Made) -> None:
     slots.begin("g2")
     slots.generated("g1")
     assert made.value("policy_step") is None
-    made.permits.version = "2.17"
+    made.permits.version = PolicyVersion(2, 17)
     assert made.value("places") == 5
     assert made.value("rows_in_work", stage="generating") == 1
     assert made.value("rows_in_work", stage="scoring") == 1

@@ -222,12 +222,11 @@ class RunEvaluations:
         self._work: asyncio.Task[None] | None = None
         self._busy = False
 
-    def begin_if_due(self, version: str, tasks: asyncio.TaskGroup) -> asyncio.Task[None] | None:
+    def begin_if_due(self, newest: PolicyVersion, tasks: asyncio.TaskGroup) -> asyncio.Task[None] | None:
         """Starts the evaluation that is due at the newest version as one of `tasks`, and closes places meanwhile.
 
         Returns None if none is due, or if the previous evaluation is not finished.
         """
-        newest = PolicyVersion.parse(version)
         stretch = newest.step // self._config.steps_per_eval
         if stretch == self._considered or self._busy:
             return None
@@ -237,13 +236,12 @@ class RunEvaluations:
         self._work = tasks.create_task(self._consider(newest, stretch * self._config.steps_per_eval))
         return self._work
 
-    async def at_end(self, version: str | None) -> None:
+    async def at_end(self, last: PolicyVersion | None) -> None:
         """Evaluates the last version of the finished run, unless that is done."""
         self._stop_waiting()
         if self._work is not None:
             await asyncio.wait([self._work])
-        if version is not None:
-            last = PolicyVersion.parse(version)
+        if last is not None:
             await self._consider(last, last.step)
 
     def _stop_waiting(self) -> None:
@@ -341,15 +339,17 @@ class RunEvaluations:
         logger.info(line("evaluated", run=self._run_id, version=version, **scores, folder=evaluated.folder))
 
 
-async def version_left(api: Client, record: RunRecord, server: ModelServers) -> str | None:
+async def version_left(api: Client, record: RunRecord, server: ModelServers) -> PolicyVersion | None:
     """Returns the last version of the finished run, if its evaluation is missing and still possible.
 
     The trainer no longer publishes weights. If the model server has other weights by now, a warning names the remedy.
     """
-    version = record.version
-    if version is None or await api.metrics(record.run_id, SOURCE, after_step=PolicyVersion.parse(version).step - 1):
+    if record.version is None:
         return None
-    if (record.trainer or {}).get("publisher") == "none" or (label := await weight_label(server)) == version:
+    version = PolicyVersion.parse(record.version)
+    if await api.metrics(record.run_id, SOURCE, after_step=version.step - 1):
+        return None
+    if (record.trainer or {}).get("publisher") == "none" or (label := await weight_label(server)) == record.version:
         return version
     logger.warning(
         "the last evaluation of run %s is missing, and the model server %s, not %s; serve the final model and use "

@@ -1,0 +1,61 @@
+"""What a trainer's session sends to the API."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+import httpx
+
+from gristmill import LeaseSession, PolicyVersion, RunRecord, RunState, SyncClient
+
+RECORD = RunRecord(
+    run_id="sums",
+    state=RunState.OPEN,
+    digest="",
+    group_size=2,
+    env={},
+    created_at=0.0,
+    incarnation=1,
+    creation="c0ffee",
+)
+
+
+class Api:
+    """Replaces a client of a run, and keeps what a session sends."""
+
+    def __init__(self) -> None:
+        self.versions: list[PolicyVersion] = []
+
+    @property
+    def client(self) -> SyncClient:
+        return cast("SyncClient", self)
+
+    def take(self, *arguments: Any) -> tuple[int, RunRecord]:
+        return RECORD.incarnation, RECORD
+
+    def record_version(self, run_id: str, version: PolicyVersion, **named: Any) -> None:
+        self.versions.append(version)
+
+
+def test_session_records_a_version_its_label_or_a_step() -> None:
+    api = Api()
+    with LeaseSession(api.client, "sums", {}) as session:
+        assert session.version(20) == PolicyVersion(1, 20)
+        for version in (PolicyVersion(1, 1), "1.2", 3):
+            session.record_version(version)
+    assert api.versions == [PolicyVersion(1, 1), PolicyVersion(1, 2), PolicyVersion(1, 3)]
+
+
+def test_client_records_a_version_or_its_label() -> None:
+    sent: list[object] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        sent.append(json.loads(request.content))
+        return httpx.Response(200, text=RECORD.model_dump_json())
+
+    with SyncClient("http://api") as api:
+        api._http = httpx.Client(base_url="http://api", transport=httpx.MockTransport(answer))
+        api.record_version("sums", PolicyVersion(1, 20))
+        api.record_version("sums", "1.20")
+    assert sent == [{"incarnation": 1, "step": 20}] * 2
