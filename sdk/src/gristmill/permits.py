@@ -10,11 +10,13 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from types import TracebackType
+from typing import Literal
 
 from gristmill.client import Client
-from gristmill.errors import ApiError, ErrorCode, GristmillError, RunReplacedError
+from gristmill.errors import ApiError, ApiUnreachable, ErrorCode, GristmillError, RunReplacedError
 from gristmill.group import PolicyVersion, TrajectoryGroup
 from gristmill.run import Permit, PermitGrant, RunState
 
@@ -30,6 +32,13 @@ _GOODBYE = 5.0
 _REPORT_IDLE_AFTER = 60.0
 _SETTLED = frozenset({ErrorCode.PERMIT_LOST, ErrorCode.CONFLICT, ErrorCode.FINISHED})
 """Error codes with which the API answers if another process has the row by now, or the row is no longer needed."""
+
+_OF_ONE_GROUP = frozenset({ErrorCode.BAD_GROUP, ErrorCode.TOO_LARGE})
+"""Error codes with which the API refuses one group. The next group may be accepted."""
+WORK_FAILED = "work_failed"
+"""The reason of a group whose work raised an exception."""
+_DROPPED_IN_A_ROW = 32
+"""Dropped permits without a submitted group after which a warning is logged; again when the number has doubled."""
 
 Work = Callable[[Permit, PolicyVersion], Awaitable[None]]
 """The work under a permit, given the newest policy version. It ends with `submit` or `drop`."""
@@ -53,10 +62,16 @@ class PermitSession:
         min_batch_allocation: float | None = None,
         heartbeat: float = HEARTBEAT,
         creation: str | None = None,
+        on_error: Literal["raise", "drop"] = "raise",
     ) -> None:
         """`holder`: the name of this process; each process needs a different name. `weight` and `min_batch_allocation`:
         see `Client.register_env`. `heartbeat`: seconds between renewals. `creation`: `RunRecord.creation` of the run;
         None: of the run that grants the first permits.
+
+        `on_error`: an exception of the work on a permit. "raise": it ends the session. "drop": the permit is dropped
+        with the reason "work_failed", and the first exception of each kind at each line of code is logged with its
+        traceback. An exception still ends the session if it concerns every permit: the API is unreachable, the run was
+        replaced, or the API refused something other than this group.
         """
         self.slots = Slots(8)
         """The places for permits. `take` requests permits for the free places."""
@@ -73,6 +88,12 @@ class PermitSession:
         self._held: dict[str, asyncio.Task[object] | None] = {}
         """The task that works on each permit, by group id; None before the task has begun."""
         self._settling: set[str] = set()
+        self._on_error = on_error
+        self._logged: set[tuple[type[BaseException], str, int]] = set()
+        """Type, file and line of the exceptions of the work that were logged."""
+        self._dropped: Counter[str] = Counter()
+        """Reasons of the permits that were dropped since the last submitted group."""
+        self._warn_at = _DROPPED_IN_A_ROW
         self._idle_since = time.monotonic()
         self._guard = asyncio.TaskGroup()
         self._renewals: list[asyncio.Task[None]] = []
@@ -113,7 +134,8 @@ class PermitSession:
         """Runs `work` on every permit until the run is finished, then cancels the unfinished work.
 
         `at_once`: how many permits may generate at one time. The same number again may be in later stages; see
-        `generated`. Cancels work whose permit was lost. An error of the work ends the session.
+        `generated`. Cancels work whose permit was lost. An error of the work ends the session, unless `on_error` is
+        "drop".
         """
         self.slots.places = at_once
         async with asyncio.TaskGroup() as tasks:
@@ -152,12 +174,19 @@ class PermitSession:
     async def working(self, permit: Permit) -> AsyncIterator[None]:
         """Holds the permit while the current task works on it. The work ends with `submit` or `drop`.
 
-        Cancels the task if the permit is lost, or if the run is finished.
+        Cancels the task if the permit is lost, or if the run is finished. With `on_error` "drop", an exception of the
+        block drops the permit and is not raised.
         """
         group_id = permit.group_id
         self._held[group_id] = asyncio.current_task()
         try:
-            yield
+            try:
+                yield
+            except Exception as error:
+                if self._on_error == "raise" or _ends_session(error):
+                    raise
+                self._log_failure(group_id, error)
+                await self.drop(permit, WORK_FAILED)
             if group_id not in self._settling:
                 _LOG.warning("the work on group %s ended without submit or drop; the group is dropped", group_id)
                 await self.drop(permit, "not_submitted")
@@ -184,6 +213,8 @@ class PermitSession:
                 await self._api.submit(group, self._holder, creation=self.creation)
         except ApiError as error:
             return self._not_needed(group.group_id, error)
+        self._dropped.clear()
+        self._warn_at = _DROPPED_IN_A_ROW
         return True
 
     async def drop(self, permit: Permit, reason: str) -> bool:
@@ -199,11 +230,34 @@ class PermitSession:
                 )
         except ApiError as error:
             return self._not_needed(permit.group_id, error)
+        self._dropped[reason] += 1
+        if (count := self._dropped.total()) >= self._warn_at:
+            self._warn_at = 2 * count
+            reasons = ", ".join(f"{name} {number}" for name, number in self._dropped.most_common())
+            _LOG.warning(
+                "run %s: the last %d permits of %s were all dropped (%s); the trainer gets no groups from it",
+                self._run_id, count, self._holder, reasons,
+            )  # fmt: skip
         return True
 
     async def _do(self, work: Work, permit: Permit, version: PolicyVersion) -> None:
         async with self.working(permit):
             await work(permit, version)
+
+    def _log_failure(self, group_id: str, error: Exception) -> None:
+        """Logs the first exception of each kind at each line of code, because thousands may follow."""
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        place = ("", 0) if trace is None else (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+        if (kind := (type(error), *place)) in self._logged:
+            return
+        self._logged.add(kind)
+        _LOG.error(
+            "the work on group %s failed, and the group is dropped; the same error at this line is not logged again",
+            group_id,
+            exc_info=error,
+        )
 
     def _not_needed(self, group_id: str, error: ApiError) -> bool:
         if error.code not in _SETTLED:
@@ -367,6 +421,15 @@ class Slots:
     async def _next_change(self) -> None:
         self._changed.clear()
         await self._changed.wait()
+
+
+def _ends_session(error: BaseException) -> bool:
+    """Returns whether an exception of the work concerns every permit, so that the next work would fail too."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(_ends_session, error.exceptions))
+    if isinstance(error, ApiError):
+        return error.code not in _OF_ONE_GROUP
+    return isinstance(error, ApiUnreachable | RunReplacedError) or not isinstance(error, Exception)
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> GristmillError | None:

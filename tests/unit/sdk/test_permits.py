@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import logging
+from typing import Any, Literal
 
 import pytest
 from tests.support.errors import raises
 
-from gristmill import ApiError, Permit, PermitGrant, PermitSession, PolicyVersion, RunState
+from gristmill import (
+    ApiError,
+    ApiUnreachable,
+    ErrorCode,
+    GristmillError,
+    Permit,
+    PermitGrant,
+    PermitSession,
+    PolicyVersion,
+    RunReplacedError,
+    RunState,
+)
 from gristmill.permits import Slots
 
 
@@ -226,3 +238,106 @@ async def test_cancelled_session_gives_everything_back() -> None:
     with pytest.raises(asyncio.CancelledError):
         await serving
     assert api.calls[-2:] == ["abandon_permits", "leave_env"]
+
+
+class Rows(Api):
+    """Grants the permits of `rows` rows one after the other, and then ends the run."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.rows = iter(range(rows))
+        self.returned: list[str] = []
+        self.submitted = 0
+
+    async def permits(self, *arguments: object, **named: object) -> PermitGrant:
+        row = next(self.rows, None)
+        permits = [] if row is None else [Permit(group_id=f"g{row}", row=row, run_id="run", holder="env")]
+        return PermitGrant(permits=permits, state=RunState.OPEN if permits else RunState.FINISHED, version="1.0")
+
+    async def return_permit(self, run: str, holder: str, group_id: str, reason: str, **named: object) -> None:
+        self.returned.append(reason)
+
+    async def submit(self, *arguments: object, **named: object) -> bool:
+        self.submitted += 1
+        return True
+
+    async def serve(self, work: Any, on_error: Literal["raise", "drop"]) -> None:
+        client: Any = self
+        async with PermitSession(client, "run", "env", on_error=on_error) as session:
+            self.session = session
+            while (grant := await session.take()) is not None:
+                for permit in grant.permits:
+                    async with session.working(permit):
+                        await work(permit)
+
+
+def _fail(error: Exception) -> None:
+    raise error
+
+
+async def test_exceptions_of_the_work_drop_their_permits_and_each_kind_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    api = Rows(6)
+
+    async def work(permit: Permit) -> None:
+        if permit.row < 3:
+            _fail(ValueError(f"row {permit.row}"))
+        elif permit.row == 3:
+            _fail(ApiError(ErrorCode.BAD_GROUP, 400, "wrong"))
+        elif permit.row == 4:
+            raise ValueError("at another line")
+        else:
+            await api.session.drop(permit, "same_scores")
+
+    await api.serve(work, "drop")
+    assert api.returned == ["work_failed"] * 5 + ["same_scores"]
+    logged = [record.exc_info[1] for record in caplog.records if record.exc_info]
+    assert [str(error) for error in logged] == ["row 0", "wrong", "at another line"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ApiUnreachable("api_unreachable", "away"),
+        RunReplacedError("run_replaced", "another run"),
+        ApiError(ErrorCode.SUSPENDED, 409, "suspended"),
+        ExceptionGroup("of tasks", [ValueError("row"), ApiUnreachable("api_unreachable", "away")]),
+    ],
+)
+async def test_error_that_concerns_every_permit_ends_the_session_although_errors_drop(error: Exception) -> None:
+    async def work(permit: Permit) -> None:
+        raise error
+
+    with pytest.raises((GristmillError, ExceptionGroup)):
+        await Rows(2).serve(work, "drop")
+
+
+async def test_exception_of_the_work_ends_the_session_by_default() -> None:
+    async def work(permit: Permit) -> None:
+        raise ZeroDivisionError
+
+    api = Rows(2)
+    with pytest.raises(ZeroDivisionError):
+        await api.serve(work, "raise")
+    assert api.returned == []
+
+
+async def test_permits_that_are_all_dropped_are_warned_about_with_the_reasons(caplog: pytest.LogCaptureFixture) -> None:
+    api = Rows(200)
+
+    async def work(permit: Permit) -> None:
+        if permit.row == 20:
+            group: Any = permit
+            await api.session.submit(group)
+        elif permit.row < 20:
+            await api.session.drop(permit, "too_long")
+        else:
+            await api.session.drop(permit, "same_scores" if permit.row % 2 else "bad_row")
+
+    await api.serve(work, "raise")
+    warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert [f"last {count} permits" in text for count, text in zip((32, 64, 128), warned, strict=True)] == [True] * 3
+    assert "same_scores 16" in warned[0]
+    assert "bad_row 16" in warned[0]
+    assert "too_long" not in warned[0], "a group was submitted since"
