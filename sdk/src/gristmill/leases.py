@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from gristmill.errors import GristmillError, LeaseLostError, of_thread
+from gristmill.errors import ApiError, ErrorCode, GristmillError, LeaseLostError, of_thread
 from gristmill.group import PolicyVersion, TrajectoryGroup
 from gristmill.logs import line
 from gristmill.run import Protocol, RunRecord
@@ -26,6 +27,8 @@ _LOG = logging.getLogger(__name__)
 HEARTBEAT = 20.0
 """Seconds between extensions. The API's leases last API_LEASE_TTL_S seconds (120)."""
 _GOODBYE = 5.0
+_RUN_EVERY = 1.0
+"""Seconds between attempts to take a run that does not exist yet."""
 
 
 @dataclass
@@ -54,6 +57,7 @@ class LeaseSession:
         covered: Sequence[str] = (),
         step: int | None = None,
         creation: str | None = None,
+        wait: float = 0.0,
         heartbeat: float = HEARTBEAT,
     ) -> None:
         """`trainer`: the trainer's settings, of which the API reads batch_size, gradient_accumulation_steps,
@@ -62,12 +66,14 @@ class LeaseSession:
         From the resumed checkpoint: `covered`, the ids that `covered` had when it was written; `step`, its number of
         optimizer steps; `creation`, the `creation` of its run.
 
-        `heartbeat`: seconds between extensions.
+        `wait`: seconds to wait for the run, if no environment has opened it yet. `heartbeat`: seconds between
+        extensions.
         """
         self._api = api
         self._run_id = run_id
         self._trainer = dict(trainer)
         self._resumed = (list(covered), step, creation)
+        self._wait = wait
         self._heartbeat = heartbeat
         self._record: RunRecord | None = None
         self._held: dict[str, _Batch] = {}
@@ -77,9 +83,8 @@ class LeaseSession:
         self._thread = threading.Thread(target=self._keep_alive, name="lease-heartbeat", daemon=True)
 
     def __enter__(self) -> LeaseSession:
-        """Takes the run. Raises the errors of `SyncClient.take`."""
-        covered, step, creation = self._resumed
-        _, self._record = self._api.take(self._run_id, self._trainer, covered, step, creation)
+        """Takes the run. Raises the errors of `SyncClient.take`; `run_missing` if the run is not opened in time."""
+        self._record = self._take()
         self._thread.start()
         return self
 
@@ -98,6 +103,22 @@ class LeaseSession:
             self._return([batch_id for batch_id, batch in self._held.items() if not batch.trained])
         except GristmillError as refused:
             _LOG.warning("untrained batches could not be returned (%s); their leases expire", refused)
+
+    def _take(self) -> RunRecord:
+        covered, step, creation = self._resumed
+        until = time.monotonic() + self._wait
+        logged = False
+        while True:
+            try:
+                return self._api.take(self._run_id, self._trainer, covered, step, creation)[1]
+            except ApiError as error:
+                left = until - time.monotonic()
+                if error.code != ErrorCode.RUN_MISSING or left <= 0:
+                    raise
+            if not logged:
+                _LOG.info("waiting up to %.0f s until an environment opens run %s", self._wait, self._run_id)
+                logged = True
+            time.sleep(min(_RUN_EVERY, left))
 
     @property
     def run(self) -> RunRecord:

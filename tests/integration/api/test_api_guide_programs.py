@@ -56,18 +56,15 @@ def test_programs_are_the_last_sections_and_short() -> None:
 def test_trainer_and_environment_of_the_guide_finish_a_run(
     redis_url: str, shared_api: ApiServer, tmp_path: Path
 ) -> None:
-    environment = _start(_program("A complete environment"), tmp_path, shared_api)
     with SyncClient(shared_api.url, patience=10) as api:
-        while api.open_run(wait=5) is None:
-            assert environment.poll() is None, environment.communicate()
-        # The first trainer is killed between its first checkpoint and its last.
-        killed = _start(
-            _program("A complete trainer").replace(
-                "        session.ack()\n", "        __import__('time').sleep(600)\n"
-            ),
-            tmp_path,
-            shared_api,
-        )
+        # The trainer starts first, and waits for the run. It is killed between its first checkpoint and its last.
+        sleeps = "        __import__('time').sleep(600)\n"
+        program = _program("A complete trainer").replace("        session.ack()\n", sleeps)
+        killed = _start(f"import logging; logging.basicConfig(level='INFO')\n{program}", tmp_path, shared_api)
+        assert killed.stdout is not None
+        while "waiting up to 600 s" not in (line := killed.stdout.readline()):
+            assert line, killed.wait()
+        environment = _start(_program("A complete environment"), tmp_path, shared_api)
         while not (tmp_path / "checkpoint.json").exists():
             assert killed.poll() is None, killed.communicate()
             time.sleep(0.05)

@@ -6,8 +6,10 @@ import json
 from typing import Any, cast
 
 import httpx
+import pytest
+from tests.support.errors import raises
 
-from gristmill import LeaseSession, PolicyVersion, RunRecord, RunState, SyncClient
+from gristmill import ApiError, ErrorCode, LeaseSession, PolicyVersion, RunRecord, RunState, SyncClient
 
 RECORD = RunRecord(
     run_id="sums",
@@ -26,12 +28,16 @@ class Api:
 
     def __init__(self) -> None:
         self.versions: list[PolicyVersion] = []
+        self.refusals: list[ErrorCode] = []
+        """The codes of the next calls of `take`."""
 
     @property
     def client(self) -> SyncClient:
         return cast("SyncClient", self)
 
     def take(self, *arguments: Any) -> tuple[int, RunRecord]:
+        if self.refusals:
+            raise ApiError(self.refusals.pop(0), 404, "refused")
         return RECORD.incarnation, RECORD
 
     def record_version(self, run_id: str, version: PolicyVersion, **named: Any) -> None:
@@ -59,3 +65,24 @@ def test_client_records_a_version_or_its_label() -> None:
         api.record_version("sums", PolicyVersion(1, 20))
         api.record_version("sums", "1.20")
     assert sent == [{"incarnation": 1, "step": 20}] * 2
+
+
+def test_session_waits_until_its_run_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gristmill.leases._RUN_EVERY", 0.0)
+    api = Api()
+    api.refusals = [ErrorCode.RUN_MISSING] * 3
+    with LeaseSession(api.client, "sums", {}, wait=60) as session:
+        assert session.incarnation == RECORD.incarnation
+    assert api.refusals == []
+
+
+def test_session_waits_for_a_missing_run_only_and_not_longer_than_asked() -> None:
+    api = Api()
+    api.refusals = [ErrorCode.SUSPENDED]
+    with raises(ApiError, "suspended"), LeaseSession(api.client, "sums", {}, wait=60):
+        pass
+    for wait in (0.0, 0.01):
+        api.refusals = [ErrorCode.RUN_MISSING] * 10
+        with raises(ApiError, "run_missing"), LeaseSession(api.client, "sums", {}, wait=wait):
+            pass
+    assert api.refusals
