@@ -90,7 +90,7 @@ class Client:
 
         Raises ApiError `config_differs` if the run exists with other settings, `run_open` if the stack's open run has a
         living environment, `run_in_use` if an environment's token would end the work of other environments,
-        `bad_config` for wrong hyperparameters in `env["trainer"]`, `too_many_runs`.
+        `bad_config` if `env["trainer"]` is not an object, `too_many_runs`.
         """
         body = {"run_id": run_id, "env": env, "group_size": group_size, "stack": stack}
         answer = await self._call("POST", "/v1/runs", json=body)

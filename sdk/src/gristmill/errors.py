@@ -91,7 +91,7 @@ class ErrorCode(StrEnum):
     ARCHIVING = "archiving"
     """Groups of the run that should be deleted wait to be archived (409)."""
     BAD_CONFIG = "bad_config"
-    """The trainer: block is not valid (422)."""
+    """The settings of a trainer are not valid, or `env["trainer"]` is not an object (422)."""
     BAD_GROUP = "bad_group"
     """A group is not valid (400)."""
     BAD_REQUEST = "bad_request"

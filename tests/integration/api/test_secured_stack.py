@@ -77,18 +77,6 @@ def test_each_role_can_do_only_its_part_of_a_step(secured: Secured) -> None:
     assert refused.value.status == 401
 
 
-def test_environment_token_cannot_set_trainer_only_settings(secured: Secured) -> None:
-    with secured.client("env") as env:
-        for key, value in {"on_step": "/runs/mine.py:f", "push_to_hub": "a/b", "resume": "/runs/mine"}.items():
-            with pytest.raises(ApiError) as refused:
-                env.create_run(RUN, {"trainer": {key: value}}, 2)
-            assert (refused.value.status, refused.value.code) == (422, "bad_config")
-            assert key in refused.value.message
-        with pytest.raises(ApiError) as missing:
-            env.get_run(RUN)
-        assert missing.value.code == "run_missing"
-
-
 def test_token_in_the_url_allows_the_requests_of_its_role(secured: Secured) -> None:
     host = secured.url.removeprefix("http://")
     with httpx.Client() as http:
