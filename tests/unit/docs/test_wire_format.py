@@ -35,7 +35,7 @@ def _read(body: bytes) -> dict[str, Any]:
     wire, types = msgspec.msgpack.decode(body), _types()
     size = len(wire["lengths"]) // 4
     total = sum(struct.unpack(f"<{size}i", wire["lengths"]))
-    found = {}
+    found: dict[str, Any] = {}
     for key, kind in types.items():
         value = wire.get(key)
         if value is None:

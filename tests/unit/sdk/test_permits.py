@@ -254,8 +254,8 @@ class Rows(Api):
         permits = [] if row is None else [Permit(group_id=f"g{row}", row=row, run_id="run", holder="env")]
         return PermitGrant(permits=permits, state=RunState.OPEN if permits else RunState.FINISHED, version="1.0")
 
-    async def return_permit(self, run: str, holder: str, group_id: str, reason: str, **named: object) -> None:
-        self.returned.append(reason)
+    async def return_permit(self, *arguments: object, **named: object) -> None:
+        self.returned.append(str(arguments[3]))
 
     async def submit(self, *arguments: object, **named: object) -> bool:
         self.submitted += 1
