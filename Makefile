@@ -8,7 +8,7 @@ endif
 VENV := .venv/bin
 ARGS ?=
 
-.PHONY: setup dev local secure help fmt packages images quick test test-long lint types unit browser integration integration-store integration-loop integration-valkey e2e resilience mutants bench clean
+.PHONY: setup dev local secure help fmt packages images quick test test-long lint docs types unit browser integration integration-store integration-loop integration-valkey e2e resilience mutants bench clean
 
 # One stamp per device: after `make setup` for a CPU, `DEVICE=cuda make setup` makes the environments again.
 READY := .venv/.ready-$(DEVICE)
@@ -42,9 +42,9 @@ secure: ## create tokens and a Redis password for Compose and make local; ARGS=-
 	python3 scripts/secure.py $(ARGS)
 
 # Two lanes of tests at the same time, in each the cheapest failure first. Images are built from the first second.
-test: ## run what CI runs: lint, types, unit, page, integration and end-to-end tests
+test: ## run what CI runs: lint, docs, types, unit, page, integration and end-to-end tests
 	scripts/run_lanes.sh "packages images" \
-	  "dev lint types unit @packages integration-loop" "@dev @packages browser integration-store @images e2e"
+	  "dev lint docs types unit @packages integration-loop" "@dev @packages browser integration-store @images e2e"
 
 # First the targets with ##, then those with #- for work on Gristmill itself.
 help: ## list the targets
@@ -74,6 +74,10 @@ lint: $(DEV_READY) #- check the style of Python and shell files, and which packa
 	$(VENV)/ruff format --check .
 	$(VENV)/lint-imports
 	$(VENV)/shellcheck .ci/run scripts/*.sh
+
+# Each warning ends it: a link to a page or heading that does not exist, a page without navigation.
+docs: $(DEV_READY) #- build the documentation as a site in site/, and check its links
+	NO_MKDOCS_2_WARNING=1 $(VENV)/mkdocs build --quiet --strict
 
 types: $(DEV_READY) #- check the types of all Python files with mypy
 	$(VENV)/mypy -n 2 sdk/src view/src cli/src services/*/src scripts tests benchmarks
