@@ -8,7 +8,7 @@ endif
 VENV := .venv/bin
 ARGS ?=
 
-.PHONY: setup dev local secure help fmt packages images quick test test-long lint docs types unit browser integration integration-store integration-loop integration-valkey e2e resilience mutants bench clean
+.PHONY: setup dev local secure help fmt packages images quick test test-long lint docs wheels types unit browser integration integration-store integration-loop integration-valkey e2e resilience mutants bench clean
 
 # One stamp per device: after `make setup` for a CPU, `DEVICE=cuda make setup` makes the environments again.
 READY := .venv/.ready-$(DEVICE)
@@ -78,6 +78,9 @@ lint: $(DEV_READY) #- check the style of Python and shell files, and which packa
 # Each warning ends it: a link to a page or heading that does not exist, a page without navigation.
 docs: $(DEV_READY) #- build the documentation as a site in site/, and check its links
 	NO_MKDOCS_2_WARNING=1 $(VENV)/mkdocs build --quiet --strict
+
+wheels: $(READY) #- build the wheels of all packages into dist/
+	for folder in sdk view cli services/*/; do $(VENV)/uv build --quiet --wheel --out-dir dist "$$folder" || exit 1; done
 
 types: $(DEV_READY) #- check the types of all Python files with mypy
 	$(VENV)/mypy -n 2 sdk/src view/src cli/src services/*/src scripts tests benchmarks
