@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import yaml
+
 ROWS = 2000
 WHAT = "sums and differences of two numbers with up to two digits"
 TEXT = (
@@ -12,27 +14,7 @@ TEXT = (
     "1 when the completion's last number is right. 8 prompts × 8 completions a step, synchronous "
     "`dapo`, AdamW at a rate that falls evenly from 1e-5 to 0."
 )
-_CONFIG = """
-group_size: 8
-max_num_workers: 8
-max_token_length: 128
-ensure_scores_are_not_same: false
-dataset:
-  dataset_path: sums.jsonl
-  prompt_field: question
-  answer_field: answer
-  system_prompt: Answer with a number.
-  max_tokens: 24
-  temperature: 1.0
-  reward_functions: [{type: accuracy, params: {last_number: true}}]
-trainer:
-  training_steps: 45
-  batch_size: 16
-  gradient_accumulation_steps: 4
-  learning_rate: 1.0e-5
-  lr_schedule: linear
-  checkpoint_interval: 15
-"""
+CONFIG = Path(__file__).parents[2] / "configs" / "sums_smollm2.yaml"
 
 
 def write(folder: Path) -> Path:
@@ -45,5 +27,7 @@ def write(folder: Path) -> Path:
     lines = (json.dumps({"question": row["question"], "answer": row["answer"]}) + "\n" for row in rows)
     (folder / "sums.jsonl").write_text("".join(lines))
     path = folder / "sums.yaml"
-    path.write_text(_CONFIG.lstrip())
+    settings = yaml.safe_load(CONFIG.read_text())
+    settings["dataset"] |= {"dataset_path": "sums.jsonl", "eval_dataset_path": None, "eval_limit": None}
+    path.write_text(yaml.safe_dump(settings))
     return path
