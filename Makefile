@@ -35,7 +35,7 @@ $(ATROPOS_READY): scripts/make_venv.sh $(call pins,atropos atroposlib) | $(READY
 	PYTHON=$(PYTHON) scripts/make_venv.sh atropos
 
 local: setup ## set up, then train the quickstart without Docker; ARGS=--help lists the options
-	$(VENV)/python scripts/launch_local_dataset_run.py $(ARGS)
+	$(VENV)/gristmill run $(ARGS)
 
 # Needs no virtual environment: any Python 3 works.
 secure: ## create tokens and a Redis password for Compose and make local; ARGS=--off removes them

@@ -30,7 +30,7 @@ from tests.support.redis_server import RedisServer
 from tests.support.stack import start_api, start_redis
 
 from gristmill import SyncClient
-from local_processes import LocalStack, answers, free_port
+from gristmill_cli.local.processes import LocalStack, answers, free_port
 
 _SHAPE = Shape(8, 1024)
 _CONTENTS = 16

@@ -31,7 +31,7 @@ from benchmarks import machine
 from tests.support.kill_loop import KillLoop, Outcome
 from tests.support.redis_server import RedisServer
 
-from redis_binary import redis_server
+from gristmill_cli.local.redis_server import redis_server
 
 MODES = ("always", "everysec")
 _CHUNK = bytes(8 << 20)

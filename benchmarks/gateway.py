@@ -26,8 +26,8 @@ from benchmarks import machine
 from benchmarks.served_gateway import ANSWER
 from tests.support.stack import MODELS_DIR, start_vllm
 
+from gristmill_cli.local.processes import LocalStack, Service, answers, free_port
 from gristmill_model.resolve import resolve
-from local_processes import LocalStack, Service, answers, free_port
 
 _RATIO, _ADDED_MS, _MEGABYTES = 0.9, 10.0, 300
 """Targets: least share of vLLM's own tokens per second, most milliseconds per turn, and most resident memory."""

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from redis_binary import redis_server
+from gristmill_cli.local.redis_server import redis_server
 
 _ROOT = Path(__file__).parents[1]
 _TICKS = os.sysconf("SC_CLK_TCK")

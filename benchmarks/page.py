@@ -42,7 +42,7 @@ from tests.support.demo_runs import DemoSource
 from tests.support.redis_server import RedisServer
 
 from gristmill import SyncClient
-from local_processes import answers, free_port
+from gristmill_cli.local.processes import answers, free_port
 
 PAGES, STEPS, HISTORY = 3, 10_000, 1_000
 SHAPE, GROUPS = Shape(8, 1024), 1024

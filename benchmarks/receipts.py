@@ -24,7 +24,7 @@ from tests.support.stack import MODELS_DIR, ROOT, Output, environ, start_api, st
 
 from gristmill.lines import read_jsonl
 from gristmill.receipts import RECEIPTS_FILE, ReceiptState, read_receipts
-from local_processes import LocalStack
+from gristmill_cli.local.processes import LocalStack
 
 _WARM = 3
 """Steps at the beginning, which load and compile."""

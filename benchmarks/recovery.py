@@ -31,8 +31,8 @@ from tests.support.stack import ROOT, VLLM_PYTHON, Output, environ, start_api, s
 from gristmill.lines import read_jsonl
 from gristmill.metrics import METRICS_FILE
 from gristmill.receipts import RECEIPTS_FILE, ReceiptState, read_receipts
-from local_processes import LocalStack, Service
-from redis_binary import redis_command
+from gristmill_cli.local.processes import LocalStack, Service
+from gristmill_cli.local.redis_server import redis_command
 
 _CONFIG = "quickstart"
 _POLL = 0.01

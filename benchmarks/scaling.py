@@ -28,7 +28,7 @@ from benchmarks.env.stack import Bench, Load
 from tests.support.stack import start_api, start_redis
 
 from gristmill import SyncClient
-from local_processes import LocalStack, Service, answers, free_port
+from gristmill_cli.local.processes import LocalStack, Service, answers, free_port
 
 _COUNTS = (1, 2, 4)
 _SERVERS = ("both", "one is dead", "both again")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.support.stack import MODELS_DIR, environ, start_api, start_redis, start_vllm
 
-from local_processes import LocalStack, free_port
+from gristmill_cli.local.processes import LocalStack, free_port
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def shared_redis() -> Iterator[RedisServer]:
         yield server
         # The client library and a check at the start try these commands, and work without them.
         dispensable = {"client|setinfo", "config|get"}
-        assert server.refused() <= dispensable, "the API needs what scripts/redis_acl.py does not allow it"
+        assert server.refused() <= dispensable, "the API needs what gristmill_cli.local.redis_acl does not allow it"
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from local_processes import free_port
+from gristmill_cli.local.processes import free_port
 
 LIMITS = {"API_PERMIT_TTL_S": "3600", "API_LEASE_TTL_S": "3600"}
 """Limits so long that no permit or lease expires during a case, even on a slow machine."""

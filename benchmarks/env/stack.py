@@ -14,7 +14,7 @@ import httpx
 from benchmarks.services import Services, start_services
 
 from gristmill import PolicyVersion, SyncClient
-from local_processes import Service
+from gristmill_cli.local.processes import Service
 
 _AHEAD = 100_000
 """Steps that generation may run ahead. The number is so high that no environment ever waits for a permit."""

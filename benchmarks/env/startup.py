@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from benchmarks.env.stack import Bench
 
-from local_processes import free_port
+from gristmill_cli.local.processes import free_port
 
 _ROWS = 10_000
 _CLOSED_S = 25.0

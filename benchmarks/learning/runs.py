@@ -14,7 +14,7 @@ from benchmarks.services import Services
 from tests.support.stack import ROOT
 
 from gristmill.lines import read_jsonl
-from local_processes import LocalStackError, Service
+from gristmill_cli.local.processes import LocalStackError, Service
 
 _LAST_SECONDS = 60.0
 """Maximum seconds that environment or trainer may continue after the other has ended."""

@@ -9,7 +9,8 @@ import pytest
 from tests.support.compose import ComposeStack
 from tests.support.ports import free_port
 
-from secure import FOLDER, main
+from gristmill_cli.local.secret_files import FOLDER
+from secure import main
 
 STEPS = 2
 

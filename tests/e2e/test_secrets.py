@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from secure import ACL, FILES, FOLDER, OUTSIDE, PASSWORD, RANDOM, ROOT, main
+from gristmill_cli.local.secret_files import ACL, FILES, FOLDER, PASSWORD, RANDOM
+from secure import OUTSIDE, ROOT, main
 
 
 @pytest.fixture(scope="session", autouse=True)

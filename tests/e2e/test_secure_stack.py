@@ -13,7 +13,8 @@ from tests.support.compose import ComposeStack
 from tests.support.errors import raises
 
 from gristmill import ApiError, SyncClient
-from secure import FOLDER, OUTSIDE, PASSWORD, RANDOM, ROLES, main
+from gristmill_cli.local.secret_files import FOLDER, PASSWORD, RANDOM, ROLES
+from secure import OUTSIDE, main
 
 
 @dataclass(frozen=True)

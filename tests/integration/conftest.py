@@ -9,7 +9,7 @@ import pytest
 from tests.support.ports import free_port
 from tests.support.stack import MODELS_DIR, ApiServer, Output, Vllm, start_api, start_redis, start_vllm
 
-from local_processes import LocalStack
+from gristmill_cli.local.processes import LocalStack
 
 
 @pytest.fixture(scope="session")

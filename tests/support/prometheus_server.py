@@ -15,7 +15,7 @@ import yaml
 from tests.support.exported_metrics import ALERTS, MONITORING
 from tests.support.ports import free_port
 
-from local_processes import LocalStack, Service, answers
+from gristmill_cli.local.processes import LocalStack, Service, answers
 
 INTERVAL = "1s"
 

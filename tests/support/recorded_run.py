@@ -13,7 +13,7 @@ from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis
 
 from gristmill import read_rollouts
 from gristmill.lines import read_jsonl
-from local_processes import LocalStack, Service
+from gristmill_cli.local.processes import LocalStack, Service
 
 RUN = "quickstart"
 STEPS = 6

@@ -15,7 +15,7 @@ import redis
 from tests.support.ports import free_port
 from tests.support.redis_server import ADMIN, RedisServer
 
-from redis_binary import redis_server
+from gristmill_cli.local.redis_server import redis_server
 
 SERVICE = "mymaster"
 SENTINEL_LOGIN = f"sentinel auth-user {SERVICE} {ADMIN}\nsentinel auth-pass {SERVICE} {ADMIN}\n"

@@ -13,8 +13,8 @@ from types import TracebackType
 import redis
 from tests.support.ports import free_port
 
-from redis_acl import USER, users_acl
-from redis_binary import redis_command
+from gristmill_cli.local.redis_acl import USER, users_acl
+from gristmill_cli.local.redis_server import redis_command
 
 MEMORY = 4 << 30
 """Bytes of address space for a test's Redis. Without a limit, a script that never ends would exhaust the machine."""
@@ -46,7 +46,7 @@ class RedisServer:
         self.port = free_port()
         self.url = admin_url(self.port)
         self.api_url = f"redis://{USER}:{PASSWORD}@127.0.0.1:{self.port}/0"
-        """The URL for the API, whose user has only the rights that the API needs (scripts/redis_acl.py). `url` has all
+        """The URL for the API, whose user has only the rights that the API needs (`local.redis_acl`). `url` has all
         rights."""
         self._directory = tempfile.TemporaryDirectory(prefix="gristmill-redis-")
         self.users = Path(self._directory.name) / "users.acl"

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 from tests.support.ports import free_port
 
-from local_processes import LocalStack
+from gristmill_cli.local.processes import LocalStack
 
 _PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged")
 _REMEDY = "scripts/prepare_package.sh slurm installs it"

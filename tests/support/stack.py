@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from local_processes import LocalStack, Service, answers, listens
-from redis_binary import redis_command
+from gristmill_cli.local.processes import LocalStack, Service, answers, listens
+from gristmill_cli.local.redis_server import redis_command
 
 ROOT = Path(__file__).resolve().parents[2]
 VLLM_PYTHON = ROOT / ".venv-model" / "bin" / "python"

@@ -68,7 +68,7 @@ def runs(options: argparse.Namespace, place: Place, console: Console) -> int:
         if folder.run_id not in found:
             found[folder.run_id] = _run_of_files(folder.run_id, place)
     if options.json:
-        print(json.dumps(list(found.values())))  # noqa: T201
+        print(json.dumps(list(found.values())))
         return 0
     rows = [
         {**row, "step": row["step"] if row["steps"] is None else f"{row['step']}/{row['steps']}"}
@@ -86,7 +86,7 @@ def _run_of_files(run_id: str, place: Place) -> dict[str, Any]:
         line |= {"state": found.state, "step": found.step, "steps": found.steps, "reward": found.reward}
     except Exception as error:  # noqa: BLE001  whatever is in a run's files, the other runs are listed
         text = f"warning: the files of run {run_id} cannot be read: {type(error).__name__}: {error}"
-        print(text, file=sys.stderr)  # noqa: T201
+        print(text, file=sys.stderr)
     return {**line, "live": False}
 
 
@@ -165,7 +165,7 @@ def _unpaired(value: Any) -> Any:
 def _say_rows(options: argparse.Namespace, console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
     if options.json:
         for row in rows:
-            print(json.dumps(row, default=str))  # noqa: T201
+            print(json.dumps(row, default=str))
     elif not rows:
         console.print("no rows")
     else:
@@ -251,7 +251,7 @@ def pack(options: argparse.Namespace, place: Place, console: Console) -> int:
         include=options.include,
     )  # fmt: skip
     if options.json:
-        print(msgspec.json.encode({"path": str(path), **msgspec.to_builtins(contents)}).decode())  # noqa: T201
+        print(msgspec.json.encode({"path": str(path), **msgspec.to_builtins(contents)}).decode())
         return 0
     redacted = sum(file.redacted for file in contents.files)
     console.print(Text(f"{path}: {len(contents.files)} files, {_megabytes(path.stat().st_size)}"), soft_wrap=True)
@@ -292,7 +292,7 @@ def examine(options: argparse.Namespace, place: Place, console: Console) -> int:
             _say_check(console, check)
     failed = any(check.state == "failed" for check in checks)
     if options.json:
-        print(msgspec.json.encode({"ok": not failed, "checks": checks}).decode())  # noqa: T201
+        print(msgspec.json.encode({"ok": not failed, "checks": checks}).decode())
     elif lines := list(dict.fromkeys(line for check in checks for line in check.env)):
         console.print("\nlines for .env:", style="dim")
         for line in lines:
@@ -326,11 +326,25 @@ def slurm(options: argparse.Namespace, place: Place, console: Console) -> int:
         image=options.image,
     )
     if options.dry_run:
-        print(job.script(), end="")  # noqa: T201
+        print(job.script(), end="")
         return 0
     number = submit(job)
     console.print(Text(f"job {number}; its script, output and tokens are in {job.state}"), soft_wrap=True)
     return 0
+
+
+def run(options: argparse.Namespace, place: Place, console: Console) -> int:
+    """Trains on this machine. Needs the packages of all services and .venv-model, as `make setup` installs them."""
+    try:
+        from gristmill_cli.local import launcher
+    except ImportError as error:
+        raise GristmillError(
+            "services_missing",
+            f"`gristmill run` needs the packages of all services ({error.name} is not installed): run `make local` in "
+            "a clone of the repository",
+            package=error.name or "",
+        ) from error
+    return launcher.main(options.rest)
 
 
 def train_again(options: argparse.Namespace, place: Place, console: Console) -> int:
@@ -367,9 +381,9 @@ def _can_open_page() -> bool:
 def _say_table(console: Console, columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> None:
     names = list(columns)
     if not console.is_terminal:  # for other programs: one line per row, tabs between the columns
-        print("\t".join(names))  # noqa: T201
+        print("\t".join(names))
         for row in rows:
-            print("\t".join(_cell(row.get(name)) for name in names))  # noqa: T201
+            print("\t".join(_cell(row.get(name)) for name in names))
         return
     table = Table(box=None, pad_edge=False)
     for name in names:

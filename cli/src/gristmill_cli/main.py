@@ -1,5 +1,6 @@
 """The console script `gristmill`: look at runs of any stack, from its API or from the files of a run.
 
+gristmill run [CONFIG]      trains on this machine, without Docker
 gristmill status            what the run does now (--watch, --json)
 gristmill tail              completions as they come
 gristmill runs              all runs, of the API and in the folders
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command. Returns the exit code: 0, 1 for an error, 2 for a wrong command line, 130 for Ctrl-C."""
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
-    if rest and options.command is not commands.train_again:
+    if rest and options.command not in (commands.run, commands.train_again):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     options.rest = rest
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except (GristmillError, OSError) as error:
         shown = FileError.of(error) if isinstance(error, OSError) else error
-        print(f"error [{shown.code}]: {shown}", file=sys.stderr)  # noqa: T201 - the one clear line
+        print(f"error [{shown.code}]: {shown}", file=sys.stderr)
         return 1
 
 
@@ -153,7 +154,9 @@ def _parser() -> argparse.ArgumentParser:
     placed.add_argument("--api-port", type=int, default=8000, metavar="PORT", help="port on the first node (8000)")
     placed.add_argument("--image", help="image of containers, such as /shared/gristmill-{service}.sqsh")
     placed.add_argument("--dry-run", action="store_true", help="print the script, and do not submit it")
+    # Where a package of a service parses the arguments of a command, it answers --help too.
+    trained = subparsers.add_parser("run", help="train on this machine, without Docker", add_help=False)
+    trained.set_defaults(command=commands.run)
     for name, text in commands.TRAIN_AGAIN.items():
-        # The trainer's package parses the other arguments, and --help.
         subparsers.add_parser(name, help=text, add_help=False).set_defaults(command=commands.train_again, name=name)
     return parser

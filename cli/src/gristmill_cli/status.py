@@ -140,7 +140,7 @@ def status(options: argparse.Namespace, place: Place, console: Console) -> int:
         time.sleep(_EVENTS_WAIT)
     if options.json:
         while True:
-            print(json.dumps(to_json(overview(run.facts()))), flush=True)  # noqa: T201
+            print(json.dumps(to_json(overview(run.facts()))), flush=True)
             if not options.watch:
                 return 0
             time.sleep(1.0)

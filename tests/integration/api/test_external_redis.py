@@ -24,7 +24,7 @@ from tests.support.scripted_trainer import Checkpoint, train
 from gristmill import Client, GroupAudit
 from gristmill_api.redis_url import redis_options
 from gristmill_api.store.connection import ask, connect, wait_replicas
-from redis_binary import redis_server
+from gristmill_cli.local.redis_server import redis_server
 
 RUN = "run-1"
 STEPS = 30

@@ -17,7 +17,7 @@ from tests.support.groups import make_group
 from tests.support.redis_server import ADMIN, PASSWORD, RedisServer
 
 from gristmill import ApiError, Client, PolicyVersion, read_rollouts
-from redis_binary import ROOT
+from secure import ROOT
 
 
 @pytest.fixture

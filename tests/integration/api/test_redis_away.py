@@ -15,7 +15,7 @@ from tests.support.groups import make_group
 from tests.support.redis_server import PASSWORD, RedisServer
 
 from gristmill import GROUP_MEDIA_TYPE, Client, PolicyVersion
-from redis_acl import USER
+from gristmill_cli.local.redis_acl import USER
 
 AT = f"/v1/runs/{RUN}"
 SOCKET = "redis.sock"

@@ -17,10 +17,11 @@ from tests.support.groups import make_group
 from tests.support.ports import free_port
 from tests.support.stack import Output
 
-import launch_local_dataset_run as launcher
 from gristmill import ApiError, Deployment, PolicyVersion, SyncClient
-from local_processes import LocalStack
-from secure import FILES, FOLDER, PASSWORD, ROLES, Secrets, main
+from gristmill_cli.local.processes import LocalStack
+from gristmill_cli.local.secret_files import FILES, FOLDER, PASSWORD, ROLES, Secrets
+from gristmill_cli.local.services import start_api, start_redis, token_files
+from secure import main
 
 
 @dataclass
@@ -36,7 +37,7 @@ class Secured:
 
     def client(self, role: str) -> SyncClient:
         """Creates a client as a service that the launcher starts creates it."""
-        token = Deployment.read(launcher.token_files(role, self.secrets)).api_token
+        token = Deployment.read(token_files(role, self.secrets)).api_token
         assert token == self.word(role)
         return SyncClient(self.url, patience=10, token=token)
 
@@ -48,8 +49,8 @@ def secured(tmp_path: Path) -> Iterator[Secured]:
     output, port = Output(), free_port()
     url = f"http://127.0.0.1:{port}"
     with LocalStack(output.add) as stack:
-        redis_url = launcher.start_redis(stack, tmp_path / "state", secrets)
-        launcher.start_api(stack, {"GRISTMILL_API_URL": url}, redis_url, port, secrets)
+        redis_url = start_redis(stack, tmp_path / "state", secrets)
+        start_api(stack, {"GRISTMILL_API_URL": url}, redis_url, port, secrets)
         yield Secured(url, redis_url, secrets, output, stack)
 
 
@@ -155,8 +156,8 @@ def test_stack_without_secrets_asks_for_no_token(tmp_path: Path) -> None:
     output, port = Output(), free_port()
     url = f"http://127.0.0.1:{port}"
     with LocalStack(output.add) as stack:
-        redis_url = launcher.start_redis(stack, tmp_path, None)
-        launcher.start_api(stack, {"GRISTMILL_API_URL": url}, redis_url, port, None)
-        assert launcher.token_files("env", None) == {}
+        redis_url = start_redis(stack, tmp_path, None)
+        start_api(stack, {"GRISTMILL_API_URL": url}, redis_url, port, None)
+        assert token_files("env", None) == {}
         assert httpx.get(f"{url}/v1/runs").status_code == 200
     assert "auth=none" in output.of("api")

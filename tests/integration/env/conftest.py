@@ -19,9 +19,9 @@ from tests.support.redis_server import RedisServer
 from tests.support.stack import Output, Vllm
 
 from gristmill import GristmillError, PolicyVersion, SyncClient, TrajectoryGroup
+from gristmill_cli.local.processes import LocalStack, Service
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.serve import serve
-from local_processes import LocalStack, Service
 
 TRAINER = {
     "batch_size": 4,

@@ -18,12 +18,12 @@ from tests.support.errors import raises
 from tests.support.stack import Output, Vllm
 
 from gristmill import Manifest
+from gristmill_cli.local.processes import LocalStack
 from gristmill_env.commands import COMMANDS, Order
 from gristmill_env.errors import SavedError
 from gristmill_env.rollouts.prompts import PromptBuilder
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved import SavedGroup, read_groups
-from local_processes import LocalStack
 
 RUN = """
 group_size: 4

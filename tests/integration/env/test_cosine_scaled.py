@@ -13,9 +13,9 @@ from tests.support.ports import free_port
 from tests.support.scoring import scored
 from tests.support.stack import EMBEDDINGS_KEY, MODELS_DIR, Output, start_embeddings
 
+from gristmill_cli.local.processes import LocalStack
 from gristmill_env.errors import RewardError
 from gristmill_model.resolve import resolve
-from local_processes import LocalStack
 
 ANSWER = "What is 2 + 3?"
 

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.env.conftest import Environments, HandTrainer
 
 from gristmill.stall import EXIT_CODE
-from local_processes import Service
+from gristmill_cli.local.processes import Service
 
 _HANGING = """
 import ctypes, sys, threading, time

@@ -21,10 +21,10 @@ from gristmill import Manifest, PolicyVersion
 from gristmill.folders import RunFolder
 from gristmill.lines import read_jsonl
 from gristmill.receipts import RECEIPTS_FILE, read_receipts
+from gristmill_cli.local.processes import LocalStack
 from gristmill_trainer.doctor import after_run
 from gristmill_trainer.policy import Lora, ModelSource, Policy
 from gristmill_trainer.publish import FilesystemTransport, ModelServer, ModelServers, claim_publishing
-from local_processes import LocalStack
 
 RANK = 4
 NAME, COMMIT = "owner/tiny", "a" * 40

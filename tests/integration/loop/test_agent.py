@@ -16,7 +16,7 @@ from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis
 
 from gristmill import TrajectoryGroup, read_rollouts
 from gristmill.lines import read_jsonl
-from local_processes import LocalStack
+from gristmill_cli.local.processes import LocalStack
 
 BRANCHING = """
 from openai import AsyncOpenAI

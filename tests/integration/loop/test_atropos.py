@@ -13,7 +13,7 @@ from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis
 
 from gristmill import Manifest, SyncClient
 from gristmill.lines import read_jsonl
-from local_processes import LocalStack, LocalStackError
+from gristmill_cli.local.processes import LocalStack, LocalStackError
 
 STEPS = 25
 DATA = ROOT / "configs/datasets/quickstart/train.jsonl"

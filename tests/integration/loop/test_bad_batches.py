@@ -14,8 +14,8 @@ from tests.support.stack import Output, Vllm, start_api, start_redis
 
 from gristmill import SyncClient, TrajectoryGroup
 from gristmill.lines import read_jsonl
+from gristmill_cli.local.processes import LocalStack
 from gristmill_trainer.quarantine import read_quarantine
-from local_processes import LocalStack
 
 STEPS = 4
 GROUPS = 2

@@ -14,7 +14,7 @@ from tests.support.ports import free_port
 from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis
 
 from gristmill import SyncClient
-from local_processes import LocalStack
+from gristmill_cli.local.processes import LocalStack
 
 
 def _env(*arguments: str, timeout: float = 60, **environ: str) -> str:

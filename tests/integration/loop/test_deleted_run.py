@@ -16,7 +16,7 @@ from tests.support.stack import Output, Vllm, start_api, start_redis
 
 from gristmill import RunState, SyncClient
 from gristmill.lines import read_jsonl
-from local_processes import LocalStack
+from gristmill_cli.local.processes import LocalStack
 
 STEPS, GROUPS = 4, 2
 RUN = "again"

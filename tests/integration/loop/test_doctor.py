@@ -14,13 +14,13 @@ from tests.support.ports import free_port
 from tests.support.stack import MODELS_DIR, ROOT, VLLM_PYTHON, Output, Vllm, start_api, start_redis
 
 from gristmill import Manifest, PolicyVersion
+from gristmill_cli.local.processes import LocalStack, answers
 from gristmill_model import server
 from gristmill_model.settings import Settings as ModelSettings
 from gristmill_trainer.publish import ModelServer, claim_publishing
 from gristmill_trainer.receipts import Cause
 from gristmill_view import sql
 from gristmill_view.pack import open_run
-from local_processes import LocalStack, answers
 
 PYTHON = sys.executable
 

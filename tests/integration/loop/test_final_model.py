@@ -12,9 +12,9 @@ from tests.support.ports import free_port
 from tests.support.stack import Output, Vllm, start_vllm
 
 from gristmill import Manifest
+from gristmill_cli.local.processes import LocalStack
 from gristmill_trainer.export import RunFacts, export_model
 from gristmill_trainer.policy import Lora, ModelSource, Policy
-from local_processes import LocalStack
 
 PROMPT = "What is 3 + 4?"
 

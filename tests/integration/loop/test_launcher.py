@@ -24,10 +24,10 @@ from tests.support.stack import MODELS_DIR, ROOT, Vllm, start_vllm
 from gristmill import Manifest, PolicyVersion, read_rollouts
 from gristmill.archive.run_file import read_run_file
 from gristmill.lines import read_jsonl
+from gristmill_cli.local.processes import LocalStack, listens
 from gristmill_trainer.policy import ModelSource, Policy
 from gristmill_trainer.publish import FilesystemTransport, ModelServer, ModelServers, claim_publishing
 from gristmill_view.facts import read_files
-from local_processes import LocalStack, listens
 
 FILES = {
     "metrics.jsonl", "checkpoints", "digests.jsonl", "probes.json", "receipts.jsonl", "model", "trained", "rollouts",

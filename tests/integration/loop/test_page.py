@@ -20,7 +20,7 @@ from tests.support.chromium import Seen, chromium, fact, new_page, settled
 from tests.support.ports import free_port
 from tests.support.stack import Output, Vllm, start_api, start_redis
 
-from local_processes import LocalStack, Service, answers
+from gristmill_cli.local.processes import LocalStack, Service, answers
 
 pytestmark = pytest.mark.long  # tests/browser has the pages in `make test`
 STEPS = 20

@@ -19,7 +19,7 @@ from tests.support.stack import Output, Vllm, start_api, start_redis
 from tests.unit.monitoring.test_queries import VLLM
 
 from gristmill.lines import read_jsonl
-from local_processes import LocalStack, answers
+from gristmill_cli.local.processes import LocalStack, answers
 
 STEPS = 3
 

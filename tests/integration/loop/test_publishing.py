@@ -22,10 +22,10 @@ from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis
 
 from gristmill import Manifest, PolicyVersion, SyncClient
 from gristmill.lines import read_jsonl
+from gristmill_cli.local.processes import LocalStack
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.policy import ModelSource, Policy
 from gristmill_trainer.publish import FilesystemTransport, ModelServer, ModelServers, claim_publishing
-from local_processes import LocalStack
 
 PUBLISH = "/gristmill/publish"
 

@@ -13,7 +13,7 @@ from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis
 from gristmill import SyncClient
 from gristmill.lines import read_jsonl
 from gristmill.receipts import RECEIPTS_FILE, Proven, ReceiptState, proven, read_receipts
-from local_processes import LocalStack, Service
+from gristmill_cli.local.processes import LocalStack, Service
 
 STEPS = 4
 

@@ -14,7 +14,7 @@ from tests.support.stack import Output, Vllm, start_api, start_redis
 
 from gristmill import SyncClient
 from gristmill.lines import read_jsonl
-from local_processes import LocalStack, Service
+from gristmill_cli.local.processes import LocalStack, Service
 
 STEPS = 4
 GROUPS = 2

@@ -34,11 +34,11 @@ from gristmill.archive import ArchivedGroup, read_archive, segment, segments
 from gristmill.archive.run_file import read_run_file
 from gristmill.archive.writer import RunWriter
 from gristmill.lines import read_jsonl
+from gristmill_cli.local.processes import LocalStack
 from gristmill_cli.main import main
 from gristmill_trainer.checkpoint.digests import DIGESTS_FILE, lineage, read_digests
 from gristmill_view.pack import open_run
 from gristmill_view.run_source import RunSource
-from local_processes import LocalStack
 
 
 @pytest.fixture(scope="module")

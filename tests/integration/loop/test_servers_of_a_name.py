@@ -20,7 +20,7 @@ from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis, star
 from gristmill import PolicyVersion, SyncClient
 from gristmill.logs import line
 from gristmill.receipts import RECEIPTS_FILE, ReceiptState, read_receipts
-from local_processes import LocalStack, Service
+from gristmill_cli.local.processes import LocalStack, Service
 
 _WITH_NAMES = """
 import runpy, sys

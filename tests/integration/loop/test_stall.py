@@ -16,7 +16,7 @@ from tests.support.stack import Output, Vllm, start_api, start_redis
 
 from gristmill import SyncClient
 from gristmill.stall import EXIT_CODE
-from local_processes import LocalStack, Service
+from gristmill_cli.local.processes import LocalStack, Service
 
 STEPS, GROUPS = 2, 2
 RUN = "stalls"

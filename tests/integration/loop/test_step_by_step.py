@@ -17,7 +17,7 @@ from tests.support.stack import ROOT, Output, Vllm
 
 from gristmill import SyncClient
 from gristmill.lines import read_jsonl
-from local_processes import LocalStack, answers
+from gristmill_cli.local.processes import LocalStack, answers
 
 
 def _blocks() -> list[str]:

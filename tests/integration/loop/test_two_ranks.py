@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from gristmill import SyncClient
 from gristmill.lines import read_jsonl
-from local_processes import LocalStack
+from gristmill_cli.local.processes import LocalStack
 
 STEPS = 8
 TRAINER = ["-m", "gristmill_trainer", "--training_steps", str(STEPS), "--checkpoint_interval", "5"]

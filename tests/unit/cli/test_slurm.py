@@ -16,11 +16,11 @@ from tests.support.errors import raises
 from tests.support.stack import ROOT
 
 from gristmill import ConfigError, GristmillError
+from gristmill_cli.local.redis_server import SETTINGS
 from gristmill_cli.main import main
 from gristmill_cli.slurm import Job, Nodes, containers, submit
 from gristmill_env.settings.run import ServerConfig
 from gristmill_env.slurm import discover
-from redis_binary import SETTINGS
 
 QUICKSTART = ["slurm", "quickstart", "--model-nodes", "1", "--trainer-nodes", "2", "--env-workers", "3", "--dry-run"]
 

@@ -18,7 +18,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from redis_binary import SETTINGS
+from gristmill_cli.local.redis_server import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "deploy" / "kubernetes"

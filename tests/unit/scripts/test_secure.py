@@ -15,8 +15,9 @@ import pytest
 
 from gristmill_api.access.settings import Role, Tokens
 from gristmill_api.settings import REDIS_USER
-from redis_acl import USER
-from secure import ACL, FILES, FOLDER, PASSWORD, RANDOM, ROLES, ROOT, Secrets, SecretsError, main
+from gristmill_cli.local.redis_acl import USER
+from gristmill_cli.local.secret_files import ACL, FILES, FOLDER, PASSWORD, RANDOM, ROLES, Secrets, SecretsError
+from secure import ROOT, main
 
 
 def _contents(root: Path) -> dict[str, str]:
@@ -138,11 +139,11 @@ def test_folders_of_a_stack_with_tokens_are_closed_to_other_accounts(tmp_path: P
     """In a separate process, because the umask belongs to the process."""
     (tmp_path / "runs").mkdir(mode=0o755)
     program = (
-        "from pathlib import Path; from secure import Secrets\n"
+        "from pathlib import Path; from gristmill_cli.local.secret_files import Secrets\n"
         "Secrets.close_to_others(Path('runs'), Path('state/a'))\n"
         "Path('state/a/file').write_text('x'); Path('other').mkdir()"
     )
-    environ = {**os.environ, "PYTHONPATH": str(ROOT / "scripts")}
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "cli" / "src")}
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environ, check=True)
     modes = {
         name: stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("runs", "state/a", "state/a/file", "other")
@@ -157,9 +158,8 @@ def test_secrets_folder_is_ignored_by_git() -> None:
 
 
 def test_secure_runs_without_our_packages(tmp_path: Path) -> None:
-    (tmp_path / "scripts").mkdir()
-    for name in ("secure.py", "redis_acl.py"):
-        shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts")
+    for folder in ("scripts", "cli/src"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
     subprocess.run(["python3", "-S", "scripts/secure.py"], cwd=tmp_path, env={"PATH": os.environ["PATH"]}, check=True)
     assert Secrets.find(tmp_path) is not None
 

@@ -17,9 +17,9 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-import local_processes
 from gristmill import Client, ConfigError, SyncClient, connections
 from gristmill_cli import doctor
+from gristmill_cli.local import processes
 from gristmill_env.inference.http import ServerHttp
 from gristmill_trainer.publish.servers import ModelServer
 
@@ -156,7 +156,7 @@ async def test_no_client_of_the_stack_uses_a_proxy(proxy: list[str], server: str
     assert await sampled.ask("GET", "/v1/models", dict[str, Any]) == {"state": "ok", "data": [{"id": "m"}]}
     await sampled.close()
     assert ModelServer(server).call("GET", "/health").is_success
-    assert local_processes.answers(f"{server}/readyz")
+    assert processes.answers(f"{server}/readyz")
     assert doctor.port_use(int(server.rpartition(":")[2])) == "ours"
     assert proxy == []
 

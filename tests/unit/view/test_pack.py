@@ -29,12 +29,12 @@ from tests.unit.view.recorded import LOGS, record
 import gristmill
 from gristmill import redaction
 from gristmill.archive.run_file import read_run_file, write_run_file
+from gristmill_cli.local.processes import LocalStack, answers
 from gristmill_cli.main import main
 from gristmill_view import pack, sql
 from gristmill_view.pack import PackContents, PackError, open_run, read_contents, unpack, write_pack
 from gristmill_view.rollouts import build
 from gristmill_view.secrets import secrets_of, short_secrets
-from local_processes import LocalStack, answers
 
 SECRET = "sk-f81d4fae7dec11d0"
 OTHER = 'pass"word&<1>'

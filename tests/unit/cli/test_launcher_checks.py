@@ -19,10 +19,12 @@ import pytest
 from tests.support.errors import raises
 from tests.support.small_disk import mounted
 
-import launch_local_dataset_run
 from gristmill.errors import FileError
-from launch_local_dataset_run import Launcher, check_folder, served_name, watch
-from local_processes import LocalStack, LocalStackError
+from gristmill_cli.local.checks import check_folder, served_name
+from gristmill_cli.local.launcher import main, watch
+from gristmill_cli.local.options import read_options
+from gristmill_cli.local.processes import LocalStack, LocalStackError
+from gristmill_cli.local.services import Services
 
 pytestmark = pytest.mark.slow
 
@@ -64,12 +66,11 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
             config = [] if "CONFIG=" in (env_file or "") else ["--config", str(tmp_path / "mine.yaml")]
             patch.setattr(logging.getLogger(), "handlers", [])  # Another test may have left one.
             patch.chdir(ROOT if env_file is None else tmp_path)
-            patch.setattr(sys, "argv", [str(SCRIPT), *config, *ports, *folders, *arguments])
             # The launcher adds the variables of .env.
             own = {"RUN_ID": "", "COMPOSE_DISABLE_ENV_FILE": str(int(env_file is None)), **environ}
             interrupt = signal.getsignal(signal.SIGINT)
             with mock.patch.dict(os.environ, own):
-                assert launch_local_dataset_run.main() == 1
+                assert main([*config, *ports, *folders, *arguments]) == 1
             signal.signal(signal.SIGINT, interrupt)
         assert not (tmp_path / "state" / "redis").is_dir(), "a service was started"
         return capsys.readouterr().err
@@ -189,8 +190,8 @@ def test_launcher_refuses_a_finished_run_with_the_next_commands(refusal: Launch,
     error = refusal()
     assert "error [run_finished]: " in error
     assert "4 steps" in error
-    same = f"--config {tmp_path / 'mine.yaml'}"
-    assert error.count(f'ARGS="{same} ') == 3, "a command without the config would train another run"
+    same = f"gristmill run {tmp_path / 'mine.yaml'} "
+    assert error.count(same) == 3, "a command without the config would train another run"
     assert error.count(f"--runs_dir {tmp_path / 'runs'}") == 3
     assert all(flag in error for flag in ("--training_steps 20", "--fresh", "--run_id mine-2"))
     (tmp_path / "runs" / "mine").rename(tmp_path / "runs" / "other")
@@ -246,7 +247,7 @@ def test_server_that_ends_after_its_start_ends_the_run_with_its_error() -> None:
 
 STACK = """
 import sys
-from local_processes import LocalStack, StoppedError, StopSignals
+from gristmill_cli.local.processes import LocalStack, StopReceived, StopSignals
 
 CODE = '''
 import os, signal, sys, time
@@ -268,7 +269,7 @@ try:
             service = stack.start(name, [sys.executable, "-Sc", CODE, sys.argv[1] + name], grace=60)
             stack.wait_until(service, lambda: service.last_line.startswith("ready"), 60)
         stack.wait_until(service, lambda: False, 60)
-except StoppedError as stop:
+except StopReceived as stop:
     print("everything stopped", flush=True)
     sys.exit(128 + stop.number)
 """
@@ -293,7 +294,7 @@ def test_stop_signals_of_any_kind_and_spacing_end_every_service(
 ) -> None:
     release = f"{tmp_path}/"
     process = subprocess.Popen(
-        [sys.executable, "-c", STACK, release], cwd=SCRIPT.parent, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", STACK, release], stdout=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     assert process.stdout is not None
@@ -323,8 +324,8 @@ def test_service_that_is_not_ready_in_time_is_named_with_its_last_line_and_log(t
 
 
 def test_launcher_checks_without_the_libraries_that_take_seconds_to_import() -> None:
-    code = "import launch_local_dataset_run, sys; sys.exit(' '.join({'torch', 'transformers'} & {*sys.modules}))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=SCRIPT.parent, capture_output=True, text=True, check=False)
+    code = "import gristmill_cli.local.launcher, sys; sys.exit(' '.join({'torch', 'transformers'} & {*sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr == "\n"
 
 
@@ -353,13 +354,12 @@ def test_each_service_sees_its_own_gpus(
         monkeypatch.delenv(name, raising=False)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    arguments = [str(SCRIPT), f"--state_dir={tmp_path}", f"--runs_dir={tmp_path}", "--model_port=9"]
-    monkeypatch.setattr(sys, "argv", arguments)
-    launcher = Launcher(launch_local_dataset_run._options())
+    arguments = [f"--state_dir={tmp_path}", f"--runs_dir={tmp_path}", "--model_port=9"]
+    services = Services(read_options(arguments, "gristmill run"))
     stack = mock.create_autospec(LocalStack, instance=True)
-    launcher._start_model(stack)
-    launcher._start_trainer(stack)
-    launcher._start_env(stack)
+    services.start_model(stack, print)
+    services.start_trainer(stack, grace=1)
+    services.start_env(stack)
     started = {call.args[0]: call.args[1:] for call in stack.start.call_args_list}
     seen = {name: call[1].get("CUDA_VISIBLE_DEVICES") for name, call in started.items()}
     assert seen == {"model": model, "trainer": trainer, "env": None}
@@ -372,17 +372,16 @@ def test_stop_signal_while_close_starts_the_services_ends_without_a_traceback(
 ) -> None:
     """The services' start waits for Redis, and finds the signal there."""
 
-    def start_store(launcher: Launcher, stack: LocalStack) -> None:
+    def start_store(services: Services, stack: LocalStack) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         stack.raise_if_stopped()
 
-    monkeypatch.setattr(Launcher, "start_store", start_store)
+    monkeypatch.setattr(Services, "start_store", start_store)
     monkeypatch.setenv("COMPOSE_DISABLE_ENV_FILE", "1")
     arguments = ["--close", "mine", "--api_port=9", f"--state_dir={tmp_path}", f"--runs_dir={tmp_path}"]
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *arguments])
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        assert launch_local_dataset_run.main() == 128 + signal.SIGINT
+        assert main(arguments) == 128 + signal.SIGINT
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -17,8 +17,10 @@ from rich.console import Console
 from tests.unit.view.recorded import LOGS, record
 
 from gristmill.archive.run_file import write_run_file
-from local_output import LiveOutput, LocalRun, MergedLogs, StepLines, choose, next_commands, show_context
-from local_processes import LocalStack
+from gristmill_cli.local.local_run import LocalRun, next_commands, show_context
+from gristmill_cli.local.options import read_options
+from gristmill_cli.local.output import LiveOutput, MergedLogs, StepLines, choose
+from gristmill_cli.local.processes import LocalStack
 
 STEP = "05:49:03 trainer INFO    step 1/60  reward 0.225  loss +0.0292  version 1.1  seconds: wait 0.41 pack 0.01"
 
@@ -147,12 +149,12 @@ def test_context_of_a_failure_is_the_end_of_its_log(tmp_path: Path, capsys: pyte
 
 def test_next_commands_select_this_run_and_quote_its_paths(tmp_path: Path) -> None:
     folder = tmp_path / "my runs" / "mine"
-    commands = next_commands(
-        run_id="mine", folder=folder, root=tmp_path, config="my config.yaml", given="--run_id mine", steps=60,
-        model_port=9002, question="What's 2 - 1?",
-    )  # fmt: skip
+    options = read_options(["my config.yaml", "--run_id", "mine", "--model_port", "9002", "--fresh"], "gristmill run")
+    commands = next_commands(options, tmp_path, folder, steps=60, question="What's 2 - 1?")
     lines = {command.purpose: command.lines for command in commands}
-    assert lines["train longer"] == ['make local ARGS="--run_id mine --training_steps 120"']
+    assert lines["train longer"] == [
+        ".venv/bin/gristmill run 'my config.yaml' --run_id mine --model_port 9002 --training_steps 120"
+    ]
     assert lines["chat with it"][0].startswith(f"MODEL='{folder}/model' MODEL_PORT=9002 ")
     asked = json.loads(shlex.split(lines["chat with it"][1])[-1])
     assert asked["messages"] == [{"role": "user", "content": "What's 2 - 1?"}]

@@ -1,27 +1,20 @@
-"""The output of `make local` while it trains, and at the end.
-
-On a terminal it is one live view. Without a terminal it is one line per step and the warnings, and with --verbose the
-merged output of all services. The services' full output is in runs/<run>/logs/ in any case.
-"""
+"""One run of the launcher: the facts for the live view and the summary, and the commands that may follow the run."""
 
 from __future__ import annotations
 
+import argparse
 import json
-import re
 import shlex
 import sys
 import threading
 import time
-from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
-from rich.console import Console
 from rich.text import Text
 
 from gristmill import ApiError, ErrorCode, GristmillError, Manifest, PolicyVersion, RunState, SyncClient
@@ -31,114 +24,22 @@ from gristmill.group import Tokenizer
 from gristmill.lines import read_jsonl
 from gristmill.logs import escaped
 from gristmill.metrics import METRICS_FILE
-from gristmill_cli.terminal import Command, LiveView, Screen, redraws, summary
+from gristmill_cli.local.options import PROGRAM, command
+from gristmill_cli.local.processes import LocalStack
+from gristmill_cli.terminal import Command, summary
 from gristmill_view.facts import ApiReader, Facts, Service, read_files
 from gristmill_view.overview import current_rows, overview
-from gristmill_view.phases import ANSWERS, Meaning, meaning
+from gristmill_view.phases import Meaning
 from gristmill_view.samples import Sample, load_tokenizer, read_samples
-from local_processes import LocalStack, print_line
 
 ORDER: Final = ("redis", "api", "model", "trainer", "env")
 _SAMPLES_AT_END = 3
 _LONGEST_QUESTION = 300
 """Characters of a prompt in a command line."""
-_SAMPLE_EVERY = 2.0
-"""Seconds."""
-_REPEATS = 3
-"""How often the same warning is shown."""
-_DIGITS = re.compile(r"\d+")
 _REPORT_SECONDS = 30.0
 """Longest wait for the report of the run, which the API writes."""
 _CONTEXT_LINES = 12
 """Lines of a failed service's log that are shown before its error."""
-
-
-class Output(Protocol):
-    """Receives everything that the launcher and its services say."""
-
-    def line(self, service: str, text: str) -> None:
-        """Receives a line of a service's output. Reader threads call it."""
-
-    def say(self, text: str) -> None:
-        """Shows a message of the launcher."""
-
-    def stopping(self, text: str = "") -> None:
-        """Shows that the services stop. `text`: what they still finish."""
-
-    def __enter__(self) -> Output: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None: ...
-
-
-class MergedLogs:
-    """--verbose: every line of every service, after the service's name."""
-
-    def line(self, service: str, text: str) -> None:
-        print_line(service, text)
-
-    def say(self, text: str) -> None:
-        print(text, flush=True)
-
-    def stopping(self, text: str = "") -> None:
-        if text:
-            self.say(text)
-
-    def __enter__(self) -> MergedLogs:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        pass
-
-
-class Warnings:
-    """Decides which warnings are shown: each of them a few times, however its numbers change."""
-
-    def __init__(self) -> None:
-        self._seen: Counter[str] = Counter()
-        self._lock = threading.Lock()
-
-    def show(self, service: str, text: str) -> str | None:
-        """Returns the line to show, or None."""
-        with self._lock:
-            self._seen[key := f"{service} {_DIGITS.sub('N', text)}"] += 1
-            count = self._seen[key]
-        more = "" if count < _REPEATS else " (further lines like this one are only in the log)"
-        return None if count > _REPEATS else f"{service}: {text}{more}"
-
-
-class StepLines:
-    """Without a terminal: the phases of the start, one line per step, and warnings."""
-
-    def __init__(self) -> None:
-        self._warnings = Warnings()
-        self._phases: dict[str, str] = {}
-
-    def line(self, service: str, text: str) -> None:
-        found = meaning(text)
-        if found.step:
-            self.say(found.step)
-        elif problem := found.warning or found.error:
-            if (shown := self._warnings.show(service, problem)) is not None:
-                self.say(shown)
-        # A server that answers loads weights again at every publication, which is no news.
-        elif found.phase and self._phases.get(service) not in (ANSWERS, kind := _DIGITS.sub("N", found.phase)):
-            self._phases[service] = kind
-            self.say(f"{service}: {found.phase}")
-
-    def say(self, text: str) -> None:
-        print(escaped(text), flush=True)
-
-    def stopping(self, text: str = "") -> None:
-        if text:
-            self.say(text)
-
-    def __enter__(self) -> StepLines:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        pass
 
 
 class LocalRun:
@@ -303,62 +204,6 @@ class LocalRun:
         return found
 
 
-class LiveOutput:
-    """On a terminal: the live view of the run."""
-
-    def __init__(self, run: LocalRun, console: Console, footer: str) -> None:
-        self._run = run
-        self._console = console
-        self._footer = footer
-        self._warnings = Warnings()
-        self._notes: deque[str] = deque(maxlen=3)
-        self._sample: Sample | None = None
-        self._sampled = 0.0
-        self._view = LiveView(console, self.screen)
-
-    def line(self, service: str, text: str) -> None:
-        found = meaning(text)
-        self._run.heard(service, found)
-        problem = found.warning or found.error
-        if problem and (shown := self._warnings.show(service, problem)) is not None:
-            self._notes.append(shown)
-
-    def say(self, text: str) -> None:
-        self._console.print(Text(escaped(text)), soft_wrap=True)
-
-    def stopping(self, text: str = "") -> None:
-        self._run.close()
-        if text:
-            self.say(text)
-        self._view.redraw()
-
-    def screen(self) -> Screen:
-        """Returns what the view shows now."""
-        facts = self._run.facts()
-        if time.monotonic() - self._sampled > _SAMPLE_EVERY and facts.status is not None and facts.status.accepted:
-            self._sampled = time.monotonic()
-            self._sample = next(iter(self._run.samples(1)), self._sample)
-        return Screen(overview(facts), current_rows(facts), self._sample, tuple(self._notes), self._footer)
-
-    def __enter__(self) -> LiveOutput:
-        self._view.refresh()
-        self._view.__enter__()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._view.__exit__(kind, error, at)
-
-
-def choose(run: LocalRun, logs: Path, *, verbose: bool) -> Output:
-    """Returns the output that fits the options and the terminal. `logs`: the folder that the view's footer names."""
-    if verbose:
-        return MergedLogs()
-    console = Console()
-    if not redraws(console):
-        return StepLines()
-    return LiveOutput(run, console, f"logs: {logs}   Ctrl-C stops; the same command continues")
-
-
 class _Progress(msgspec.Struct):
     """The trainer's state in a checkpoint."""
 
@@ -386,27 +231,27 @@ def show_context(log: Path | None) -> None:
     print("\n".join(f"  {escaped(line)}" for line in lines), flush=True)
 
 
-def next_commands(
-    *, run_id: str, folder: Path, root: Path, config: str, given: str, steps: int, model_port: int, question: str
-) -> list[Command]:
+def next_commands(options: argparse.Namespace, root: Path, folder: Path, *, steps: int, question: str) -> list[Command]:
     """Returns the commands that a user probably wants after a run.
 
-    `given`: the launcher's flags of this start. `question`: a prompt of the run's own data.
+    `options`: those of this start. `root`: the clone. `folder`: of the run. `question`: a prompt of the run's data.
     """
-    model = shlex.quote(str(folder / "model"))
-    python, serve = ".venv/bin/python", ".venv-model/bin/python -m gristmill_model"
-    port = "" if model_port == 9001 else f" MODEL_PORT={model_port}"
-    chat = {"model": str(folder / "model"), "messages": [{"role": "user", "content": question}]}
+    model, port = folder / "model", options.model_port
+    serve = f"MODEL={shlex.quote(str(model))}{'' if port == 9001 else f' MODEL_PORT={port}'}"
+    chat = {"model": str(model), "messages": [{"role": "user", "content": question}]}
     ask = (
-        f"curl http://127.0.0.1:{model_port}/v1/chat/completions -H 'Content-Type: application/json' "
+        f"curl http://127.0.0.1:{port}/v1/chat/completions -H 'Content-Type: application/json' "
         f"-d {shlex.quote(json.dumps(chat))}"
     )
-    address = "" if model_port == 9001 else f" --base_url http://127.0.0.1:{model_port}"
-    named = "" if run_id == Path(config).stem else f" --run_id {shlex.quote(run_id)}"
-    runs = "" if folder.parent == root / "runs" else f" --runs {shlex.quote(str(folder.parent))}"
+    evaluate = [".venv/bin/python", "-m", "gristmill_env", "evaluate", "--config", options.config]
+    evaluate += [] if folder.name == Path(options.config).stem else ["--run_id", folder.name]
+    evaluate += [] if port == 9001 else ["--base_url", f"http://127.0.0.1:{port}"]
+    view = [PROGRAM, *([] if folder.parent == root / "runs" else ["--runs", str(folder.parent)]), "view", folder.name]
     return [
-        Command("chat with it", [f"MODEL={model}{port} {serve}   # then, in another terminal:", ask]),
-        Command("evaluate it", [f"{python} -m gristmill_env evaluate --config {shlex.quote(config)}{named}{address}"]),
-        Command("train longer", [f'make local ARGS="{(given + f" --training_steps {2 * steps}").strip()}"']),
-        Command("see it", [f".venv/bin/gristmill{runs} view {run_id}"]),
+        Command(
+            "chat with it", [f"{serve} .venv-model/bin/python -m gristmill_model   # then, in another terminal:", ask]
+        ),
+        Command("evaluate it", [shlex.join(evaluate)]),
+        Command("train longer", [command(options, training_steps=2 * steps)]),
+        Command("see it", [shlex.join(view)]),
     ]

@@ -1,6 +1,6 @@
 """Finds a redis-server, and starts it as this project needs it.
 
-python scripts/redis_binary.py [PORT]      on 127.0.0.1 (6379), with its data in .gristmill/redis-PORT
+python -m gristmill_cli.local.redis_server [PORT]      on 127.0.0.1 (6379), with its data in .gristmill/redis-PORT
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import shutil
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-SETTINGS = ROOT / "cli" / "src" / "gristmill_cli" / "redis" / "redis.conf"
+from gristmill import GristmillError
+from gristmill_cli.local.options import ROOT
+
+SETTINGS = Path(__file__).parents[1] / "redis" / "redis.conf"
 
 
-class RedisMissingError(Exception):
-    """This machine has no redis-server. Not a GristmillError, because this script also runs without the packages."""
-
-    code = "redis_missing"
+class RedisMissingError(GristmillError):
+    """This machine has no redis-server."""
 
 
 def redis_server() -> Path:
@@ -29,7 +29,9 @@ def redis_server() -> Path:
     if named:
         program = shutil.which(named)
         if program is None:
-            raise RedisMissingError(f"REDIS_SERVER={named} is not a program; install it, or unset REDIS_SERVER")
+            raise RedisMissingError(
+                "redis_missing", f"REDIS_SERVER={named} is not a program; install it, or unset REDIS_SERVER", name=named
+            )
         return Path(program)
     found = shutil.which("redis-server")
     if found:
@@ -39,7 +41,9 @@ def redis_server() -> Path:
         packaged = Path(folder) / "bin" / "redis-server"
         if packaged.is_file():
             return packaged
-    raise RedisMissingError("no redis-server: install Redis, or run `make setup`, which brings one in a package")
+    raise RedisMissingError(
+        "redis_missing", "no redis-server: install Redis, or run `make setup`, which brings one in a package"
+    )
 
 
 def redis_command(port: int, folder: Path) -> list[str]:

@@ -43,7 +43,7 @@ class LocalStackError(GristmillError):
     """A service of the stack did not start, or ended too early."""
 
 
-class StoppedError(Exception):
+class StopReceived(Exception):
     """A stop signal has arrived. It is not a failure, so it is not a GristmillError."""
 
     def __init__(self, number: int) -> None:
@@ -74,9 +74,9 @@ class StopSignals:
         return len(self._numbers) >= self._KILL
 
     def raise_if_any(self) -> None:
-        """Raises StoppedError if a signal has arrived."""
+        """Raises StopReceived if a signal has arrived."""
         if self._numbers:
-            raise StoppedError(self._numbers[0])
+            raise StopReceived(self._numbers[0])
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._numbers.append(number)
@@ -239,7 +239,7 @@ class LocalStack:
     def wait_until(self, service: Service, ready: Callable[[], bool], timeout: float) -> None:
         """Waits until `ready()`. Raises LocalStackError if the process ends first or after `timeout` seconds.
 
-        Raises StoppedError after a stop signal.
+        Raises StopReceived after a stop signal.
         """
         deadline = time.monotonic() + timeout
         while True:
@@ -255,7 +255,7 @@ class LocalStack:
             time.sleep(0.2)
 
     def raise_if_stopped(self) -> None:
-        """Raises StoppedError after a stop signal."""
+        """Raises StopReceived after a stop signal."""
         if self._signals is not None:
             self._signals.raise_if_any()
 

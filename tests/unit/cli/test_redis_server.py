@@ -1,4 +1,4 @@
-"""scripts/redis_binary.py: which server the tests, the benchmarks and `make local` start."""
+"""Which redis-server the tests, the benchmarks and `make local` start."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from redis_binary import SETTINGS, RedisMissingError, redis_command, redis_server
+from gristmill_cli.local.redis_server import SETTINGS, RedisMissingError, redis_command, redis_server
 
 
 def program(path: Path) -> Path:

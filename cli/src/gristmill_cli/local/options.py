@@ -1,0 +1,131 @@
+"""The command line of `gristmill run`, and the variables of .env."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gristmill import ConfigError
+from gristmill.deployment import env_file
+from gristmill.dotenv import read_env_file
+from gristmill.redaction import redact
+
+ROOT = Path(__file__).resolve().parents[4]
+"""The clone of the repository: its configs/, .venv-model, .gristmill/ and runs/."""
+PROGRAM = ".venv/bin/gristmill"
+_ABOUT = """\
+Trains on this machine, without Docker: starts Redis, model server, trajectory API, environment and trainer, and stops
+them at the end. `make local` and scripts/launch_local_dataset_run.py are the same.
+
+  gristmill run                               the quickstart
+  gristmill run my.yaml --model smollm2       a configuration: a path, or a name in configs/
+  gristmill run --preset qwen                 Qwen2.5-1.5B on 100 test rows, length reward
+  gristmill run --training_steps 120          train a finished or interrupted run longer
+  gristmill run --fresh                       train the run again from its first step
+  gristmill run --close quickstart            end a run that is not to be continued
+
+Variables such as MODEL, CONFIG, RUN_ID, API_PORT and MODEL_PORT may be in .env, as for Compose. The environment
+overrides that file, and the command line overrides both.
+
+The launcher first checks everything that can be checked without a service. A model server that already answers on its
+port is used as it is (--publisher none if its weights may not be updated). After `make secure` the API asks for tokens
+and Redis for a password; the launcher gives them to the services that it starts. It stops all of these services at the
+end or on SIGINT (Ctrl-C), SIGTERM or SIGHUP, and keeps their full output in runs/<run>/logs/. After a signal the
+trainer finishes its step. A second signal changes nothing, and a third one kills. Exit code 0: the run is finished.
+
+A terminal shows a live view of the run. Without a terminal the launcher prints one line per step and the warnings, and
+with --verbose the output of all services. A summary with the next commands ends the run.
+"""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """The config and the model that --preset selects."""
+
+    config: str
+    model: str
+
+
+PRESETS = {
+    "quickstart": Preset("quickstart", "tiny"),
+    "qwen": Preset("qwen_length", "Qwen/Qwen2.5-1.5B"),
+}
+
+
+def read_options(arguments: Sequence[str], prog: str) -> argparse.Namespace:
+    """Returns the options of the command line, completed by the environment's variables and the preset.
+
+    `given` in the result has the options that select the run and its services, by name. Raises ConfigError.
+    """
+    parser = argparse.ArgumentParser(
+        prog=prog, description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    environ = os.environ
+    parser.add_argument("positional", nargs="?", metavar="CONFIG", help="a name in configs/ or a path, as --config")
+    parser.add_argument("--preset", choices=sorted(PRESETS), help="config and model together (default: quickstart)")
+    parser.add_argument("--config", help="a name in configs/ or a path (default: the preset's, or CONFIG)")
+    parser.add_argument("--model", help="the model that the server loads: tiny, smollm2, a path, a hub id")
+    parser.add_argument("--model_name", help="weights to train if the model server was not started here")
+    parser.add_argument("--run_id", help="name of the run (default: the config's)")
+    parser.add_argument("--training_steps", type=int, help="optimizer steps (default: the config's); more extend a run")
+    parser.add_argument("--resume", help="auto (default), never, or a checkpoint's folder; see docs/operations.md")
+    parser.add_argument("--publisher", choices=["filesystem", "none"], help="none: the server may not be updated")
+    parser.add_argument("--fresh", action="store_true", help="start the run again; its files so far are set apart")
+    parser.add_argument("--verbose", action="store_true", help="print the output of all services")
+    parser.add_argument("--close", metavar="RUN", help="end a run and exit: no training")
+    parser.add_argument("--api_port", type=int, default=environ.get("API_PORT") or "8000", metavar="PORT")
+    parser.add_argument("--model_port", type=int, default=environ.get("MODEL_PORT") or "9001", metavar="PORT")
+    parser.add_argument("--state_dir", default=str(ROOT / ".gristmill"), help="Redis data, models, published weights")
+    parser.add_argument("--runs_dir", default=str(ROOT / "runs"), help="metrics, checkpoints, final models, logs")
+    options = parser.parse_args(arguments)
+    positional: str | None = vars(options).pop("positional")
+    if positional is not None and options.config not in (None, positional):
+        raise ConfigError(
+            "two_configs",
+            f"command line: {positional} and --config {options.config} are two configurations; name one",
+            names=[positional, options.config],
+        )
+    options.config = positional or options.config
+    options.run_id = options.run_id or environ.get("RUN_ID")
+    if options.preset is None:
+        options.config = options.config or environ.get("CONFIG")
+        options.model = options.model or environ.get("MODEL")
+    options.given = {
+        name: value
+        for name, value in vars(options).items()
+        if name not in ("training_steps", "resume", "fresh", "close", "verbose")
+        and value is not None
+        and str(value) != parser.get_default(name)
+    }
+    preset = PRESETS[options.preset or "quickstart"]
+    options.config = options.config or preset.config
+    options.model = options.model or preset.model
+    return options
+
+
+def command(options: argparse.Namespace, **other: object) -> str:
+    """Returns a command that starts the same run with the same services. `other` options replace those of this start.
+
+    An option that is True is a flag without a value.
+    """
+    chosen = {**options.given, **other}
+    words = [PROGRAM, "run"]
+    if config := chosen.pop("config", None):
+        words.append(str(config))
+    for name, value in chosen.items():
+        words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return shlex.join(words)
+
+
+def read_dotenv() -> None:
+    """Sets the variables of .env that the environment does not set, and prints those that differ from .env.example."""
+    found = {name: value for name, value in env_file(Path.cwd(), os.environ).items() if value}
+    os.environ.update(found)
+    usual = read_env_file(ROOT / ".env.example", {})
+    shown = [f"{name}={redact({name: value})[name]}" for name, value in found.items() if value != usual.get(name)]
+    if shown:
+        print(f"from .env: {', '.join(shown)}", flush=True)

@@ -1,0 +1,186 @@
+"""The services of a local stack: their folders, addresses, tokens, GPUs and commands."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from gristmill import Deployment, SyncClient
+from gristmill_cli.local.options import ROOT
+from gristmill_cli.local.processes import LocalStack, Service, answers, free_port, listens
+from gristmill_cli.local.redis_server import redis_command
+from gristmill_cli.local.secret_files import ACL, AGENT, PASSWORD, Secrets
+
+MODEL_PYTHON = ROOT / ".venv-model" / "bin" / "python"
+# A first start may download the model.
+MODEL_TIMEOUT = 3600.0
+TRAINER_LAST_SECONDS = 20.0
+
+
+class Services:
+    """The services of one command line. Each `start_` method adds one of them to a stack."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        """Raises SecretsError if some of the files of `make secure` are missing."""
+        self.options = options
+        self.runs_dir = Path(options.runs_dir).absolute()
+        self.state = Path(options.state_dir).absolute()
+        self.api_url = f"http://127.0.0.1:{options.api_port}"
+        self.model_url = f"http://127.0.0.1:{options.model_port}"
+        self.environ = {
+            "GRISTMILL_API_URL": self.api_url,
+            "GRISTMILL_MODEL_URL": self.model_url,
+            "GRISTMILL_CONFIG_DIR": str(ROOT / "configs"),
+            "GRISTMILL_MODELS_DIR": str(self.state / "models"),
+            "GRISTMILL_WEIGHTS_DIR": str(self.state / "weights"),
+            "GRISTMILL_RUNS_DIR": str(self.runs_dir),
+            "API_VIEW_SERVERS": self.model_url,
+            "GRISTMILL_RUN_ID": options.run_id or "",
+            **_as_in_compose(os.environ),
+        }
+        self.secrets = Secrets.find(ROOT)
+
+    def start_store(self, stack: LocalStack) -> None:
+        """Starts Redis and the API."""
+        if self.secrets is not None:
+            self.secrets.write()  # the user list must contain the current API's commands
+        redis_url = start_redis(stack, self.state, self.secrets)
+        start_api(stack, self.environ, redis_url, self.options.api_port, self.secrets)
+
+    def start_model(self, stack: LocalStack, say: Callable[[str], None]) -> None:
+        """Starts the model server and waits until it answers. Uses a server that already answers on the port."""
+        if self.model_answers():
+            say(f"using the model server that already answers at {self.model_url}")
+            return
+        service = stack.start(
+            "model",
+            [str(MODEL_PYTHON), "-m", "gristmill_model"],
+            {
+                **self.environ,
+                **_hub_token("HF_TOKEN_FILE"),
+                "MODEL": self.options.model,
+                "MODEL_PORT": str(self.options.model_port),
+                **visible_gpus(os.environ, "MODEL_GPU"),
+            },
+        )
+        stack.wait_until(service, self.model_answers, MODEL_TIMEOUT)
+
+    def start_trainer(self, stack: LocalStack, grace: float) -> Service:
+        """Starts the trainer. `grace`: seconds that it may take for the step after SIGTERM."""
+        return stack.start(
+            "trainer",
+            [sys.executable, "-m", trainer_module(os.environ), *self._trainer_flags()],
+            {
+                **self.environ,
+                **_hub_token("HF_WRITE_TOKEN_FILE"),
+                **token_files("trainer", self.secrets),
+                **visible_gpus(os.environ, "TRAINER_GPU"),
+            },
+            grace=grace + TRAINER_LAST_SECONDS / 2,
+        )
+
+    def start_env(self, stack: LocalStack) -> Service:
+        """Starts the environment. It is ready when the run is open."""
+        return stack.start(
+            "env",
+            [sys.executable, "-m", "gristmill_env", "serve", *self.env_flags()],
+            {**self.environ, **_hub_token("HF_TOKEN_FILE"), **token_files("env", self.secrets)},
+            ready_text=" is open at version ",
+        )
+
+    def model_answers(self) -> bool:
+        """Returns whether a model server answers on the port."""
+        return answers(f"{self.model_url}/v1/models")
+
+    def admin(self, patience: float = 10) -> SyncClient:
+        """Returns a client of the API with the administrator's token. `patience`: seconds for which the API may be
+        away."""
+        token = Deployment.read(token_files("admin", self.secrets)).api_token
+        return SyncClient(self.api_url, patience=patience, timeout=10, token=token)
+
+    def env_flags(self) -> list[str]:
+        """Returns the environment's flags."""
+        # The environment records the number of steps, so that the trainer and a later start agree on it.
+        steps = self.options.training_steps
+        return ["--config", self.options.config, *(["--total_steps", str(steps)] if steps else [])]
+
+    def trainer_settings(self) -> dict[str, str]:
+        """Returns the settings of the trainer that the command line gives."""
+        names = ("publisher", "model_name", "resume")
+        return {name: value for name in names if (value := getattr(self.options, name))}
+
+    def _trainer_flags(self) -> list[str]:
+        return [word for name, value in self.trainer_settings().items() for word in (f"--{name}", value)]
+
+
+def start_redis(stack: LocalStack, state: Path, secrets: Secrets | None) -> str:
+    """Starts Redis with its data in `state`/redis. Returns its URL."""
+    folder, port = state / "redis", free_port()
+    folder.mkdir(parents=True, exist_ok=True)
+    users = ["--aclfile", str(secrets.path(ACL))] if secrets else []
+    redis = stack.start("redis", [*redis_command(port, folder), *users])
+    stack.wait_until(redis, lambda: listens(port), timeout=60)
+    return f"redis://127.0.0.1:{port}/0"
+
+
+def start_api(stack: LocalStack, environ: dict[str, str], redis_url: str, port: int, secrets: Secrets | None) -> None:
+    """Starts the trajectory API and waits until it is ready."""
+    command = [sys.executable, "-m", "gristmill_api", "--host", "127.0.0.1", "--port", str(port)]
+    settings = {"REDIS_URL": redis_url}
+    if secrets is not None:
+        settings |= {"REDIS_PASSWORD_FILE": str(secrets.path(PASSWORD))}
+        settings |= {"API_AUTH": "token", "API_TOKENS_DIR": str(secrets.folder)}
+    api = stack.start("api", command, {**environ, **settings})
+    stack.wait_until(api, lambda: answers(f"{environ['GRISTMILL_API_URL']}/readyz"), timeout=60)
+
+
+def token_files(role: str, secrets: Secrets | None) -> dict[str, str]:
+    """Returns the variables that name a role's token file and the file of the token for agents elsewhere. They do not
+    hold the tokens themselves, because other processes can read a process' variables."""
+    if secrets is None:
+        return {}
+    files = {"GRISTMILL_API_TOKEN_FILE": secrets.path(role)}
+    if role == "env":
+        files["GRISTMILL_AGENT_TOKEN_FILE"] = secrets.path(AGENT)
+    return {variable: str(path) for variable, path in files.items()}
+
+
+def _as_in_compose(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables of services that have another name in .env, or a path that starts at .env's folder."""
+    found = {}
+    if stack := environ.get("STACK"):
+        found["GRISTMILL_STACK"] = stack
+    if gigabytes := environ.get("MODEL_KV_CACHE_GB"):
+        found["VLLM_CPU_KVCACHE_SPACE"] = gigabytes
+    if key := environ.get("WANDB_API_KEY_FILE"):
+        found["WANDB_API_KEY_FILE"] = str(Path.cwd() / key)
+    return found
+
+
+def visible_gpus(environ: Mapping[str, str], name: str) -> dict[str, str]:
+    """Returns the variable that shows a service the GPUs of MODEL_GPU or TRAINER_GPU only, as in compose/cuda.yaml.
+
+    Without DEVICE=cuda or GPUs in the variable `name`, the service sees the GPUs that this process sees.
+    """
+    gpus = _gpus(environ, name)
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+
+
+def trainer_module(environ: Mapping[str, str]) -> str:
+    """Returns the trainer's module: with several GPUs the module that starts one process per GPU."""
+    return "gristmill_trainer.per_gpu" if len(_gpus(environ, "TRAINER_GPU")) > 1 else "gristmill_trainer"
+
+
+def _gpus(environ: Mapping[str, str], name: str) -> list[str]:
+    if environ.get("DEVICE") != "cuda":
+        return []
+    return [part.strip() for part in environ.get(name, "").split(",") if part.strip()]
+
+
+def _hub_token(variable: str) -> dict[str, str]:
+    """Returns the hub library's variable for the token file that `variable` names. An empty file has no token."""
+    file = Path.cwd() / os.environ.get(variable, "")
+    return {"HF_TOKEN_PATH": str(file)} if file.is_file() and file.stat().st_size else {}
