@@ -361,9 +361,9 @@ def _flags(model: type[BaseModel], prefix: tuple[str | int, ...]) -> list[_Flag]
     for name, field in model.model_fields.items():
         section = inner_model(field.annotation)
         if section is None:
-            if not _is_mapping(field.annotation):
+            if not is_mapping(field.annotation):
                 found.append(_Flag((*prefix, name), field))
-        elif typing.get_origin(field.annotation) is list and _only_models(field.annotation):
+        elif typing.get_origin(field.annotation) is list and only_models(field.annotation):
             found += _flags(section, (*prefix, name, 0))
         elif typing.get_origin(field.annotation) is list:
             found.append(_Flag((*prefix, name), field))
@@ -410,9 +410,11 @@ def _kinds(annotation: Any) -> tuple[Any, ...]:
     return typing.get_args(annotation) if union else (annotation,)
 
 
-def _is_mapping(annotation: Any) -> bool:
+def is_mapping(annotation: Any) -> bool:
+    """Returns whether a setting is a mapping with free keys."""
     return any(typing.get_origin(kind) is dict or kind is dict for kind in _kinds(annotation))
 
 
-def _only_models(annotation: Any) -> bool:
+def only_models(annotation: Any) -> bool:
+    """Returns whether each type in a list's annotation is a settings model."""
     return all(isinstance(kind, type) and issubclass(kind, BaseModel) for kind in typing.get_args(annotation))

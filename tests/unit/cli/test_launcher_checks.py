@@ -22,7 +22,7 @@ from tests.support.small_disk import mounted
 from gristmill.errors import FileError
 from gristmill_cli.local.checks import check_folder, served_name
 from gristmill_cli.local.launcher import main, watch
-from gristmill_cli.local.options import read_options
+from gristmill_cli.local.options import command, read_options
 from gristmill_cli.local.processes import LocalStack, LocalStackError
 from gristmill_cli.local.services import Services
 
@@ -364,6 +364,19 @@ def test_each_service_sees_its_own_gpus(
     seen = {name: call[1].get("CUDA_VISIBLE_DEVICES") for name, call in started.items()}
     assert seen == {"model": model, "trainer": trainer, "env": None}
     assert started["trainer"][0][2] == module
+
+
+def test_set_reaches_the_environment_and_the_commands_to_continue() -> None:
+    options = read_options(["my.yaml", "--set", "trainer.seed=3", "--set", "group_size=4"], "gristmill run")
+    given = ["--set", "trainer.seed=3", "--set", "group_size=4"]
+    assert Services(options).env_flags() == ["--config", "my.yaml", *given]
+    assert command(options, fresh=True).split() == [".venv/bin/gristmill", "run", "my.yaml", *given, "--fresh"]
+
+
+def test_set_of_an_unknown_trainer_key_is_refused(refusal: Launch) -> None:
+    error = refusal("--set=trainer.learnig_rate=1")
+    assert "error [unknown_key]: " in error
+    assert "'learning_rate'" in error
 
 
 # --- Stops -----------------------------------------------------------------------------------------------------

@@ -310,3 +310,30 @@ def test_temperature_above_the_servers_limit_is_refused(key: str) -> None:
 def test_flags_of_a_command_are_not_those_of_a_section(name: str) -> None:
     """A section's key is a flag of every command, so a new key may take the name of a command's own flag."""
     parse_flag_sets([], {"its flags": COMMANDS[name].options, "settings of the run": EnvConfig}, name)
+
+
+def test_set_overrides_the_file_and_its_other_names_for_the_same_setting(tmp_path: Path) -> None:
+    folder = config_file(
+        tmp_path, "total_steps: 5\ngroup_size: 2\ntrainer: {batch_size: 8}\ndataset: {max_tokens: 9}\n"
+    )
+    flags = "--config sums --set trainer.training_steps=7 --set=dataset.max_tokens=64 --group_size 4 --model tiny"
+    config = read(flags, GRISTMILL_CONFIG_DIR=folder).config
+    assert config.trainer_block() == {"batch_size": 8, "training_steps": 7}
+    assert (config.dataset.max_tokens, config.group_size, config.server.model_name) == (64, 4, "tiny")
+    assert read("--config sums --set total_steps=3", GRISTMILL_CONFIG_DIR=folder).config.total_steps == 3
+
+
+@pytest.mark.parametrize(
+    ("word", "code", "named"),
+    [
+        ("trainer.learning_rat=1", "unknown_key", "learning_rate"),
+        ("learning_rate=1", "unknown_key", "trainer.learning_rate"),
+        ("trainer.publisher=none", "trainer_only_key", "publisher"),
+        ("group_size=none", "invalid_settings", "group_size"),
+    ],
+)
+def test_set_of_a_wrong_key_or_value_is_an_error(word: str, code: str, named: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read(f"--set {word}")
+    assert refused.value.code == code
+    assert named in str(refused.value)

@@ -23,6 +23,7 @@ them at the end. `make local` and scripts/launch_local_dataset_run.py are the sa
 
   gristmill run                               the quickstart
   gristmill run my.yaml --model smollm2       a configuration: a path, or a name in configs/
+  gristmill run --set trainer.learning_rate=1e-5 --set dataset.max_tokens=64     keys of the YAML
   gristmill run --preset qwen                 Qwen2.5-1.5B on 100 test rows, length reward
   gristmill run --training_steps 120          train a finished or interrupted run longer
   gristmill run --fresh                       train the run again from its first step
@@ -81,6 +82,10 @@ def read_options(arguments: Sequence[str], prog: str) -> argparse.Namespace:
     parser.add_argument("--model_port", type=int, default=environ.get("MODEL_PORT") or "9001", metavar="PORT")
     parser.add_argument("--state_dir", default=str(ROOT / ".gristmill"), help="Redis data, models, published weights")
     parser.add_argument("--runs_dir", default=str(ROOT / "runs"), help="metrics, checkpoints, final models, logs")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE",
+        help="a key of the YAML, such as trainer.learning_rate=1e-5; may be repeated",
+    )  # fmt: skip
     options = parser.parse_args(arguments)
     positional: str | None = vars(options).pop("positional")
     if positional is not None and options.config not in (None, positional):
@@ -98,7 +103,7 @@ def read_options(arguments: Sequence[str], prog: str) -> argparse.Namespace:
         name: value
         for name, value in vars(options).items()
         if name not in ("training_steps", "resume", "fresh", "close", "verbose")
-        and value is not None
+        and value not in (None, [])
         and str(value) != parser.get_default(name)
     }
     preset = PRESETS[options.preset or "quickstart"]
@@ -117,7 +122,8 @@ def command(options: argparse.Namespace, **other: object) -> str:
     if config := chosen.pop("config", None):
         words.append(str(config))
     for name, value in chosen.items():
-        words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+        for one in value if isinstance(value, list) else [value]:
+            words += [f"--{name}"] if one is True else [f"--{name}", str(one)]
     return shlex.join(words)
 
 

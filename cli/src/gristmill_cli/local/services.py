@@ -105,7 +105,9 @@ class Services:
         """Returns the environment's flags."""
         # The environment records the number of steps, so that the trainer and a later start agree on it.
         steps = self.options.training_steps
-        return ["--config", self.options.config, *(["--total_steps", str(steps)] if steps else [])]
+        flags = ["--config", self.options.config, *(["--total_steps", str(steps)] if steps else [])]
+        # The trainer's keys are in the record of the run, from which the trainer reads them.
+        return flags + [word for assignment in self.options.set for word in ("--set", assignment)]
 
     def trainer_settings(self) -> dict[str, str]:
         """Returns the settings of the trainer that the command line gives."""

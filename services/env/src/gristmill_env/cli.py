@@ -33,8 +33,8 @@ def main() -> int:
     return run_command(sys.argv[1:], dict(os.environ))
 
 
-def run_command(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Runs one command and returns its exit code."""
+def run_command(arguments: Sequence[str], environ: Mapping[str, str], prog: str = "gristmill-env") -> int:
+    """Runs one command and returns its exit code. `prog`: the name of the program in --help."""
     name, flags = "serve", list(arguments)
     if flags and not flags[0].startswith("-"):
         name = flags.pop(0)
@@ -50,7 +50,7 @@ def run_command(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
             )
         if command.takes and flags and not flags[0].startswith("-"):
             flags = [f"--{command.takes}", *flags]
-        run, options = RunSettings.read_with(command.options, flags, environ, f"gristmill-env {name}", _about())
+        run, options = RunSettings.read_with(command.options, flags, environ, f"{prog} {name}", _about())
         return asyncio.run(_until_signal(command.work(Order(run, options, environ, Console()))))
     except (GristmillError, OSError) as error:
         shown = FileError.of(error) if isinstance(error, OSError) else error
@@ -61,7 +61,10 @@ def run_command(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def _about() -> str:
     commands = "\n".join(f"  {name:<10}{command.summary}" for name, command in COMMANDS.items())
-    return f"commands:\n{commands}\n\n--config NAME|PATH is the run's YAML; flags stand above what is in it."
+    return (
+        f"commands:\n{commands}\n\n--config NAME|PATH is the run's YAML. Flags override it, and so does "
+        "--set KEY=VALUE,\nwhich takes each key of the YAML: --set trainer.learning_rate=1e-5. --model is --model_name."
+    )
 
 
 async def _until_signal(work: Coroutine[Any, Any, None]) -> int:

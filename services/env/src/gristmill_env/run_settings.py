@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gristmill import ConfigError, Deployment
+from gristmill.assignments import parse_assignments
 from gristmill.errors import UnknownKeyError
-from gristmill.hyperparameters import check_run_block, completed_block
+from gristmill.hyperparameters import Hyperparameters, check_run_block, completed_block
 from gristmill.model_servers import split_urls
 from gristmill.settings import Settings, find_config, load_yaml, merge, parse, parse_flag_sets
 from gristmill_env.atropos import could_be_of_atropos, read_file, without_section
@@ -104,9 +105,12 @@ class RunSettings:
     ) -> tuple[RunSettings, Options]:
         """Reads as `read` does, with the command's flags. `about`: text above the flags in --help."""
         deployment = Deployment.read(environ)
-        name, flags = _take_config(arguments)
+        name, words, flags = _take_shared(arguments)
         models: dict[str, type[Settings]] = {f"flags of {prog}": options, "settings of the run": EnvConfig}
         own, given = parse_flag_sets(flags, models, prog, about)
+        assigned = parse_assignments(words, EnvConfig, [f"trainer.{key}" for key in Hyperparameters.model_fields])
+        check_run_block(assigned.get("trainer", {}), 1, "--set trainer")  # the group size is checked below
+        given = merge(given, assigned)
         path = find_config(name, deployment.config_dir) if name is not None else None
         in_file = read_file(path, environ, given.get("config_format")) if path is not None else {}
         values = merge(merge(_overridden(in_file, given), _from_environment(deployment, in_file)), given)
@@ -127,12 +131,15 @@ class RunSettings:
 
 
 def _overridden(in_file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Removes the file's trainer settings that a flag sets under a top-level name, because the flag overrides them."""
-    block = in_file.get("trainer")
+    """Removes the file's settings that the command line sets under their other name, because it overrides them."""
+    block, given_block = in_file.get("trainer"), given.get("trainer") or {}
+    # A top-level batch_size does not mean the same as trainer.batch_size.
+    other = {here for here, there in TOP_LEVEL.items() if there in given_block and here != there}
+    kept = {key: value for key, value in in_file.items() if key not in other}
     if not isinstance(block, Mapping):
-        return dict(in_file)
+        return kept
     replaced = {there for here, there in TOP_LEVEL.items() if here in given}
-    return {**in_file, "trainer": {key: value for key, value in block.items() if key not in replaced}}
+    return {**kept, "trainer": {key: value for key, value in block.items() if key not in replaced}}
 
 
 def _from_environment(deployment: Deployment, in_file: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,18 +163,33 @@ def _from_environment(deployment: Deployment, in_file: Mapping[str, Any]) -> dic
     return values
 
 
-def _take_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Returns the value of `--config NAME` (or `--config=NAME`), and the other arguments."""
-    name: str | None = None
+_SHARED = {"--config": "a name or a path", "--set": "KEY=VALUE", "--model": "a model"}
+"""Flags of every command that are not named after a setting, with the value that each needs."""
+
+
+def _take_shared(arguments: Sequence[str]) -> tuple[str | None, list[str], list[str]]:
+    """Returns the configuration's name or path, the words of `--set`, and the other arguments.
+
+    `--model NAME` becomes `--model_name NAME`. A value may follow its flag after a blank or after `=`.
+    """
+    config: str | None = None
+    assignments: list[str] = []
     rest: list[str] = []
     words = iter(arguments)
     for word in words:
-        if word == "--config":
-            name = next(words, None)
-            if name is None:
-                raise ConfigError("invalid_flag", "command line: --config needs a name or a path")
-        elif word.startswith("--config="):
-            name = word.removeprefix("--config=")
-        else:
+        flag, equals, value = word.partition("=")
+        if flag not in _SHARED:
             rest.append(without_section(word))
-    return name, rest
+            continue
+        if not equals:
+            following = next(words, None)
+            if following is None:
+                raise ConfigError("invalid_flag", f"command line: {flag} needs {_SHARED[flag]}")
+            value = following
+        if flag == "--config":
+            config = value
+        elif flag == "--set":
+            assignments.append(value)
+        else:
+            rest += ["--model_name", value]
+    return config, assignments, rest
