@@ -42,6 +42,18 @@ from gristmill_view.run_source import RunSource
 from gristmill_view.samples import one_line
 from gristmill_view.secrets import secrets_of, short_secrets
 
+ENVIRONMENT = {
+    "check": "look at prompts, answers and rewards; needs no model",
+    "try": "show five items, from prompt to score; needs a model server",
+    "process": "write groups to JSONL and a page; needs a model server",
+    "evaluate": "measure a model on a fixed set of prompts",
+    "compare": "compare two evaluations",
+    "replay": "score saved groups again, with other rewards",
+    "sft": "write the best completions of saved groups for SFT",
+    "dpo": "write pairs of saved completions for DPO",
+    "close": "end a run that is not to be continued",
+}
+"""Commands of the package gristmill_env, except `serve`, which is a service."""
 TRAIN_AGAIN = {
     "retrain": "train a run again from its archive",
     "bisect": "find the sequence that causes the value of a metric",
@@ -345,6 +357,26 @@ def run(options: argparse.Namespace, place: Place, console: Console) -> int:
             package=error.name or "",
         ) from error
     return launcher.main(options.rest)
+
+
+def environment(options: argparse.Namespace, place: Place, console: Console) -> int:
+    """Runs a command of the environment's package."""
+    try:
+        from gristmill_env.cli import run_command
+    except ImportError as error:
+        raise GristmillError(
+            "env_missing",
+            f"`gristmill {options.name}` needs the environment's package ({error.name} is not installed): run it in "
+            "the environment of `make setup`, or pip install ./services/env",
+            package=error.name or "",
+        ) from error
+    given = {
+        "GRISTMILL_API_URL": options.api,
+        "GRISTMILL_API_TOKEN_FILE": options.token_file,
+        "GRISTMILL_RUNS_DIR": options.runs[0] if options.runs else None,
+    }
+    environ = {**os.environ, **{name: str(value) for name, value in given.items() if value is not None}}
+    return run_command([options.name, *options.rest], environ, "gristmill")
 
 
 def train_again(options: argparse.Namespace, place: Place, console: Console) -> int:

@@ -1,28 +1,11 @@
-"""The console script `gristmill`: look at runs of any stack, from its API or from the files of a run.
-
-gristmill run [CONFIG]      trains on this machine, without Docker
-gristmill status            what the run does now (--watch, --json)
-gristmill tail              completions as they come
-gristmill runs              all runs, of the API and in the folders
-gristmill rollouts RUN      single completions, by filters
-gristmill view [RUN]        the page, from the files of runs
-gristmill report RUN        one HTML file about a run
-gristmill sql "SELECT ..."  a query over a run's completions and steps
-gristmill pack RUN          one file with a run, to view, query and retrain on another machine
-gristmill unpack FILE       the run of such a file, as a folder
-gristmill doctor [RUN]      checks of this machine, of a configuration (--config), or of a run's files
-gristmill retrain RUN       trains a run again from its archive (needs the trainer's package)
-gristmill bisect RUN        finds the sequence that causes the value of a metric
-gristmill fork RUN          continues a run live from one of its steps, as a new run
-gristmill slurm CONFIG      trains on the nodes of a Slurm cluster
-"""
+"""The console script `gristmill`: the command line of all commands."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -39,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command. Returns the exit code: 0, 1 for an error, 2 for a wrong command line, 130 for Ctrl-C."""
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
-    if rest and options.command not in (commands.run, commands.train_again):
+    if rest and options.command not in (commands.run, commands.environment, commands.train_again):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     options.rest = rest
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
@@ -55,6 +38,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shown = FileError.of(error) if isinstance(error, OSError) else error
         print(f"error [{shown.code}]: {shown}", file=sys.stderr)
         return 1
+
+
+GROUPS = {
+    "prepare": ("check", "try", "process"),
+    "train": ("run", "fork", "close"),
+    "look": ("status", "tail", "runs", "rollouts", "sql", "view"),
+    "measure": ("evaluate", "compare", "replay", "sft", "dpo"),
+    "prove and share": ("retrain", "bisect", "report", "pack", "unpack"),
+    "machines": ("doctor", "slurm"),
+}
+"""The commands by what a user wants, in the order of --help."""
+
+
+def _overview(texts: Mapping[str, str]) -> str:
+    """Returns the list of commands for --help. `texts`: the purpose of each command."""
+    lines = []
+    for title, names in GROUPS.items():
+        lines += [f"{title}:", *(f"  {name:<10}{texts[name]}" for name in names)]
+    return "\n".join([*lines, "", "`gristmill COMMAND --help` explains a command."])
 
 
 def _place(options: argparse.Namespace) -> Place:
@@ -73,14 +75,17 @@ def _place(options: argparse.Namespace) -> Place:
 
 
 def _parser() -> argparse.ArgumentParser:
-    text = "Looks at runs of any stack, from its API or from the files of a run."
-    parser = argparse.ArgumentParser(prog="gristmill", description=text)
-    parser.add_argument("--api", help=f"address of the trajectory API (GRISTMILL_API_URL, default {API_URL})")
-    parser.add_argument("--token-file", type=Path, help="file with a token for it (GRISTMILL_API_TOKEN_FILE)")
-    parser.add_argument(
-        "--runs", type=Path, action="append", help="folder of runs; may be repeated (GRISTMILL_RUNS_DIR, default runs)"
+    parser = argparse.ArgumentParser(
+        prog="gristmill",
+        usage="gristmill [--api URL] [--token-file FILE] [--runs FOLDER] COMMAND ...",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    parser.add_argument("--api", metavar="URL", help="the trajectory API (GRISTMILL_API_URL)")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="its token (GRISTMILL_API_TOKEN_FILE)")
+    parser.add_argument(
+        "--runs", type=Path, action="append", metavar="FOLDER", help="runs, may be repeated (GRISTMILL_RUNS_DIR)"
+    )
+    subparsers = parser.add_subparsers(required=True, metavar="COMMAND", help=argparse.SUPPRESS)
 
     def command(name: str, function: Callable[..., int], text: str) -> argparse.ArgumentParser:
         found = subparsers.add_parser(name, help=text, description=function.__doc__ or text)
@@ -154,9 +159,12 @@ def _parser() -> argparse.ArgumentParser:
     placed.add_argument("--api-port", type=int, default=8000, metavar="PORT", help="port on the first node (8000)")
     placed.add_argument("--image", help="image of containers, such as /shared/gristmill-{service}.sqsh")
     placed.add_argument("--dry-run", action="store_true", help="print the script, and do not submit it")
-    # Where a package of a service parses the arguments of a command, it answers --help too.
-    trained = subparsers.add_parser("run", help="train on this machine, without Docker", add_help=False)
-    trained.set_defaults(command=commands.run)
-    for name, text in commands.TRAIN_AGAIN.items():
-        subparsers.add_parser(name, help=text, add_help=False).set_defaults(command=commands.train_again, name=name)
+    # The packages of the services parse the arguments of these commands, and --help.
+    for name, function, text in (
+        ("run", commands.run, "train on this machine, without Docker"),
+        *((name, commands.environment, text) for name, text in commands.ENVIRONMENT.items()),
+        *((name, commands.train_again, text) for name, text in commands.TRAIN_AGAIN.items()),
+    ):
+        subparsers.add_parser(name, help=text, add_help=False).set_defaults(command=function, name=name)
+    parser.epilog = _overview({choice.dest: choice.help or "" for choice in subparsers._choices_actions})
     return parser

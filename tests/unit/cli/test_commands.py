@@ -19,6 +19,7 @@ import gristmill_view
 from gristmill.folders import RunFolder
 from gristmill_cli import commands
 from gristmill_cli.main import main
+from gristmill_env.commands import COMMANDS
 from gristmill_view import app
 from gristmill_view.facts import read_files
 
@@ -57,8 +58,26 @@ def test_help_lists_each_command_once(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit):
         main(["--help"])
     lines = capsys.readouterr().out.splitlines()
-    for name in ("status", "runs", "sql", "pack", "slurm", *commands.TRAIN_AGAIN):
+    assert len(lines) <= 40
+    for name in ("run", "status", "runs", "sql", "pack", "slurm", *commands.ENVIRONMENT, *commands.TRAIN_AGAIN):
         assert sum(re.search(rf"^\s+{name} |gristmill {name}", line) is not None for line in lines) == 1
+
+
+def test_commands_of_the_environment_are_those_of_its_package() -> None:
+    assert {*commands.ENVIRONMENT} == {*COMMANDS} - {"serve"}
+
+
+def test_command_of_the_environment_gets_the_arguments_and_the_api(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[object] = []
+
+    def run_command(arguments: list[str], environ: dict[str, str], prog: str) -> int:
+        found.extend([arguments, environ["GRISTMILL_API_URL"], environ["GRISTMILL_RUNS_DIR"], prog])
+        return 7
+
+    monkeypatch.setattr("gristmill_env.cli.run_command", run_command)
+    arguments = ["check", "quickstart", "--set", "group_size=4", "--help"]
+    assert main(["--api", "http://a:1", "--runs", "r", *arguments]) == 7
+    assert found == [arguments, "http://a:1", "r", "gristmill"]
 
 
 def test_status_of_a_finished_run_is_its_summary(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

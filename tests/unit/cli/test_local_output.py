@@ -159,7 +159,7 @@ def test_next_commands_select_this_run_and_quote_its_paths(tmp_path: Path) -> No
     asked = json.loads(shlex.split(lines["chat with it"][1])[-1])
     assert asked["messages"] == [{"role": "user", "content": "What's 2 - 1?"}]
     assert lines["evaluate it"] == [
-        ".venv/bin/python -m gristmill_env evaluate --config 'my config.yaml' --run_id mine --base_url http://127.0.0.1:9002"
+        ".venv/bin/gristmill evaluate 'my config.yaml' --run_id mine --base_url http://127.0.0.1:9002"
     ]
     assert lines["see it"] == [f".venv/bin/gristmill --runs '{folder.parent}' view mine"]
 

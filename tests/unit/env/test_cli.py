@@ -167,7 +167,7 @@ def test_importing_the_cli_loads_no_heavy_packages() -> None:
         (["sft", "gone.jsonl"], "invalid_settings", ["'out'"]),
         (["sft", "rows.jsonl", "--out", "x.jsonl"], "not_a_saved_group", ["line 1 of rows.jsonl"]),
         (["dpo", "rows.jsonl", "--out", "x.jsonl", "--min_diference", "1"], "unknown_flag", ["'min_difference'"]),
-        (["process", "rows.jsonl"], "unknown_argument", ["'rows.jsonl'"]),
+        (["process", "sums", "rows.jsonl"], "unknown_argument", ["'rows.jsonl'"]),
         (["check", "--config", "sums", "--dataset_path", "half.jsonl"], "check_failed", [" 1 "]),
     ],
 )

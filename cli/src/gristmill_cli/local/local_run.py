@@ -243,9 +243,10 @@ def next_commands(options: argparse.Namespace, root: Path, folder: Path, *, step
         f"curl http://127.0.0.1:{port}/v1/chat/completions -H 'Content-Type: application/json' "
         f"-d {shlex.quote(json.dumps(chat))}"
     )
-    evaluate = [".venv/bin/python", "-m", "gristmill_env", "evaluate", "--config", options.config]
+    evaluate = [PROGRAM, "evaluate", options.config]
     evaluate += [] if folder.name == Path(options.config).stem else ["--run_id", folder.name]
     evaluate += [] if port == 9001 else ["--base_url", f"http://127.0.0.1:{port}"]
+    evaluate += [word for assignment in options.set for word in ("--set", assignment)]
     view = [PROGRAM, *([] if folder.parent == root / "runs" else ["--runs", str(folder.parent)]), "view", folder.name]
     return [
         Command(

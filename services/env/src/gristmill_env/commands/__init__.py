@@ -44,6 +44,16 @@ class EvaluateOptions(Settings):
     """Folders of evaluations. One: evaluate, then compare with it. Two: compare them, and evaluate nothing."""
 
 
+class CompareOptions(Settings):
+    """Flags of `compare`, which does the same as `evaluate --compare A B`."""
+
+    evaluations: list[Path] = Field(min_length=2, max_length=2)
+    """Folders of the two evaluations."""
+
+    out: Path | None = None
+    """Folder for comparison.json. Unset: the comparison is only shown."""
+
+
 class CloseOptions(Settings):
     """Flags of `close`."""
 
@@ -151,6 +161,13 @@ def _evaluate(order: Order[EvaluateOptions]) -> Coroutine[Any, Any, None]:
     return run_evaluate(order.run, order.options, order.console)
 
 
+def _compare(order: Order[CompareOptions]) -> Coroutine[Any, Any, None]:
+    from gristmill_env.commands.evaluate import run_evaluate
+
+    options = EvaluateOptions(compare=order.options.evaluations, out=order.options.out)
+    return run_evaluate(order.run, options, order.console)
+
+
 def _replay(order: Order[ReplayOptions]) -> Coroutine[Any, Any, None]:
     from gristmill_env.commands.replay import replay
 
@@ -176,11 +193,18 @@ def _close(order: Order[CloseOptions]) -> Coroutine[Any, Any, None]:
 
 
 COMMANDS: Mapping[str, Command[Any]] = {
-    "serve": Command("feeds a training run (the default)", NoOptions, _serve, tells_all=True),
-    "try": Command("shows five items, from prompt to score; needs only a model server", NoOptions, _try),
-    "check": Command("looks at prompts, answers and rewards; needs no model", NoOptions, _check),
-    "process": Command("writes groups to JSONL and a page to read; needs no API", ProcessOptions, _process),
-    "evaluate": Command("measures a model on a fixed set of prompts; needs no API", EvaluateOptions, _evaluate),
+    "serve": Command("feeds a training run (the default)", NoOptions, _serve, takes="config", tells_all=True),
+    "try": Command(
+        "shows five items, from prompt to score; needs only a model server", NoOptions, _try, takes="config"
+    ),
+    "check": Command("looks at prompts, answers and rewards; needs no model", NoOptions, _check, takes="config"),
+    "process": Command(
+        "writes groups to JSONL and a page to read; needs no API", ProcessOptions, _process, takes="config"
+    ),
+    "evaluate": Command(
+        "measures a model on a fixed set of prompts; needs no API", EvaluateOptions, _evaluate, takes="config"
+    ),
+    "compare": Command("compares two evaluations", CompareOptions, _compare, takes="evaluations"),
     "replay": Command("scores saved groups again, with other rewards", ReplayOptions, _replay, takes="saved"),
     "sft": Command("writes the best completions of saved groups for SFT", SftOptions, _sft, takes="saved"),
     "close": Command("ends a run that is not to be continued", CloseOptions, _close, takes="run"),
