@@ -96,7 +96,7 @@ def _put(values: dict[str, Any], path: Sequence[str | int], value: Any, word: st
     for part, following in itertools.pairwise([*path, None]):
         if not isinstance(here, list if isinstance(part, int) else dict):
             raise _invalid(word, "an earlier --set gives the whole section")
-        if isinstance(part, int):
+        if isinstance(part, int) and isinstance(here, list):
             here += [{} for _ in range(part + 1 - len(here))]
         if following is None:
             here[part] = value
