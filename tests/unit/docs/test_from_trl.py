@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 from transformers import TrainingArguments
-from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
 
 from gristmill import Hyperparameters
 from gristmill_env.settings.run import EnvConfig
