@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill_cli.local.redis_server import SETTINGS, RedisMissingError, redis_command, redis_server
+from gristmill_cli.local.redis_server import RedisMissingError, redis_command, redis_server
 
 
 def program(path: Path) -> Path:
@@ -29,11 +29,11 @@ def test_redis_server_variable_comes_before_the_server_in_path(tmp_path: Path, m
     assert redis_command(7000, tmp_path)[0] == str(built)
 
 
-def test_command_names_the_settings_before_its_options(tmp_path: Path) -> None:
-    _, settings, *options = redis_command(7000, tmp_path)
-    assert Path(settings) == SETTINGS
-    assert "appendfsync always" in SETTINGS.read_text().splitlines()
-    assert options == ["--port", "7000", "--bind", "127.0.0.1", "--dir", str(tmp_path)]
+def test_command_has_the_settings_as_options_and_no_file_that_redis_could_write(tmp_path: Path) -> None:
+    _, *options = redis_command(7000, tmp_path)
+    assert options[:6] == ["--appendonly", "yes", "--appendfsync", "always", "--save", ""]
+    assert options[-6:] == ["--port", "7000", "--bind", "127.0.0.1", "--dir", str(tmp_path)]
+    assert not any(option.endswith(".conf") for option in options)
 
 
 def test_missing_program_in_the_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

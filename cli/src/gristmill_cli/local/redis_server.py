@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -47,9 +48,15 @@ def redis_server() -> Path:
 
 
 def redis_command(port: int, folder: Path) -> list[str]:
-    """Returns the command of a Redis on loopback with its data in `folder`, and the settings of redis.conf."""
+    """Returns the command of a Redis on loopback with its data in `folder`, and the settings of redis.conf.
+
+    The settings are options, because Redis writes into a configuration file that it gets, for example when a Sentinel
+    makes it a replica.
+    """
+    lines = [shlex.split(line, comments=True) for line in SETTINGS.read_text(encoding="utf-8").splitlines()]
+    settings = [word for name, *values in filter(None, lines) for word in (f"--{name}", *values)]
     place = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder.absolute())]
-    return [str(redis_server()), str(SETTINGS), *place]
+    return [str(redis_server()), *settings, *place]
 
 
 def main() -> None:
