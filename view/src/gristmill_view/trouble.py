@@ -177,9 +177,10 @@ def _no_groups(facts: Facts, rows: Rows) -> Trouble | None:
     status = facts.status
     if status is None or facts.state != RunState.OPEN or _complete(facts) or not status.outstanding:
         return None
-    started = status.last_registered_s
-    if status.last_submit_s is None or min(status.last_submit_s, started or status.last_submit_s) < _QUIET_S:
-        return None  # a group came, or the environment has just started
+    if status.last_submit_s is None or status.last_submit_s < _QUIET_S:
+        return None
+    if status.last_registered_s is not None and status.last_registered_s < _QUIET_S:
+        return None  # the environment has just started
     return Trouble(
         "no_groups_come",
         f"the environment works on {status.outstanding} rows, and the last group came {status.last_submit_s:.0f} s ago",
