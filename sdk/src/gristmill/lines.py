@@ -68,12 +68,15 @@ class LineFile:
                 if sync:
                     os.fsync(self._file)
             except OSError:
-                os.ftruncate(self._file, size)
+                with contextlib.suppress(OSError):  # else the caller would see this error, and not the cause
+                    os.ftruncate(self._file, size)
                 raise
 
     def close(self) -> None:
-        """Closes the file, which releases its lock."""
-        os.close(self._file)
+        """Closes the file, which releases its lock. Later calls have no effect."""
+        handle, self._file = self._file, -1
+        if handle >= 0:
+            os.close(handle)
 
     def __enter__(self) -> Self:
         return self

@@ -153,8 +153,8 @@ def test_folders_of_a_stack_with_tokens_are_closed_to_other_accounts(tmp_path: P
 
 def test_secrets_folder_is_ignored_by_git() -> None:
     assert f"{FOLDER}/" in (ROOT / ".gitignore").read_text().splitlines()
-    for name in (*ROLES, PASSWORD, "unset"):
-        assert (ROOT / "compose" / "open" / name).read_bytes() == b"", "the default stack has no secrets"
+    for name in (*RANDOM, "unset"):
+        assert (ROOT / "compose" / "no-auth" / name).read_bytes() == b"", "the default stack has no secrets"
 
 
 def test_secure_runs_without_our_packages(tmp_path: Path) -> None:
@@ -162,8 +162,3 @@ def test_secure_runs_without_our_packages(tmp_path: Path) -> None:
         shutil.copytree(ROOT / folder, tmp_path / folder)
     subprocess.run(["python3", "-S", "scripts/secure.py"], cwd=tmp_path, env={"PATH": os.environ["PATH"]}, check=True)
     assert Secrets.find(tmp_path) is not None
-
-
-def test_earlier_name_of_the_no_auth_folder_leads_to_the_same_files() -> None:
-    assert (ROOT / "compose" / "open").resolve() == ROOT / "compose" / "no-auth"
-    assert (ROOT / "compose" / "no-auth" / ACL).is_file()

@@ -85,3 +85,14 @@ def test_line_whose_fsync_failed_is_not_in_the_file(tmp_path: Path, monkeypatch:
                 file.append(b"[]")
         file.append(b"[]", b"[1]")
     assert path.read_bytes() == b"{}\n[]\n[1]\n"
+
+
+def test_full_disk_is_the_error_that_the_caller_sees() -> None:
+    with LineFile(Path("/dev/full")) as file, pytest.raises(OSError, match="No space left"):
+        file.append(b"{}")
+
+
+def test_file_that_is_closed_twice_is_closed(tmp_path: Path) -> None:
+    file = LineFile(tmp_path / "samples.jsonl")
+    file.close()
+    file.close()
