@@ -116,7 +116,7 @@ class EnvThread:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def join(self, timeout: float = 60) -> None:
+    def join(self, timeout: float = 300) -> None:
         """Waits for the end. Raises the exception that `serve` raised."""
         self._thread.join(timeout)
         assert not self._thread.is_alive(), "serve did not end"

@@ -146,7 +146,7 @@ async def test_serve_feeds_and_evaluates_a_run_until_it_is_finished(run: Run) ->
     await run.take()
     rows = await run.train(until=3)
     await run.api.finish("sums", run.incarnation)
-    await asyncio.wait_for(run.serving, 30)
+    await asyncio.wait_for(run.serving, 300)
     status = await run.api.status("sums")
     assert (status.trained, status.outstanding, status.dropped) == (6, 0, {})
     assert sorted(rows) == list(range(6)), "no place in the order of the rows is left out or done twice"
@@ -177,7 +177,7 @@ async def test_failing_evaluation_does_not_end_or_change_the_training(run: Run, 
     await run.take()
     assert len(await run.train(until=3)) == 6
     await run.api.finish("sums", run.incarnation)
-    await asyncio.wait_for(run.serving, 30)
+    await asyncio.wait_for(run.serving, 300)
     status = await run.api.status("sums")
     assert (status.trained, status.dropped) == (6, {})
     found = await run.api.metrics("sums", "eval")
@@ -208,7 +208,7 @@ async def test_dropped_groups_keep_their_content_the_row_of_the_file_and_the_err
     await run.train(until=3)  # 6 groups of one row in three: each row fails several times
     status = await run.api.status("sums")
     await run.api.finish("sums", run.incarnation)
-    await asyncio.wait_for(run.serving, 30)
+    await asyncio.wait_for(run.serving, 300)
     assert set(status.dropped) == {"reward_error", "bad_row"}
     folder = tmp_path / "runs" / "sums"
     record = await run.api.get_run("sums")
@@ -277,7 +277,7 @@ async def test_run_in_which_every_row_fails_ends_with_the_first_error(
     caplog.set_level(logging.INFO)
     await run.take()
     with raises(EnvError, "every_row_fails") as raised:
-        await asyncio.wait_for(run.serving, 60)
+        await asyncio.wait_for(run.serving, 300)
     assert [word for word in words if word not in str(raised.value)] == []
     dropped = sum((await run.api.status("sums")).dropped.values())
     assert 64 <= dropped < 200
@@ -331,7 +331,7 @@ async def test_group_is_submitted_without_its_failed_rollout(
     await run.api.ack("sums", run.incarnation, ["b2"])
     await run.api.record_version("sums", PolicyVersion(run.incarnation, 2))
     await run.api.finish("sums", run.incarnation)
-    await asyncio.wait_for(run.serving, 30)
+    await asyncio.wait_for(run.serving, 300)
     assert [group.size for group in groups] == sizes
     found = [[{"error": one["error"]} for one in group.meta.get("failed", [])] for group in groups]
     assert found == failed
