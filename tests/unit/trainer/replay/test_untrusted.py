@@ -56,7 +56,7 @@ def test_settings_of_the_quickstart_need_no_trust() -> None:
         {"dataset": {"dataset_path": None, "dataset_name": "owner/data"}},
         {"dataset": {"dataset_path": "/etc/passwd"}},
         {"dataset": {"dataset_path": "../README.md"}},
-        {"dataset": {"dataset_args": {"n": 3}}},
+        {"dataset": {"another_key": {"n": 3}}},
         {"dataset": {"prompt_field": "${HF_TOKEN}"}},
         {"a_key_of_a_later_version": "x"},
         {"dataset": {"a_key_of_a_later_version": "x"}},
