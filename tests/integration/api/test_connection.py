@@ -148,7 +148,9 @@ async def test_api_does_not_start_on_an_old_redis(version: str | None, named: st
 
 
 async def test_api_does_not_start_on_a_redis_cluster() -> None:
-    with RedisServer("--cluster-enabled", "yes") as server, pytest.raises(RuntimeError, match="is a Redis Cluster"):
+    # By default, a cluster also listens on its port plus 10000, which another process may have.
+    cluster = RedisServer("--cluster-enabled", "yes", "--cluster-port", str(free_port()))
+    with cluster as server, pytest.raises(RuntimeError, match="is a Redis Cluster"):
         await asyncio.to_thread(ApiServer(server.api_url).start)
 
 
