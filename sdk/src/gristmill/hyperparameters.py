@@ -141,8 +141,8 @@ class Hyperparameters(Settings):
     for models whose attention does not support packing."""
     gradient_checkpointing: bool = False
     """Compute layers again in the backward pass instead of keeping their activations: less memory, more time."""
-    compile: bool = False
-    """Compile the model's layers with torch.compile."""
+    compile: bool | None = None
+    """Compile the model's layers and head with torch.compile. Default: on CUDA."""
 
     @property
     def sequences_per_step(self) -> int:

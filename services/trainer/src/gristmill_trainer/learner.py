@@ -213,13 +213,24 @@ class Learner:
     def _in_memory(self, samples: Sequence[Sample], call: Callable[[], _T]) -> _T:
         """Returns the result of `call`, which computes micro-batches of `samples`.
 
-        Halves the tokens per micro-batch and repeats the call while the memory runs out. Raises OutOfMemoryError if the
-        longest sequence alone does not fit, and with several ranks.
+        Halves the tokens per micro-batch and repeats the call while the memory runs out. Repeats the call without
+        torch.compile if that fails. Raises OutOfMemoryError if the longest sequence alone does not fit, and with
+        several ranks.
         """
         while True:
             try:
                 return call()
             except (RuntimeError, MemoryError) as error:
+                if _is_of_the_compiler(error) and self.policy.scorer.compiled and self._dist.size == 1:
+                    _LOG.warning(
+                        "torch.compile failed, and the layers run without it from now on, more slowly; set compile: "
+                        "false to leave out the attempt (%s: %s)",
+                        type(error).__name__,
+                        str(error).partition("\n")[0],
+                    )
+                    self.policy.scorer.run_eagerly()
+                    self.optimizer.zero_grad(set_to_none=True)
+                    continue
                 if not _is_out_of_memory(error):
                     raise
                 reason = str(error).partition("\n")[0]
@@ -392,6 +403,12 @@ def _is_out_of_memory(error: BaseException) -> bool:
     """Returns whether an allocation failed, on a GPU or in the process."""
     known = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return known or any(text in str(error) for text in _OUT_OF_MEMORY)
+
+
+def _is_of_the_compiler(error: BaseException) -> bool:
+    """Returns whether torch.compile failed, for example without a C compiler. The classes are not imported, because
+    their modules take seconds."""
+    return any(cls.__module__.startswith(("torch._dynamo", "torch._inductor")) for cls in type(error).__mro__)
 
 
 def _not_finite(update: _Update) -> str | None:

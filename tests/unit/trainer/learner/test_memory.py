@@ -56,7 +56,7 @@ def test_computed_activations_are_the_bytes_that_autograd_saves(kind: str, autoc
     config = AutoConfig.for_model(kind, **SHAPE, **({"head_dim": 64} if kind == "qwen3" else {}))
     model = from_config(config, attn_implementation="sdpa")
     few, many = (saved_bytes(model, tokens, autocast=autocast) for tokens in (32, 96))
-    memory = Memory.of(config, model.num_parameters(), TrainerSettings(), cuda=autocast)
+    memory = Memory.of(config, model.num_parameters(), TrainerSettings(compile=False), cuda=autocast)
     assert memory is not None
     assert memory.per_token == pytest.approx((many - few) / 64, rel=0.1)
 
@@ -199,6 +199,23 @@ def test_optimizer_without_memory_for_its_moments_ends_the_training_with_a_named
     monkeypatch.setattr(learner.optimizer, "step", fail)
     with raises(OutOfMemoryError, "optimizer_out_of_memory"):
         learner.step(make_samples(), 1)
+
+
+def test_step_whose_compilation_fails_is_repeated_without_it(build: Build) -> None:
+    def fails(*_: object) -> Callable[..., Any]:
+        raise RuntimeError("no C compiler")
+
+    samples = make_samples()
+    expected, learner = build(plain=True), build(plain=True)
+    scorer = learner.policy.scorer
+    scorer.compile_layers()
+    for layer in scorer.layers():
+        layer.compile(backend=fails)
+    whole, repeated = expected.step(samples, 1), learner.step(samples, 1)
+    assert repeated.skipped is None
+    assert not scorer.compiled
+    assert repeated.loss == whole.loss
+    assert_same_bits(weights(learner), weights(expected))
 
 
 def test_other_errors_of_a_step_are_raised(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.errors import raises
 from tests.unit.trainer.policy.models import micro_batch, sequences, tiny
 from torch._dynamo.utils import counters
 from torch.nn.functional import scaled_dot_product_attention
 
+from gristmill_trainer.errors import ModelError
 from gristmill_trainer.policy import attention
 from gristmill_trainer.policy.attention import packed_attention
-from gristmill_trainer.policy.scoring import Scorer
+from gristmill_trainer.policy.scoring import Scorer, prepare
 
 
 def _kernel(
@@ -61,6 +63,23 @@ def test_packed_kernel_matches_one_call_per_sequence(monkeypatch: pytest.MonkeyP
     apart = _gradients(scorer, (7, 2, 19))
     for one, other in zip(fused, apart, strict=True):
         assert float((one - other).norm() / other.norm()) < 0.02  # bfloat16
+
+
+def test_kernel_that_mixes_sequences_is_found_before_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def leaks(q: Any, k: Any, v: Any, ends: torch.Tensor, longest: int, scale: float | None) -> torch.Tensor:
+        return _kernel(q, k, v, ends[[0, -1]], longest, scale)
+
+    def half() -> torch.autocast:
+        return torch.autocast("cpu", dtype=torch.bfloat16)
+
+    with torch.autocast("cpu", enabled=False):
+        prepare(tiny(), packing=True, compute=half)
+        prepare(tiny().to(torch.bfloat16), packing=True, compute=half)
+        monkeypatch.setattr(attention, "_fused", leaks)
+        prepare(tiny(), packing=True)
+        for model in (tiny(), tiny().to(torch.bfloat16)):  # The second as LoRA's frozen weights.
+            with raises(ModelError, "logprobs_differ"):
+                prepare(model, packing=True, compute=half)
 
 
 @pytest.mark.long

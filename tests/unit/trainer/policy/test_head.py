@@ -84,6 +84,23 @@ def test_chunked_head_matches_all_logits_at_once(
         torch.testing.assert_close(mine, other, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
+def test_compiled_chunks_have_the_same_scores_and_gradients() -> None:
+    for rows in (9, 14):  # chunks of 4 rows, and a last chunk that is smaller
+        states, weight, targets, scale, teacher = inputs(rows, 1, torch.float32)
+        ours, theirs = (
+            head_scores(
+                states, weight, targets, scale, teacher, entropy="gradient", chunk_bytes=16 * VOCABULARY, compiled=which
+            )
+            for which in (True, False)
+        )
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+        for mine, other in zip(
+            *(gradients(scores, states, weight, entropy=True) for scores in (ours, theirs)), strict=True
+        ):
+            torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
+
+
 def test_chunked_head_entropy_as_a_value_has_no_gradient() -> None:
     states, weight, targets, scale, _ = inputs(4, 0, torch.float32)
     scores = head_scores(states, weight, targets, scale, entropy="value")

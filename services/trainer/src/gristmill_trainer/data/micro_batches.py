@@ -140,7 +140,9 @@ def collate(
     longest = int(lengths.max())
 
     def to_device(array: npt.NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(array).to(device)
+        tensor = torch.from_numpy(array)
+        # A copy from pinned memory does not wait for the kernels of the previous micro-batch.
+        return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
     def per_token(values: npt.ArrayLike) -> torch.Tensor:
         return to_device(np.repeat(np.asarray(values, np.float32), counts))

@@ -143,10 +143,15 @@ def _by_sequence(
 def _varlen() -> Varlen | None:
     """Returns the fused kernel for packed rows: from torch, else from the flash-attn package, else None."""
     own: Any = _import("torch.nn.attention.varlen", "varlen_attn")
-    # The kernel of torch 2.10 has no grouped heads, and a different argument for causal attention.
-    if own is not None and "enable_gqa" in inspect.signature(own).parameters:
+    options = inspect.signature(own).parameters if own is not None else {}
+    # The kernel of torch 2.10 has another argument for causal attention. In 2.12 and 2.13, grouped heads need a flag.
+    if "enable_gqa" in options:
         return lambda q, k, v, ends, longest, scale: own(
             q, k, v, ends, ends, longest, longest, scale=scale, window_size=(-1, 0), enable_gqa=q.shape[1] != k.shape[1]
+        )
+    if "window_size" in options:
+        return lambda q, k, v, ends, longest, scale: own(
+            q, k, v, ends, ends, longest, longest, scale=scale, window_size=(-1, 0)
         )
     package: Any = _import("flash_attn", "flash_attn_varlen_func")
     if package is None:

@@ -43,14 +43,14 @@ class Policy:
         packing: bool = False,
         seq_len: int = 0,
         checkpointing: bool = False,
-        compiled: bool = False,
+        compiled: bool | None = False,
         lora: Lora | None = None,
     ) -> None:
         """Loads `source`, or the checkpoint folder `weights` of the same model.
 
         `packing`: layout of the scorer's micro-batches. `seq_len`: its longest sequence, or 0 if unknown.
-        `checkpointing`, `compiled`: apply to the layers. With `lora`, only adapters are trained, and `weights` is a
-        folder with adapters. Raises ModelError.
+        `checkpointing`, `compiled`: apply to the layers; `compiled` None means on CUDA. With `lora`, only adapters are
+        trained, and `weights` is a folder with adapters. Raises ModelError.
         """
         there = torch.cuda.is_available()
         wanted = ("cuda" if there else "cpu") if device == "auto" else device
@@ -79,14 +79,14 @@ class Policy:
         self.model = model.to(self.device).train()
         # With dropout, the trainer's policy would differ from the server's policy.
         _without_dropout(self.model)
-        self.scorer = prepare(self.model, packing=packing, seq_len=seq_len)
+        self.scorer = prepare(self.model, packing=packing, seq_len=seq_len, compute=self.compute)
         if lora is not None:
             attach(self.model, lora)
             if weights is not None:
                 load_adapters(self.model, Path(weights))
         if checkpointing:
             self.scorer.checkpoint_layers()
-        if compiled:
+        if self.device.type == "cuda" if compiled is None else compiled:
             self.scorer.compile_layers()
         counts = [parameter.numel() for parameter in self.model.parameters()]
         trained = sum(parameter.numel() for parameter in self.trained_parameters())
@@ -234,8 +234,16 @@ def tied_head(model: Any) -> str | None:
 
 
 def in_type(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Returns `tensor` itself if it has the type, else a CPU copy that is converted on the tensor's device."""
-    return tensor if tensor.dtype == dtype or not tensor.is_floating_point() else tensor.to(dtype).cpu()
+    """Returns `tensor` itself if it has the type, else a CPU copy that is converted on the tensor's device.
+
+    The copy of a CUDA tensor is in pinned memory, which torch keeps for the next publication.
+    """
+    if tensor.dtype == dtype or not tensor.is_floating_point():
+        return tensor
+    converted = tensor.to(dtype)
+    if not converted.is_cuda:
+        return converted
+    return torch.empty(converted.shape, dtype=dtype, pin_memory=True).copy_(converted)
 
 
 def as_in_files(model: Any, tensors: dict[str, torch.Tensor], tied: str | None) -> dict[str, torch.Tensor]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -15,10 +17,13 @@ from gristmill_trainer.errors import ModelError
 from gristmill_trainer.policy.attention import PACKED, packed_arguments, register
 from gristmill_trainer.policy.head import Entropy, Scores, head_scores
 
-# Nats. Kernels differ by about 1e-5 in float32. In a trained model, attention to another sequence or an unknown scale
-# of the head makes a much larger difference.
+# Nats, largest difference of a token. Kernels differ by about 1e-5 in float32. In a trained model, attention to another
+# sequence or an unknown scale of the head makes a much larger difference.
 _TOLERANCE = 1e-3
+# Nats, root mean square over the tokens, in bfloat16. Rounding makes differences of about 0.1 in a trained model.
+_TOLERANCE_BFLOAT16 = 0.25
 _LENGTHS = (5, 9, 2)
+_FLOAT32_BYTES = 4
 
 
 class Scorer(torch.nn.Module):
@@ -35,6 +40,7 @@ class Scorer(torch.nn.Module):
         self.model = model
         self.packing = packing
         self._scale = logit_scale(model)
+        self._compiled = False
         if packing:
             register()
             try:
@@ -73,6 +79,7 @@ class Scorer(torch.nn.Module):
             self._scale / micro.temperatures,
             micro.teacher_ids,
             entropy=entropy,
+            compiled=self._compiled,
         )
 
     def layers(self) -> torch.nn.ModuleList:
@@ -99,10 +106,22 @@ class Scorer(torch.nn.Module):
                 model=type(self.model).__name__,
             ) from error
 
+    @property
+    def compiled(self) -> bool:
+        """Whether torch.compile compiles the layers and the head."""
+        return self._compiled
+
     def compile_layers(self) -> None:
-        """Lets torch.compile compile each layer at its first call, once for all lengths."""
+        """Lets torch.compile compile each layer and the head's chunks at their first call, once for all lengths."""
         for layer in self.layers():
             layer.compile(dynamic=True)
+        self._compiled = True
+
+    def run_eagerly(self) -> None:
+        """Ends the use of compiled layers."""
+        for layer in self.layers():
+            layer._compiled_call_impl = None
+        self._compiled = False
 
 
 def logit_scale(model: Any) -> float:
@@ -128,44 +147,61 @@ def logit_scale(model: Any) -> float:
     return float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
 
 
-def prepare(model: Any, *, packing: bool, seq_len: int = 0) -> Scorer:
+def prepare(
+    model: Any, *, packing: bool, seq_len: int = 0, compute: Callable[[], AbstractContextManager[Any]] = nullcontext
+) -> Scorer:
     """Returns the model's `Scorer` after a comparison with the model's own logits on three short sequences.
 
-    `seq_len`: tokens of the longest sequence to score. Raises ModelError if the scores differ, or if packed rows do
-    not support a sequence of this length. Call it before sharding and compiling; it draws no random numbers.
+    `seq_len`: tokens of the longest sequence to score. `compute`: context of the training's forward passes. The
+    comparison is exact if the weights are float32. If the training computes in bfloat16, a second comparison runs
+    through the kernels that train. Raises ModelError if the scores differ, or if packed rows do not support a sequence
+    of this length. Call it before sharding and compiling; it draws no random numbers.
     """
-    vocabulary = int(model.get_output_embeddings().weight.shape[0])
-    device = model.get_output_embeddings().weight.device
+    weight = model.get_output_embeddings().weight
     # The tokens are arbitrary, but the sequences must differ.
-    sequences = [(np.arange(length, dtype=np.int32) * 7 + 3 * length + 1) % vocabulary for length in _LENGTHS]
+    sequences = [(np.arange(length, dtype=np.int32) * 7 + 3 * length + 1) % len(weight) for length in _LENGTHS]
     micro = collate(
         [_sample(tokens) for tokens in sequences],
         range(len(sequences)),
         np.ones(len(sequences)),
         packing=packing,
-        device=device,
+        device=weight.device,
     )
+    if packing:
+        micro = _as_long(micro, seq_len)
+    exact = weight.dtype.itemsize >= _FLOAT32_BYTES
     with torch.no_grad():
-        wanted = torch.cat([_own_logprobs(model, torch.from_numpy(tokens).to(device)) for tokens in sequences])
+        with nullcontext() if exact else compute():
+            wanted = torch.cat(
+                [_own_logprobs(model, torch.from_numpy(tokens).to(weight.device)) for tokens in sequences]
+            )
         scorer = Scorer(model, packing=packing)
-        found = scorer(_as_long(micro, seq_len) if packing else micro).logprobs
-    difference = float((wanted - found).abs().max())
-    # This comparison also refuses NaN.
-    if not difference <= _TOLERANCE:
-        if not math.isfinite(difference):
-            remedy = "the weights give no numbers; start from an earlier checkpoint, or take another model"
-        elif packing:
-            remedy = "train with --packing false, or take another model"
-        else:
-            remedy = "take another model"
-        raise ModelError(
-            "logprobs_differ",
-            f"log-probabilities of '{model.config.name_or_path}' ({type(model).__name__}) computed our way differ by "
-            f"{difference:.2g} from the model's own; {remedy}",
-            model=model.config.name_or_path,
-            difference=difference,
-        )
+        if exact:
+            _compare(model, float((wanted - scorer(micro).logprobs).abs().max()), _TOLERANCE, packing=packing)
+        with compute():
+            if not exact or torch.is_autocast_enabled(weight.device.type):
+                difference = float((wanted - scorer(micro).logprobs).square().mean().sqrt())
+                _compare(model, difference, _TOLERANCE_BFLOAT16, packing=packing)
     return scorer
+
+
+def _compare(model: Any, difference: float, tolerance: float, *, packing: bool) -> None:
+    """Raises ModelError if the difference is larger than the tolerance, or no number."""
+    if difference <= tolerance:
+        return
+    if not math.isfinite(difference):
+        remedy = "the weights give no numbers; start from an earlier checkpoint, or take another model"
+    elif packing:
+        remedy = "train with --packing false, or take another model"
+    else:
+        remedy = "take another model"
+    raise ModelError(
+        "logprobs_differ",
+        f"log-probabilities of '{model.config.name_or_path}' ({type(model).__name__}) computed our way differ by "
+        f"{difference:.2g} from the model's own; {remedy}",
+        model=model.config.name_or_path,
+        difference=difference,
+    )
 
 
 def _own_logprobs(model: Any, tokens: torch.Tensor) -> torch.Tensor:
