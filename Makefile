@@ -8,7 +8,7 @@ endif
 VENV := .venv/bin
 ARGS ?=
 
-.PHONY: setup dev local secure help fmt packages images quick test test-long lint docs wheels types unit browser integration integration-store integration-loop integration-valkey e2e resilience mutants bench clean
+.PHONY: setup dev local secure help fmt packages images quick test test-long lint docs wheels types unit browser integration integration-store integration-loop integration-valkey e2e test-gpu bench-gpu resilience mutants bench clean
 
 # One stamp per device: after `make setup` for a CPU, `DEVICE=cuda make setup` makes the environments again.
 READY := .venv/.ready-$(DEVICE)
@@ -112,6 +112,12 @@ integration-valkey: $(DEV_READY) #- run the integration tests of the store and t
 
 e2e: dev images #- run the tests with real containers; needs Docker, and installs it on Debian and Ubuntu
 	$(VENV)/pytest tests/e2e -m "not long" --timeout 1800
+
+test-gpu: $(DEV_READY) #- run the tests that need a CUDA card, after DEVICE=cuda make dev; without a card they are skipped
+	$(VENV)/pytest tests/gpu -n 4
+
+bench-gpu: $(DEV_READY) #- compare a step with TRL's on a CUDA card, after DEVICE=cuda make dev: ten minutes
+	$(VENV)/python -m benchmarks trainer --device cuda
 
 # Slow: two mutants at a time. New survivors are added to tests/mutation/survivors.toml; write there why no test finds them.
 mutants: $(DEV_READY) #- run the store's tests on every mutant of its Lua scripts: hours; ARGS=lease.lua selects scripts

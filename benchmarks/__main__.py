@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = {
     "api": "compare the trajectory API with atroposlib's server: half an hour; --quick is shorter",
     "env": "compare serve with a bare client: start, memory (needs the env's image), the accuracy reward: ten minutes",
-    "trainer": "compare the trainer's step with TRL's: five minutes; --device cuda for a GPU",
+    "trainer": "compare the trainer's step with TRL's: five minutes; make bench-gpu on a card",
     "learning": "train to the end: objectives or staleness (half an hour each), agent, smollm2 (an hour), or retrained",
     "durability": "measure the cost of a SIGKILL of Redis by fsync mode: half an hour",
     "recovery": "time from the kill of each service to the next trained step: ten minutes",

@@ -6,12 +6,12 @@ On a CPU, `make bench ARGS=trainer` runs two cases and writes the results to ben
     speed    both backends in one process, alternating steps, after loss and gradient norm were compared
     memory   with a vocabulary of 152 thousand, each backend in a separate process
 
-On a CUDA card, models of real shapes at 4k, 16k and 32k tokens a micro-batch, ragged and in one sequence:
+On a CUDA card, models of real shapes at 16k tokens a micro-batch, ragged and in one sequence, in ten minutes:
 
-    python -m benchmarks trainer --device cuda
+    make bench-gpu, or python -m benchmarks trainer --device cuda
 
 The script needs the trainer's packages (torch, transformers, ...) and no network. Without trl or peft, the rows that
-need the package name it. `--device cpu --shapes tiny` tries the script without a gpu_cases.
+need the package name it. `--device cpu --shapes tiny` tries the script without a GPU.
 
 TRL's step is GRPOTrainer._compute_loss on micro-batches of its padded generation batch, backward, the clip and its own
 optimizer. Ours is Learner.step, with all that it measures; TRL measures as much in its loss.
@@ -32,7 +32,7 @@ from benchmarks.trainer.shapes import BODY, REAL, SHAPES, VOCABULARY
 
 _SPEED = Load(sequences=16, micro_batch=8, tokens=1536)
 _MEMORY = Load(sequences=16, micro_batch=16, tokens=2048)
-_TOKENS = (4096, 16_384, 32_768)
+_TOKENS = (16_384,)
 _STARTED = time.monotonic()
 
 

@@ -17,7 +17,8 @@ from gristmill_trainer.learner_factory import LearnerPlan, build_learner
 from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.settings import TrainerSettings
 
-Name = Literal["ours", "compiled", "trl"]
+Name = Literal["ours", "eager", "trl"]
+"""eager: ours without torch.compile, which is the default on CUDA."""
 _LEARNING_RATE = 1e-6
 _MAX_GRAD_NORM = 1.0
 
@@ -59,13 +60,13 @@ def missing(name: Name, shape: Shape) -> str | None:
 
 
 def build(name: Name, setting: Setting, batch: list[Sequence]) -> Backend:
-    return Trl(setting, batch) if name == "trl" else Ours(setting, batch, compiled=name == "compiled")
+    return Trl(setting, batch) if name == "trl" else Ours(setting, batch, eager=name == "eager")
 
 
 class Ours:
     """Gristmill's backend: `Learner.step`, from samples in numpy to the step's measures."""
 
-    def __init__(self, setting: Setting, batch: list[Sequence], *, compiled: bool) -> None:
+    def __init__(self, setting: Setting, batch: list[Sequence], *, eager: bool = False) -> None:
         load = setting.load
         settings = TrainerSettings.model_validate(
             {
@@ -77,19 +78,21 @@ class Ours:
                 "learning_rate": _LEARNING_RATE,
                 "max_grad_norm": _MAX_GRAD_NORM,
                 "gradient_checkpointing": setting.checkpointing,
-                "compile": compiled,
+                "compile": False if eager else None,
                 "lora_rank": setting.shape.lora_rank,
             }
         )
-        source = ModelSource(setting.folder, setting.folder, None, max(2, load.tokens))
-        self._learner, _ = build_learner(LearnerPlan(source, None, settings, None), DistContext())
+        served = "bfloat16" if setting.device == "cuda" else "float32"
+        source = ModelSource(setting.folder, setting.folder, None, max(2, load.tokens), served_dtype=served)
+        self.settings = settings
+        self.learner, _ = build_learner(LearnerPlan(source, None, settings, None), DistContext())
         self._samples = samples(batch)
         self._steps = 0
-        self.model = self._learner.policy.model
+        self.model = self.learner.policy.model
 
     def step(self) -> Stepped:
         self._steps += 1
-        result = self._learner.step(self._samples, self._steps)
+        result = self.learner.step(self._samples, self._steps)
         return Stepped(result.loss, result.grad_norm)
 
 

@@ -106,7 +106,7 @@ def compare_memory(shape: Shape, load: Load, say: Callable[[str], None]) -> Memo
     with tempfile.TemporaryDirectory() as folder:
         save(shape, Path(folder), "cpu")
         for name in names:
-            one = in_own_process(Job(name, Setting(shape, folder, load, "cpu"), steps=1))
+            (one,) = in_own_process(Job(name, [Setting(shape, folder, load, "cpu")], steps=1))
             if isinstance(one, Skipped):
                 raise RuntimeError(f"memory of {name}: {one.why}")
             say(f"{name}: {one.before / 1e6:.0f} MB before, at most {one.peak / 1e6:.0f} MB in a step")

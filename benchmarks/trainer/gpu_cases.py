@@ -5,17 +5,17 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from benchmarks.trainer.backends import Name, Setting
 from benchmarks.trainer.batch import Load
 from benchmarks.trainer.shapes import Shape, save
-from benchmarks.trainer.subprocess_run import Found, Job, Skipped, in_own_process
+from benchmarks.trainer.subprocess_run import Job, Result, Skipped, in_own_process
 from safetensors import SafetensorError
 
-BACKENDS: tuple[Name, ...] = ("ours", "compiled", "trl")
+BACKENDS: tuple[Name, ...] = ("ours", "eager", "trl")
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class Case:
 
     backend: Name
     setting: Setting
-    found: Found | Skipped
+    found: Result
 
     @property
     def tokens_per_second(self) -> float:
         """Tokens of prompts and completions per second, without padding."""
-        assert isinstance(self.found, Found)
+        assert not isinstance(self.found, Skipped)
         return self.found.tokens / statistics.median(self.found.seconds)
 
     def mfu(self, peak_tflops: float | None) -> float | None:
@@ -52,16 +52,18 @@ def measure(
 ) -> Iterator[Case]:
     """Yields all cases. Repeats a case that does not fit with gradient checkpointing."""
     for shape in shapes:
-        with tempfile.TemporaryDirectory() as folder:
+        # Memory, where there is a file system of it, because a disk may be slow.
+        with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
             say(f"{shape.name}: weights")
             lacking = _save(shape, Path(folder), device)
-            for count in tokens:
-                for load in loads(count):
-                    for backend in BACKENDS:
-                        setting = Setting(shape, folder, load, device)
-                        case = _measure(backend, setting, steps) if lacking is None else Case(backend, setting, lacking)
-                        say(f"{shape.name}, {load.sequences} x {load.tokens}, {backend}: {_told(case)}")
-                        yield case
+            settings = [Setting(shape, folder, load, device) for count in tokens for load in loads(count)]
+            for backend in BACKENDS:
+                job = Job(backend, settings, steps)
+                results = in_own_process(job) if lacking is None else [lacking] * len(settings)
+                for setting, found in zip(settings, results, strict=True):
+                    case = Case(backend, setting, found)
+                    say(f"{shape.name}, {setting.load.sequences} x {setting.load.tokens}, {backend}: {_told(case)}")
+                    yield case
 
 
 def _save(shape: Shape, folder: Path, device: Literal["cpu", "cuda"]) -> Skipped | None:
@@ -71,14 +73,6 @@ def _save(shape: Shape, folder: Path, device: Literal["cpu", "cuda"]) -> Skipped
     except (OSError, SafetensorError) as error:
         return Skipped(f"its weights cannot be written: {error}")
     return None
-
-
-def _measure(backend: Name, setting: Setting, steps: int) -> Case:
-    found = in_own_process(Job(backend, setting, steps))
-    if isinstance(found, Skipped) and found.out_of_memory:
-        setting = replace(setting, checkpointing=True)
-        found = in_own_process(Job(backend, setting, steps))
-    return Case(backend, setting, found)
 
 
 def _told(case: Case) -> str:

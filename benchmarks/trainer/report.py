@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.trainer.cpu_cases import Memory, Speed
 from benchmarks.trainer.gpu_cases import Case
-from benchmarks.trainer.subprocess_run import Skipped
+from benchmarks.trainer.subprocess_run import Found, Skipped
 
 from gristmill_trainer.metrics import peak_tflops
 
@@ -106,22 +106,45 @@ def _cases(cases: Sequence[Case], device: str) -> Iterator[str]:
         "Tokens are of prompts and completions, without padding; three quarters or more of them are trained. "
         "ckpt: with gradient checkpointing, as it did not fit without. MFU: the mathematics of the "
         f"step (gristmill_trainer.metrics) over {'an unknown peak' if peak is None else f'{peak:.0f} TFLOPS'}; it is "
-        "the same for both backends, so work on padding does not count. Loss and gradient norm are of the first "
+        "the same for both backends, so work on padding does not count. computed: the memory that the trainer computes "
+        "before the run. Loss and gradient norm are of the first "
         "step; adapters start from random numbers, so their norms differ."
     )
     yield ""
     yield from _table(
-        ("model", "sequences × tokens", "real share", "backend", "tokens/s", "peak, GB", "MFU", "loss", "norm"),
+        (
+            "model",
+            "sequences × tokens",
+            "real share",
+            "backend",
+            "tokens/s",
+            "peak, GB",
+            "computed, GB",
+            "MFU",
+            "loss",
+            "norm",
+        ),
         (_case(case, peak) for case in cases),
     )
+    published = {
+        case.setting.shape.name: case.found.publish
+        for case in cases
+        if case.backend == "ours" and isinstance(case.found, Found)
+    }
+    rows = [(name, *(f"{one:.2f}" for one in seconds)) for name, seconds in published.items() if seconds is not None]
+    if rows:
+        yield ""
+        yield "Publication by files, in the server's dtype, to a file system in memory:"
+        yield ""
+        yield from _table(("model", "seconds to the host", "seconds to the file"), rows)
 
 
 def _case(case: Case, peak: float | None) -> Sequence[str]:
     load, found = case.setting.load, case.found
-    backend = _NAMES[case.backend] + (", ckpt" if case.setting.checkpointing else "")
+    backend = _NAMES[case.backend] + (", ckpt" if case.found.checkpointing else "")
     packed = f"{load.sequences} × {load.tokens // load.sequences}"
     if isinstance(found, Skipped):
-        return (case.setting.shape.name, packed, "", backend, f"**skipped**: {found.why}", "", "", "", "")
+        return (case.setting.shape.name, packed, "", backend, f"**skipped**: {found.why}", "", "", "", "", "")
     mfu = case.mfu(peak)
     return (
         case.setting.shape.name,
@@ -130,13 +153,14 @@ def _case(case: Case, peak: float | None) -> Sequence[str]:
         backend,
         f"{case.tokens_per_second:,.0f}",
         f"{found.peak / 1e9:.1f}",
+        "" if found.computed is None else f"{found.computed / 1e9:.1f}",
         "" if mfu is None else f"{mfu:.1%}",
         f"{found.first.loss:.4f}",
         f"{found.first.grad_norm:.4f}",
     )
 
 
-_NAMES = {"ours": "Gristmill", "compiled": "Gristmill, compiled", "trl": "TRL"}
+_NAMES = {"ours": "Gristmill", "eager": "Gristmill, compile: false", "trl": "TRL"}
 
 
 def _model(of: Speed | Memory) -> str:

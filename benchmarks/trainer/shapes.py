@@ -33,7 +33,7 @@ class Shape:
 REAL = (
     Shape("qwen3-0.6b", "Qwen3", 151_936, 1024, 3072, 28, 16, 8, 128),
     Shape("qwen2.5-1.5b", "Qwen2", 151_936, 1536, 8960, 28, 12, 2, 128),
-    Shape("qwen2.5-7b-lora", "Qwen2", 152_064, 3584, 18_944, 28, 28, 4, 128, tied=False, lora_rank=32),
+    Shape("qwen3-4b-lora", "Qwen3", 151_936, 2560, 9728, 36, 32, 8, 128, lora_rank=16),
 )
 # For a CPU: a body of 13 million parameters, and Qwen's vocabulary on a tiny body.
 BODY = Shape("body", "Qwen2", 16_384, 384, 1024, 8, 6, 2, 64)

@@ -5,22 +5,26 @@ python -m benchmarks.trainer.subprocess_run JOB_FILE RESULT_FILE
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 import torch
 from benchmarks.machine import peak_rss, rss
 from benchmarks.trainer import batch as batches
-from benchmarks.trainer.backends import Name, Setting, Stepped, build, missing
+from benchmarks.trainer.backends import Name, Ours, Setting, Stepped, build, missing
+from safetensors.torch import save_file
 
+from gristmill_trainer.memory import Memory
 from gristmill_trainer.metrics import ModelFlops
+from gristmill_trainer.policy import Policy
 
 _NO_MEMORY = "out of memory"
 _LONGEST = 1800.0
@@ -29,7 +33,8 @@ _LONGEST = 1800.0
 @dataclass(frozen=True)
 class Job:
     backend: Name
-    setting: Setting
+    settings: list[Setting]
+    """Measured one after the other. A setting that does not fit is measured with gradient checkpointing."""
     steps: int
     """Number of timed steps. One step before them warms up and makes the optimizer's state."""
 
@@ -37,12 +42,18 @@ class Job:
 @dataclass(frozen=True)
 class Found:
     first: Stepped
+    checkpointing: bool
     seconds: list[float]
     """Seconds of each timed step."""
     before: int
     """Bytes in use before the first step, with model and optimizer: resident bytes on a CPU, allocated ones on CUDA."""
     peak: int
     """Most bytes in use over all steps."""
+    computed: int | None
+    """The bytes that the trainer computes before the run (gristmill_trainer.memory); None for TRL."""
+    publish: tuple[float, float] | None
+    """On CUDA: seconds to copy the weights in the server's dtype to the host, and to write them to memory as a file of
+    safetensors. The second publication, because the first one allocates pinned memory. None for TRL."""
     tokens: int
     trained_tokens: int
     real_share: float
@@ -55,20 +66,24 @@ class Skipped:
     """The reason why a job has no measurements."""
 
     why: str
+    checkpointing: bool = False
 
     @property
     def out_of_memory(self) -> bool:
         return self.why == _NO_MEMORY
 
 
-def in_own_process(job: Job) -> Found | Skipped:
+Result = Found | Skipped
+
+
+def in_own_process(job: Job) -> list[Result]:
     """Runs the job in a separate process. This process' stderr receives the output of the job.
 
-    Returns `Skipped` with the reason if the job has no results.
+    Returns a result for each setting: `Skipped` with the reason if there are no measurements.
     """
-    lacking = missing(job.backend, job.setting.shape)
+    lacking = missing(job.backend, job.settings[0].shape)
     if lacking is not None:
-        return Skipped(f"{lacking} is not installed")
+        return [Skipped(f"{lacking} is not installed")] * len(job.settings)
     with tempfile.TemporaryDirectory() as folder:
         job_file, result_file = Path(folder) / "job.json", Path(folder) / "found.json"
         job_file.write_bytes(msgspec.json.encode(job))
@@ -81,49 +96,90 @@ def in_own_process(job: Job) -> Found | Skipped:
                 cwd=Path(__file__).parents[2],
             )
         except subprocess.TimeoutExpired:
-            return Skipped(f"it took longer than {_LONGEST:.0f} s")
+            return [Skipped(f"it took longer than {_LONGEST:.0f} s")] * len(job.settings)
         if ended.returncode == 0:
-            answer = result_file.read_bytes()
-            if b'"why"' in answer:
-                return msgspec.json.decode(answer, type=Skipped)
-            return msgspec.json.decode(answer, type=Found)
+            answers = msgspec.json.decode(result_file.read_bytes(), type=list[msgspec.Raw])
+            return [_decoded(bytes(one)) for one in answers]
     # The kernel kills a process that takes more memory than the machine has.
-    return Skipped(_NO_MEMORY if ended.returncode == -9 else f"its process ended with {ended.returncode}")
+    return [Skipped(_NO_MEMORY if ended.returncode == -9 else f"its process ended with {ended.returncode}")] * len(
+        job.settings
+    )
 
 
-def run(job: Job) -> Found | Skipped:
+def _decoded(answer: bytes) -> Result:
+    if b'"why"' in answer:
+        return msgspec.json.decode(answer, type=Skipped)
+    return msgspec.json.decode(answer, type=Found)
+
+
+def run(job: Job) -> list[Result]:
     """Runs the job in this process."""
-    setting = job.setting
+    results = []
+    for setting in job.settings:
+        found = _run(job.backend, setting, job.steps)
+        if isinstance(found, Skipped) and found.out_of_memory and not setting.checkpointing:
+            _free(setting)
+            found = _run(job.backend, replace(setting, checkpointing=True), job.steps)
+        results.append(found)
+        _free(setting)
+    return results
+
+
+def _run(name: Name, setting: Setting, steps: int) -> Result:
     batch = batches.make(setting.load, setting.shape.vocabulary)
     on_card = setting.device == "cuda"
     try:
-        backend = build(job.backend, setting, batch)
+        backend = build(name, setting, batch)
         before = torch.cuda.memory_allocated() if on_card else rss(os.getpid())
         _forget_peak(on_card)
         first = backend.step()
         if not (math.isfinite(first.loss) and math.isfinite(first.grad_norm)):
             return Skipped(f"its first step has loss {first.loss} and gradient norm {first.grad_norm}")
         seconds = []
-        for _ in range(job.steps):
+        for _ in range(steps):
             began = time.monotonic()
             backend.step()
             if on_card:
                 torch.cuda.synchronize()
             seconds.append(time.monotonic() - began)
     except torch.OutOfMemoryError:
-        return Skipped(_NO_MEMORY)
+        return Skipped(_NO_MEMORY, setting.checkpointing)
+    learner, memory = None, None
+    if isinstance(backend, Ours):
+        learner = backend.learner
+        model = learner.policy.model
+        memory = Memory.of(model.config, model.num_parameters(), backend.settings, cuda=on_card)
     flops = ModelFlops.of(backend.model)
     assert flops is not None, "the shapes are dense"
     return Found(
         first=first,
+        checkpointing=setting.checkpointing,
         seconds=seconds,
         before=before,
         peak=torch.cuda.max_memory_allocated() if on_card else peak_rss(os.getpid()),
+        computed=None if memory is None else memory.fixed + memory.per_token * setting.load.tokens,
+        publish=_published(learner.policy, Path(setting.folder)) if learner is not None and on_card else None,
         tokens=setting.load.tokens,
         trained_tokens=batches.trained_tokens(batch),
         real_share=batches.real_share(batch),
         flops=flops.step(batches.lengths(batch), batches.trained_tokens(batch)),
     )
+
+
+def _published(policy: Policy, folder: Path) -> tuple[float, float]:
+    """Returns the seconds of `Found.publish`."""
+    policy.served_tensors()
+    began = time.monotonic()
+    tensors = policy.served_tensors()
+    copied = time.monotonic()
+    save_file(tensors, folder / "published")
+    return copied - began, time.monotonic() - copied
+
+
+def _free(setting: Setting) -> None:
+    gc.collect()
+    if setting.device == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _forget_peak(on_card: bool) -> None:

@@ -24,7 +24,7 @@ def _found(
     backend: backends.Name, shape: Shape, folder: Path, load: Load = LOAD, *, checkpointing: bool = False
 ) -> Found:
     setting = Setting(shape, str(folder), load, "cpu", checkpointing)
-    found = run(Job(backend, setting, steps=1))
+    (found,) = run(Job(backend, [setting], steps=1))
     assert isinstance(found, Found)
     return found
 
@@ -95,19 +95,23 @@ def test_backend_without_its_package_is_skipped_and_reported_on_the_page(monkeyp
     assert backends.missing("trl", TINY) == "trl"
     assert backends.missing("ours", TINY) is None
     setting = Setting(TINY, "gone", LOAD, "cpu")
-    found = in_own_process(Job("trl", setting, 1))
+    (found,) = in_own_process(Job("trl", [setting], 1))
     assert found == Skipped("trl is not installed")
-    measured = Found(Stepped(0.1, 0.2), [2.0], 10, 20, 120, 90, 0.5, 989_000_000_000_000)
+    measured = Found(
+        first=Stepped(0.1, 0.2), checkpointing=False, seconds=[2.0], before=10, peak=20, computed=30_000_000_000,
+        publish=(0.25, 0.5), tokens=120, trained_tokens=90, real_share=0.5, flops=989_000_000_000_000,
+    )  # fmt: skip
     results = Results(
         {"device": "NVIDIA H100 80GB HBM3"}, cases=[Case("ours", setting, measured), Case("trl", setting, found)]
     )
-    assert "| 60 | 0.0 | 50.0% |" in page(results)
+    assert "| 60 | 0.0 | 30.0 | 50.0% |" in page(results)
+    assert "| tiny | 0.25 | 0.50 |" in page(results)
     assert "**skipped**: trl is not installed" in page(results)
     assert json.loads(results.json())["cases"][1]["found"]["why"] == "trl is not installed"
 
 
 def test_model_shapes_have_the_parameter_counts_of_their_models() -> None:
-    wanted = {"qwen3-0.6b": 0.596e9, "qwen2.5-1.5b": 1.544e9, "qwen2.5-7b-lora": 7.616e9}
+    wanted = {"qwen3-0.6b": 0.596e9, "qwen2.5-1.5b": 1.544e9, "qwen3-4b-lora": 4.022e9}
     for name, count in wanted.items():
         shape = SHAPES[name]
         attention = shape.hidden * shape.head_dim * (2 * shape.heads + 2 * shape.kv_heads)
