@@ -77,12 +77,20 @@ def _token_loss(settings: Hyperparameters, token: Token, sequence: Sequence) -> 
 
 
 def _importance(settings: Hyperparameters, token: Token, sequence: Sequence) -> float:
+    if settings.ratio_policy == "rollout":
+        return 1.0
     of = [token] if settings.importance_level == "token" else sequence
     weight = math.prod(math.exp(each.old) / math.exp(each.rollout) for each in of)
-    cap = settings.importance_cap
-    return {"none": 1.0, "truncate": min(weight, cap), "mask": weight if weight <= cap else 0.0}[
-        settings.importance_correction
-    ]
+    if settings.importance_level == "geometric":
+        weight **= 1 / len(sequence)
+    low, high = settings.importance_floor, settings.importance_cap
+    match settings.importance_correction:
+        case "none":
+            return 1.0
+        case "truncate":
+            return max(low, min(weight, high))
+        case "mask":
+            return weight if low <= weight <= high else 0.0
 
 
 def _surrogate(settings: Hyperparameters, token: Token, sequence: Sequence) -> float:
@@ -90,7 +98,7 @@ def _surrogate(settings: Hyperparameters, token: Token, sequence: Sequence) -> f
     low = settings.clip_epsilon or default_low
     high = settings.clip_epsilon_high or default_high
     if settings.objective == "cispo":
-        return -min(math.exp(token.still - token.old), high) * token.advantage * token.logprob
+        return -min(math.exp(token.still - _old(settings, token)), high) * token.advantage * token.logprob
     ratio = _ratio(settings, token, sequence)
     clipped = max(1 - low, min(ratio, 1 + high))
     return -min(ratio * token.advantage, clipped * token.advantage)
@@ -98,8 +106,12 @@ def _surrogate(settings: Hyperparameters, token: Token, sequence: Sequence) -> f
 
 def _ratio(settings: Hyperparameters, token: Token, sequence: Sequence) -> float:
     if settings.objective == "gspo":
-        return math.exp(_mean([each.logprob - each.old for each in sequence]))
-    return math.exp(token.logprob - token.old)
+        return math.exp(_mean([each.logprob - _old(settings, each) for each in sequence]))
+    return math.exp(token.logprob - _old(settings, token))
+
+
+def _old(settings: Hyperparameters, token: Token) -> float:
+    return token.rollout if settings.ratio_policy == "rollout" else token.old
 
 
 def _kl(estimator: str, token: Token) -> float:

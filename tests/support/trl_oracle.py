@@ -26,6 +26,7 @@ class Variant:
     level: Literal["token", "sequence"] = "token"
     correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = "none"
     cap: float = 2.0
+    floor: float | None = None
     epsilon: float = 0.2
     epsilon_high: float | None = None
     beta: float = 0.0
@@ -127,7 +128,9 @@ def _importance(variant: Variant, difference: torch.Tensor) -> torch.Tensor:
     """Computes what TRL's _generate_and_score_completions computes from the difference; that method needs a vLLM."""
     level, how = variant.correction.split("_")
     ratio = torch.exp(difference.sum(-1, keepdim=True) if level == "sequence" else difference)
-    return ratio.clamp(max=variant.cap) if how == "truncate" else ratio.masked_fill(ratio > variant.cap, 0.0)
+    if how == "truncate":
+        return ratio.clamp(min=variant.floor, max=variant.cap)
+    return ratio.masked_fill((ratio > variant.cap) | (ratio < (variant.floor or 0.0)), 0.0)
 
 
 def _trainer(variant: Variant, model_dir: Path) -> Any:

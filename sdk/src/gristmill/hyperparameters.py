@@ -28,6 +28,7 @@ TRAINER_ONLY = frozenset(
         "model_name",
         "on_step",
         "peak_tflops",
+        "policy_loss",
         "publisher",
         "push_to_hub",
         "record_rollouts",
@@ -89,15 +90,21 @@ class Hyperparameters(Settings):
     clip_epsilon_high: float | None = Field(default=None, gt=0)
     """Upper clip of the policy ratio: 1 + clip_epsilon_high; cispo: its largest ratio. Default: clip_epsilon; dapo
     0.28, gspo 0.0004, cispo 5."""
+    ratio_policy: Literal["old", "rollout"] = "old"
+    """Denominator of the policy ratio: the policy before the step's first update, or the policy that sampled the
+    tokens. With rollout the clip also bounds stale tokens, and there are no importance weights."""
     max_completion_length: int | None = Field(default=None, ge=1)
     """Divisor of dr_grpo. Default: the run's max_tokens."""
     importance_correction: Literal["truncate", "mask", "none"] = "truncate"
-    """Correction for a rollout policy that differs from the trainer's policy: weights above importance_cap are reduced
-    to the cap, or their tokens are masked, or no weights are used."""
-    importance_level: Literal["token", "sequence"] = "token"
-    """Whether each token or each sequence has an importance weight. The branches of a rollout are one sequence."""
+    """Correction for a rollout policy that differs from the trainer's policy: weights outside importance_floor and
+    importance_cap are moved to the bound, or their tokens are masked, or no weights are used."""
+    importance_level: Literal["token", "sequence", "geometric"] = "token"
+    """Whether each token or each sequence has an importance weight: of a sequence the product over its tokens, or their
+    geometric mean. The branches of a rollout are one sequence."""
     importance_cap: float = Field(default=2.0, gt=0)
-    """Cap C of the importance weight that corrects for the rollout policy."""
+    """Upper bound C of the importance weight that corrects for the rollout policy."""
+    importance_floor: float = Field(default=0.0, ge=0)
+    """Lower bound of the importance weight. With importance_correction: mask, both bounds make IcePop."""
     kl_beta: float = Field(default=0.0, ge=0)
     """Weight of the KL divergence to the reference model; 0 loads no reference model."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
@@ -157,13 +164,23 @@ class Hyperparameters(Settings):
     def joins_branches(self) -> bool:
         """Whether a ratio or weight has a sum over all trained tokens of a rollout, so that the branches of a rollout
         must be in one micro-batch."""
-        return self.objective == "gspo" or self.importance_level == "sequence"
+        return self.objective == "gspo" or self.importance_level != "token"
 
     @model_validator(mode="after")
     def _clip_is_below_one(self) -> Self:
         if self.clip_epsilon is not None and self.clip_epsilon >= 1:
             raise PydanticCustomError(
                 "clip_epsilon_too_large", "clip_epsilon must be below 1: the lower clip is 1 - clip_epsilon"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _floor_is_below_cap(self) -> Self:
+        if self.importance_floor >= self.importance_cap:
+            raise PydanticCustomError(
+                "importance_floor_too_large",
+                "importance_floor ({floor}) must be below importance_cap ({cap})",
+                {"floor": self.importance_floor, "cap": self.importance_cap},
             )
         return self
 

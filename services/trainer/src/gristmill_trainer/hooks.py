@@ -1,4 +1,4 @@
-"""A user's function that the trainer calls after every step, for example to evaluate, to track or to stop."""
+"""Functions of the user that the trainer calls: after every step, for example to evaluate or to stop, and as a loss."""
 
 from __future__ import annotations
 
@@ -27,9 +27,14 @@ Hook = Callable[[StepEvent], Any]
 
 
 def load_hook(name: str) -> Hook:
-    """Loads `path/to/file.py:function` or `package.module:function`. Raises PluginError."""
-    hook = load_plugin(name, None)
-    if not callable(hook):
-        raise PluginError("not_a_function", f"on_step is '{name}', which is not a function", name=name)
-    found: Hook = hook
-    return found
+    """Loads the function of `on_step`. Raises PluginError."""
+    return load_function(name, "on_step")
+
+
+def load_function(name: str, setting: str) -> Callable[..., Any]:
+    """Loads `path/to/file.py:function` or `package.module:function`, the value of `setting`. Raises PluginError."""
+    found = load_plugin(name, None)
+    if not callable(found):
+        raise PluginError("not_a_function", f"{setting} is '{name}', which is not a function", name=name)
+    function: Callable[..., Any] = found
+    return function

@@ -32,8 +32,10 @@ from gristmill_trainer.data.micro_batches import F64, MicroPlan, collate, dummy,
 from gristmill_trainer.data.types import F32, MicroBatch, Sample, rollouts_of
 from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import AbandonedError, OutOfMemoryError
+from gristmill_trainer.hooks import load_function
 from gristmill_trainer.metrics import ModelFlops, StepResult, TokenStats
 from gristmill_trainer.objectives import Objective, TrainedTokens, token_weights
+from gristmill_trainer.objectives.losses import of_user
 from gristmill_trainer.policy import Policy
 from gristmill_trainer.settings import TrainerSettings
 
@@ -70,7 +72,8 @@ class Learner:
         self.policy = policy
         self.optimizer = optimizer
         self.schedule = schedule
-        self.objective = Objective.of(settings)
+        own = settings.policy_loss
+        self.objective = Objective.of(settings, of_user(load_function(own, "policy_loss"), own) if own else None)
         self._settings = settings
         self._max_completion_length = settings.max_completion_length or max_completion_length
         self._reference = reference

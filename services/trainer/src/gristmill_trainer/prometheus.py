@@ -113,7 +113,7 @@ EXPORTED: Final = (
     Exported("clip_low_share", "clip_low_share", "Share of trained tokens that the lower clip stopped"),
     Exported("clip_high_share", "clip_high_share", "Share of trained tokens that the upper clip stopped"),
     Exported("importance", "importance", "Quantiles of the importance weight before its cap", label="statistic"),
-    Exported("importance_capped_share", "importance_capped_share", "Share of trained tokens above the cap"),
+    Exported("importance_capped_share", "importance_capped_share", "Share of trained tokens out of the bounds"),
     Exported("tokens", "tokens", "Tokens that the model processed in training, prompts included", COUNTER),
     Exported("trained_tokens", "trained_tokens", "Tokens that the loss counted", COUNTER),
     Exported("seconds", "phase_seconds", "Wall time by phase of the loop", COUNTER, label="phase"),

@@ -37,6 +37,9 @@ class TrainerSettings(Hyperparameters):
 
     publisher: Literal["filesystem", "none"] = "filesystem"
     """How weights reach the model server. none: for a server whose weights may not be updated."""
+    policy_loss: str | None = None
+    """A loss of your own in place of the objective's, as path/to/file.py:function or package.module:function: from
+    gristmill_trainer.objectives.TrainedTokens to the loss of each token (docs/objectives.md)."""
     ref_model: str | None = None
     """Reference model of the KL divergence: a hub id or a folder. Default: the run's model before any training."""
     resume: str = "auto"
@@ -75,9 +78,14 @@ class TrainerSettings(Hyperparameters):
     """A function that is called after every step, as path/to/file.py:function or package.module:function, with a
     gristmill_trainer.hooks.StepEvent. It is not called after the step in which the trainer is asked to stop."""
 
+    @property
+    def joins_branches(self) -> bool:
+        """As for the objectives. A loss of the user's own may use sums over a rollout."""
+        return self.policy_loss is not None or super().joins_branches
+
     def record(self) -> dict[str, Any]:
         """The trainer's half of the run record: the settings that must not change during the run."""
-        fixed = {*Hyperparameters.model_fields, "publisher", "ref_model"} - _MAY_CHANGE
+        fixed = {*Hyperparameters.model_fields, "publisher", "policy_loss", "ref_model"} - _MAY_CHANGE
         return self.model_dump(include=fixed)
 
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tests.support.errors import raises
 from tests.unit.trainer.learner.learning import Build, farthest, make_samples, teach, weights
 
 from gristmill_trainer.data.types import Sample, Teacher
+from gristmill_trainer.errors import TrainerError
 from gristmill_trainer.learner import Learner
 from gristmill_trainer.metrics import measure
+from gristmill_trainer.settings import TrainerSettings
 
 
 def test_old_policy_is_the_policy_before_the_first_update(build: Build) -> None:
@@ -69,6 +73,56 @@ def with_reference(learner: Learner, samples: Sequence[Sample], shift: float = 0
         replace(one, ref_logprobs=np.where(one.trained, row + shift, 0).astype(np.float32))
         for one, row in zip(samples, found, strict=True)
     ]
+
+
+def test_ratio_to_the_rollout_policy_is_clipped_at_the_first_update(build: Build) -> None:
+    samples = make_samples()
+    far = [replace(one, rollout_logprobs=np.where(one.trained, -9.0, 0).astype(np.float32)) for one in samples]
+    learner, capped = build(ratio_policy="rollout", plain=True), build(plain=True)
+    result, other = learner.step(far, 1), capped.step(far, 1)
+    token_stats = result.token_stats
+    ratio = np.exp(token_stats.logprobs - token_stats.rollout_logprobs)
+    assert token_stats.ratio == pytest.approx(ratio, rel=1e-5)
+    assert np.array_equal(token_stats.clipped_high > 0, (ratio > 1.28) & (token_stats.advantages > 0))
+    assert not other.token_stats.clipped_high.any(), "the ratio to the old policy is 1"
+    assert result.loss != pytest.approx(other.loss)
+
+
+LOSSES = """
+def likelihood(tokens):
+    return -(tokens.logprobs - tokens.logprobs.detach()).exp() * tokens.advantages
+
+def of_sequences(tokens):
+    sums = tokens.logprobs.new_zeros(tokens.sequences).index_add(0, tokens.sequence, tokens.logprobs)
+    return sums[tokens.sequence]
+
+def scalar(tokens):
+    return tokens.logprobs.sum()
+
+def constant(tokens):
+    return tokens.advantages
+"""
+
+
+def test_loss_of_the_user_takes_the_place_of_the_objectives_own(build: Build, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(LOSSES)
+    samples = make_samples()
+    mine = build(policy_loss=f"{tmp_path}/mine.py:likelihood", plain=True)
+    theirs = build(plain=True)  # With one update the clipped ratio is 1, and so is this one.
+    assert mine.step(samples, 1).loss == pytest.approx(theirs.step(samples, 1).loss, abs=1e-6)
+    assert farthest(weights(mine), weights(theirs)) <= 1e-6
+    settings = TrainerSettings(policy_loss="mine.py:of_sequences")
+    assert settings.joins_branches
+    assert settings.record()["policy_loss"] == "mine.py:of_sequences"
+    assert build(policy_loss=f"{tmp_path}/mine.py:of_sequences").step(samples, 1).skipped is None
+
+
+@pytest.mark.parametrize("name", ["scalar", "constant"])
+def test_loss_of_the_user_without_a_gradient_per_token_is_refused(build: Build, tmp_path: Path, name: str) -> None:
+    (tmp_path / "mine.py").write_text(LOSSES)
+    path = f"{tmp_path}/mine.py:{name}"
+    with raises(TrainerError, "policy_loss_invalid", policy_loss=path):
+        build(policy_loss=path).step(make_samples(), 1)
 
 
 def test_groups_own_reference_logprobs_need_no_reference_model(build: Build) -> None:

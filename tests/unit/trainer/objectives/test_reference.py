@@ -29,6 +29,12 @@ KINDS: list[dict[str, Any]] = [
         {"importance_correction": how, "importance_level": level, "importance_cap": cap}
         for how, level, cap in itertools.product(["truncate", "mask"], ["token", "sequence"], [0.7, 2.0])
     ),
+    *(
+        {"importance_correction": how, "importance_level": level, "importance_floor": 0.8, "importance_cap": 1.5}
+        for how, level in itertools.product(["truncate", "mask"], ["token", "sequence", "geometric"])
+    ),
+    {"ratio_policy": "rollout", "clip_epsilon": 0.1, "clip_epsilon_high": 0.4},
+    {"ratio_policy": "rollout", "kl_beta": 0.3, "kl_bias_correction": True},
     *({"importance_correction": "none", "kl_beta": 0.3, "kl_estimator": name} for name in ("k1", "k2", "k3")),
     *({"kl_beta": 0.3, "kl_estimator": name, "kl_bias_correction": True} for name in ("k2", "k3")),
     *({"distill_coef": 0.7, "distill_divergence": direction} for direction in ("forward", "reverse")),

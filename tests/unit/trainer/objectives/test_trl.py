@@ -58,6 +58,7 @@ def variants(draw: st.DrawFn, loss_type: str, level: str, correction: str) -> Va
         level=level,  # type: ignore[arg-type]
         correction=correction,  # type: ignore[arg-type]
         cap=draw(st.sampled_from([0.8, 2.0])),
+        floor=draw(st.sampled_from([None, 0.5])),
         epsilon=draw(st.sampled_from([0.2, 3e-4])),
         epsilon_high=draw(st.sampled_from(highs)),
         beta=draw(st.sampled_from([0.0, 0.04])),
@@ -132,6 +133,7 @@ def our_loss(
         importance_correction=how,  # type: ignore[arg-type]
         importance_level=level,  # type: ignore[arg-type]
         importance_cap=variant.cap,
+        importance_floor=variant.floor or 0.0,
         kl_beta=variant.beta,
         kl_bias_correction=variant.kl_bias_correction,
         entropy_coef=variant.entropy_coef,

@@ -16,6 +16,7 @@ import torch
 
 from gristmill import Hyperparameters
 from gristmill.hyperparameters import ObjectiveName
+from gristmill_trainer.errors import TrainerError
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +125,30 @@ _CLIPS: dict[ObjectiveName, Clip] = {
 }
 
 
+def of_user(function: Callable[[TrainedTokens], torch.Tensor], name: str) -> PolicyLoss:
+    """Returns the policy loss of a user's function of the trained tokens, float32[M]. `name`: for errors.
+
+    A token that the importance correction masks has no loss. The ratio is reported and has no clip. Raises
+    TrainerError if the function returns something else, or losses without a gradient.
+    """
+
+    def losses(tokens: TrainedTokens, kept: torch.Tensor, clip: Clip) -> TokenLosses:
+        found = function(tokens)
+        wanted = tokens.logprobs.shape
+        if not isinstance(found, torch.Tensor) or found.shape != wanted or not found.requires_grad:
+            shown = f"a tensor of shape {list(found.shape)}" if isinstance(found, torch.Tensor) else repr(found)[:80]
+            raise TrainerError(
+                "policy_loss_invalid",
+                f"policy_loss {name} returned {shown}; it must return the loss of each trained token, a tensor of "
+                f"shape {list(wanted)} with a gradient to tokens.logprobs",
+                policy_loss=name,
+            )
+        nowhere = torch.zeros_like(kept)
+        return TokenLosses(found.where(kept, 0.0), token_log_ratio(tokens), nowhere, nowhere)
+
+    return losses
+
+
 def clip_of(settings: Hyperparameters) -> Clip:
     """Returns the clip of the settings, with the paper's value for each bound that is not set.
 
@@ -143,13 +168,17 @@ def token_log_ratio(tokens: TrainedTokens) -> torch.Tensor:
 
 def sequence_log_ratio(tokens: TrainedTokens) -> torch.Tensor:
     """Returns float32[M]: at each token, the mean of log rho over its sequence. Zheng et al. 2025 (GSPO), eq. 7."""
-    log_ratio = token_log_ratio(tokens)
-    return (_sums(log_ratio, tokens) / _sums(torch.ones_like(log_ratio), tokens))[tokens.sequence]
+    return sequence_means(token_log_ratio(tokens), tokens)
 
 
 def sequence_sums(values: torch.Tensor, tokens: TrainedTokens) -> torch.Tensor:
     """Returns float32[M] from float32[M]: at each token, the sum over the trained tokens of its sequence."""
     return _sums(values, tokens)[tokens.sequence]
+
+
+def sequence_means(values: torch.Tensor, tokens: TrainedTokens) -> torch.Tensor:
+    """Returns float32[M] from float32[M]: at each token, the mean over the trained tokens of its sequence."""
+    return (_sums(values, tokens) / _sums(torch.ones_like(values), tokens))[tokens.sequence]
 
 
 def clipped(log_ratio: torch.Tensor, tokens: TrainedTokens, kept: torch.Tensor, clip: Clip) -> TokenLosses:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 
 from gristmill import Hyperparameters
 from gristmill_trainer.errors import TrainerError
-from gristmill_trainer.objectives.corrections import importance_weights, log_importance
+from gristmill_trainer.objectives.corrections import importance_weights, log_importance, out_of_bounds
 from gristmill_trainer.objectives.losses import POLICY_LOSSES, Clip, PolicyLoss, TrainedTokens, clip_of
 from gristmill_trainer.objectives.penalties import KL_ESTIMATORS, divergence
 
@@ -24,9 +23,9 @@ class Ratios(NamedTuple):
     """bool: the lower clip bounded the ratio."""
     clipped_high: torch.Tensor
     importance: torch.Tensor
-    """float32: pi_old / mu of the token or its sequence, before the cap."""
+    """float32: pi_old / mu of the token or its sequence, before the bounds."""
     capped: torch.Tensor
-    """bool: the weight is above the cap."""
+    """bool: the weight is out of the bounds."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,9 @@ class Objective:
     clip: Clip
 
     @classmethod
-    def of(cls, settings: Hyperparameters) -> Objective:
-        return cls(settings, POLICY_LOSSES[settings.objective], clip_of(settings))
+    def of(cls, settings: Hyperparameters, policy_loss: PolicyLoss | None = None) -> Objective:
+        """`policy_loss`: the user's own, in place of the objective's."""
+        return cls(settings, policy_loss or POLICY_LOSSES[settings.objective], clip_of(settings))
 
     @property
     def wants_entropy_gradient(self) -> bool:
@@ -62,8 +62,10 @@ class Objective:
         Raises TrainerError if `tokens` lacks a needed input.
         """
         settings = self.settings
-        log_weights = log_importance(tokens, settings.importance_level)
-        importance = importance_weights(log_weights, settings.importance_correction, settings.importance_cap)
+        log_weights = log_importance(tokens, settings)
+        importance = importance_weights(log_weights, settings)
+        if settings.ratio_policy == "rollout":
+            tokens = replace(tokens, old_logprobs=tokens.rollout_logprobs)
         policy = self.policy_loss(tokens, importance > 0, self.clip)
         losses = importance * policy.losses
         if self.wants_reference:
@@ -78,7 +80,7 @@ class Objective:
             clipped_low=policy.clipped_low,
             clipped_high=policy.clipped_high,
             importance=log_weights.exp(),
-            capped=log_weights > math.log(settings.importance_cap),
+            capped=out_of_bounds(log_weights, settings),
         )
 
     def _kl(self, tokens: TrainedTokens, log_ratio: torch.Tensor) -> torch.Tensor:

@@ -33,7 +33,7 @@ from gristmill_trainer.replay.untrusted import UntrustedError
 from gristmill_trainer.settings import TrainerSettings
 
 _LOG = logging.getLogger(__name__)
-_OF_TRAINER = frozenset({"publisher", "ref_model", "device", "peak_tflops"})
+_OF_TRAINER = frozenset({"publisher", "policy_loss", "ref_model", "device", "peak_tflops"})
 """Settings, besides hyperparameters, that a retraining takes from a record. Others name code, files or addresses."""
 
 
@@ -124,12 +124,13 @@ class RecordedRun:
         """Returns the settings of the trainer that took `step`."""
         where = f"{DIGESTS_FILE} of run {self.run_id}, step {step}"
         recorded = self.facts(step).settings
-        if recorded.get("ref_model") and not self.trust:
+        loaded = [name for name in ("ref_model", "policy_loss") if recorded.get(name)]
+        if loaded and not self.trust:
+            named = ", ".join(f"{name}: {recorded[name]}" for name in loaded)
             raise UntrustedError(
                 "untrusted_record",
-                f"{where} names the reference model {recorded['ref_model']}. If you trust whoever wrote the run, add "
-                "--trust",
-                settings=["ref_model"],
+                f"{where} loads {named}. If you trust whoever wrote the run, add --trust",
+                settings=loaded,
             )
         names = {*Hyperparameters.model_fields, *_OF_TRAINER}
         return parse(TrainerSettings, {name: value for name, value in recorded.items() if name in names}, where)
