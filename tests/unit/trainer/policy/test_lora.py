@@ -11,11 +11,12 @@ import torch
 from tests.support.errors import raises
 from tests.unit.trainer.policy.models import micro_batch, sequences, tiny
 from tokenizers import Tokenizer, models
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from gristmill_trainer.data.types import MicroBatch
 from gristmill_trainer.errors import ModelError
 from gristmill_trainer.policy import Lora, ModelSource, Policy, check_publishable
+from gristmill_trainer.policy.lora import attach
 
 LORA = Lora(rank=3, alpha=7.0)
 
@@ -102,6 +103,19 @@ def test_lora_checkpoint_loads_in_peft(source: ModelSource, tmp_path: Path) -> N
     wanted = logits.log_softmax(dim=1).gather(1, torch.tensor(tokens[0][1:])[:, None]).squeeze(1)
     ours = policy.scorer(micro_batch(tokens, packing=True)).logprobs
     torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "olmoe"])
+def test_lora_refuses_a_mixture_of_experts_whose_weights_would_stay_frozen(family: str) -> None:
+    shape: dict[str, Any] = {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 61, "num_experts_per_tok": 2,
+    }  # fmt: skip
+    count = "num_local_experts" if family == "mixtral" else "num_experts"
+    config = AutoConfig.for_model(family, **shape, **{count: 4}, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    with raises(ModelError, "experts_unsupported", model=type(model).__name__):
+        attach(model, Lora(4, 8))
 
 
 def test_checkpoint_of_another_kind_is_refused(source: ModelSource, tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 # Prefix of names in peft's files. With it, PeftModel.from_pretrained reads our files.
 _PREFIX = "base_model.model."
+_EXPERTS_DIMENSIONS = 3
+"""Dimensions of the parameter with the weights of all experts of a layer: expert, output, input."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def saved_lora(folder: Path) -> Lora:
 def attach(model: Any, lora: Lora) -> None:
     """Adds adapters to `model` and freezes its other weights.
 
-    Raises ModelError without the peft package, or for a model without linear layers.
+    Raises ModelError without the peft package, or for a model without linear layers or with a mixture of experts.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
@@ -76,6 +78,21 @@ def attach(model: Any, lora: Lora) -> None:
             "linear_layers_missing",
             f"{type(model).__name__} has no linear layers for LoRA; leave lora_rank out",
             model=type(model).__name__,
+        )
+    # transformers stores the experts of a layer as one tensor, which is no linear layer and would stay frozen.
+    experts = [
+        f"{name}.{own}"
+        for name, module in model.get_decoder().named_modules()
+        for own, parameter in module.named_parameters(recurse=False)
+        if parameter.dim() == _EXPERTS_DIMENSIONS and not isinstance(module, torch.nn.Conv1d)
+    ]
+    if experts:
+        raise ModelError(
+            "experts_unsupported",
+            f"{type(model).__name__} has a mixture of experts ({experts[0]}), which LoRA would not train; leave "
+            "lora_rank out to train all weights, or take a dense model",
+            model=type(model).__name__,
+            parameter=experts[0],
         )
     config: Any = LoraConfig(
         task_type="CAUSAL_LM",
