@@ -142,7 +142,8 @@ class Hyperparameters(Settings):
 
     token_budget: int | None = Field(default=None, ge=2)
     """Most tokens that go through the model at once, instead of batch_size sequences. A longer sequence is dropped and
-    counted; the budget changes no other result."""
+    counted; the budget changes no other result. Default on CUDA: what fits in the GPU's free memory, at most 32768, and
+    no sequence is dropped."""
     packing: bool = True
     """Sequences of a micro-batch share one row without padding, and each attends only to itself. false: padded rows,
     for models whose attention does not support packing."""

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from tests.support.errors import raises
+from tests.unit.trainer.learner.learning import make_samples
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from gristmill_trainer import memory
+from gristmill_trainer import learner_factory, memory
 from gristmill_trainer.dist_context import DistContext
-from gristmill_trainer.errors import ModelError, TrainerError
+from gristmill_trainer.errors import ModelError, OutOfMemoryError, TrainerError
 from gristmill_trainer.learner_factory import LearnerPlan, build_learner
 from gristmill_trainer.policy import ModelSource, Policy
 from gristmill_trainer.settings import TrainerSettings
@@ -55,6 +56,28 @@ def test_model_whose_config_names_its_shape_differently_can_be_trained(
     monkeypatch.setattr(memory, "_number", lambda config, name: None)
     build_learner(plan, DistContext())
     assert "does not tell its shape" in caplog.text
+
+
+def test_micro_batches_are_as_large_as_the_gpus_free_memory_allows(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def largest(room: float, **settings: Any) -> int:
+        monkeypatch.setattr(learner_factory, "free_memory", lambda device: room)
+        chosen = TrainerSettings(device="cpu", **settings)
+        learner, _ = build_learner(LearnerPlan(ModelSource.of(str(model_dir)), None, chosen, 16), DistContext())
+        samples = make_samples(64)
+        return max(sum(len(samples[number]) for number in micro or ()) for micro in learner._plan(samples)[0])
+
+    model = Policy(ModelSource.of(str(model_dir)), "cpu").model
+    needed = memory.Memory.of(model.config, model.num_parameters(), TrainerSettings(), cuda=False)
+    assert needed is not None
+    room = (needed.fixed + 200 * needed.per_token) / 0.92
+    everything = sum(map(len, make_samples(64)))
+    assert 100 < largest(room) <= 200
+    assert largest(room, token_budget=64) <= 64
+    assert largest(10 * room) == everything
+    with raises(OutOfMemoryError, "model_too_large"):
+        largest(100_000)
 
 
 @pytest.mark.parametrize(("device", "size"), [("cpu", 4), ("cuda", 2)])

@@ -63,12 +63,14 @@ class Learner:
         *,
         schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
         max_completion_length: int | None = None,
+        budget: int | None = None,
         reference: Policy | None = None,
         dist: DistContext | None = None,
     ) -> None:
-        """`max_completion_length`: the divisor of dr_grpo, unless the settings have one. `reference`: scores samples
-        without reference log-probabilities for the KL penalty. LoRA does not need it: the reference is then the policy
-        without its adapters."""
+        """`max_completion_length`: the divisor of dr_grpo, unless the settings have one. `budget`: most tokens of a
+        micro-batch, unless the settings have a token_budget; a longer sequence is one micro-batch. `reference`: scores
+        samples without reference log-probabilities for the KL penalty. LoRA does not need it: the reference is then the
+        policy without its adapters."""
         self.policy = policy
         self.optimizer = optimizer
         self.schedule = schedule
@@ -78,7 +80,7 @@ class Learner:
         self._max_completion_length = settings.max_completion_length or max_completion_length
         self._reference = reference
         self._dist = dist or DistContext()
-        self._budget = settings.token_budget
+        self._budget = settings.token_budget or budget
         """Most tokens of a micro-batch; halved after an update that ran out of memory."""
         self._halved = 0
         """How often the budget was halved in the current step."""
@@ -348,7 +350,7 @@ class Learner:
         batch_size = max(self._settings.batch_size * len(units) // max(len(samples), 1), 1)
         budget = self._budget
         if budget is not None and budget != self._settings.token_budget:
-            budget = max([budget, *lengths])  # It was halved for a step whose longest sequence was shorter.
+            budget = max([budget, *lengths])  # It was computed, or halved in a step of shorter sequences.
         found = plan(lengths, budget=budget, batch_size=batch_size, ranks=self._dist.size)
         return [
             [micro and tuple(number for unit in micro for number in units[unit]) for micro in of_rank]

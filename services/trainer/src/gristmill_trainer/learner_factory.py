@@ -6,11 +6,13 @@ import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from gristmill_trainer.checkpoint.contents import seed_all
 from gristmill_trainer.dist_context import DistContext
-from gristmill_trainer.errors import ModelError, TrainerError
+from gristmill_trainer.errors import ModelError, OutOfMemoryError, TrainerError
 from gristmill_trainer.learner import Learner
-from gristmill_trainer.memory import Memory
+from gristmill_trainer.memory import Memory, gigabytes
 from gristmill_trainer.model_state import LearnerState, ShardedState, WholeState, check_shardable, shard
 from gristmill_trainer.optimizer import build_optimizer, build_schedule
 from gristmill_trainer.policy import Lora, ModelSource, Policy
@@ -18,6 +20,10 @@ from gristmill_trainer.policy.lora import saved_lora
 from gristmill_trainer.settings import TrainerSettings
 
 _LOG = logging.getLogger(__name__)
+LARGEST_MICRO_BATCH = 32_768
+"""Tokens. On a GPU, larger micro-batches take more memory and are not faster."""
+_USED = 0.92
+"""Share of the free memory that micro-batches are planned for."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +70,12 @@ def build_learner(plan: LearnerPlan, dist: DistContext) -> tuple[Learner, Learne
         compiled=settings.compile,
         lora=Lora(settings.lora_rank, settings.lora_alpha) if settings.lora_rank else None,
     )
+    parameters = sum(one.numel() for one in policy.model.parameters())
+    memory = Memory.of(policy.model.config, parameters, settings, cuda=policy.device.type == "cuda", gpus=dist.size)
     if dist.is_main:
-        parameters = sum(one.numel() for one in policy.model.parameters())
-        cuda = policy.device.type == "cuda"
-        memory = Memory.of(policy.model.config, parameters, settings, cuda=cuda, gpus=dist.size)
         needed = "an unknown amount, because the model's config does not tell its shape" if memory is None else memory
         _LOG.info("memory: the training needs %s (docs/gpu.md has the parts)", needed)
+    budget = None if memory is None else _budget(memory, settings, policy.device, dist)
     if plan.weights is not None and settings.lora_rank:
         _compare_alpha(Path(plan.weights), settings.lora_alpha)
     reference = _reference(plan)
@@ -83,6 +89,7 @@ def build_learner(plan: LearnerPlan, dist: DistContext) -> tuple[Learner, Learne
         settings,
         schedule=schedule,
         max_completion_length=plan.max_completion_length,
+        budget=budget,
         reference=reference,
         dist=dist,
     )
@@ -90,6 +97,42 @@ def build_learner(plan: LearnerPlan, dist: DistContext) -> tuple[Learner, Learne
         WholeState(policy, optimizer, schedule) if dist.size == 1 else ShardedState(policy, optimizer, schedule, dist)
     )
     return learner, state
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Returns the bytes of a GPU that this process has or may still take; None for a CPU."""
+    if device.type != "cuda":
+        return None
+    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+
+
+def _budget(memory: Memory, settings: TrainerSettings, device: torch.device, dist: DistContext) -> int | None:
+    """Returns the most tokens of a micro-batch that fit in every rank's GPU, at most LARGEST_MICRO_BATCH.
+
+    None on a CPU, or if the settings have a token_budget. Raises OutOfMemoryError on every rank if the model's state
+    alone is larger than a GPU's memory.
+    """
+    rooms = [room for room in dist.gather(free_memory(device)) if room is not None]
+    if not rooms:
+        return None
+    room = min(rooms)
+    if memory.state > room:
+        raise OutOfMemoryError(
+            "model_too_large",
+            f"weights, gradients and optimizer state take {gigabytes(memory.state)}, and the GPU has {gigabytes(room)} "
+            "for the trainer; set lora_rank, take a smaller model or more GPUs, or lower GPU_MEMORY_UTILIZATION if "
+            "the model server has the same GPU",
+            needed=memory.state,
+            room=room,
+        )
+    if settings.token_budget is not None:
+        return None
+    found = min(memory.tokens(_USED * room), LARGEST_MICRO_BATCH)
+    if dist.is_main:
+        _LOG.info(
+            "micro-batches of up to %d tokens fit in %s; token_budget sets another number", found, gigabytes(room)
+        )
+    return max(found, 1)
 
 
 def _longest(plan: LearnerPlan) -> int:

@@ -64,6 +64,11 @@ class Memory:
         """Bytes that do not depend on the tokens of a micro-batch."""
         return self.weights + self.gradients + self.moments + self.casts + self.reference + self.head
 
+    @property
+    def state(self) -> int:
+        """Bytes that exist during the whole training."""
+        return self.weights + self.gradients + self.moments + self.reference
+
     def tokens(self, room: float) -> int:
         """Returns the most tokens of a micro-batch that fit in `room` bytes; 0 if not even the fixed part does."""
         return max(int((room - self.fixed) // self.per_token), 0)
