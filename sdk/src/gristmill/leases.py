@@ -4,7 +4,8 @@ The order of calls for an optimizer step:
 
     lease(step) -> train -> trained(step) -> write a checkpoint with `covered` -> ack() -> record_version(step)
 
-A checkpoint need not follow every step. It covers all steps that were trained since the last ack.
+A checkpoint need not follow every step. It covers all steps that were trained since the last ack. A trainer may take
+further steps while it writes a checkpoint of `step`. Then it calls ack(step).
 """
 
 from __future__ import annotations
@@ -180,14 +181,20 @@ class LeaseSession:
         with self._lock:
             self._held[self.batch_id(step)].trained = True
 
-    def ack(self) -> None:
+    def ack(self, step: int | None = None) -> None:
         """Reports that a durable checkpoint covers the trained batches.
+
+        `step`: of the checkpoint. Batches of later steps stay leased until the next ack. None: the last trained step.
 
         Raises LeaseLostError, or the errors of `SyncClient.ack`.
         """
         self._raise_failure()
         with self._lock:
-            batch_ids = [batch_id for batch_id, batch in self._held.items() if batch.trained]
+            batch_ids = [
+                batch_id
+                for batch_id, batch in self._held.items()
+                if batch.trained and (step is None or PolicyVersion.parse(batch_id).step <= step)
+            ]
         if batch_ids:
             self._api.ack(self._run_id, self.incarnation, batch_ids, creation=self._creation)
             with self._lock:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, cast
 
 import httpx
 import pytest
 from tests.support.errors import raises
+from tests.support.groups import make_group
 
-from gristmill import ApiError, ErrorCode, LeaseSession, PolicyVersion, RunRecord, RunState, SyncClient
+from gristmill import ApiError, ErrorCode, LeaseSession, PolicyVersion, RunRecord, RunState, SyncClient, TrajectoryGroup
 
 RECORD = RunRecord(
     run_id="sums",
@@ -28,6 +30,7 @@ class Api:
 
     def __init__(self) -> None:
         self.versions: list[PolicyVersion] = []
+        self.acked: list[str] = []
         self.refusals: list[ErrorCode] = []
         """The codes of the next calls of `take`."""
 
@@ -42,6 +45,30 @@ class Api:
 
     def record_version(self, run_id: str, version: PolicyVersion, **named: Any) -> None:
         self.versions.append(version)
+
+    def lease(self, run_id: str, incarnation: int, batch_id: str, **named: Any) -> list[TrajectoryGroup]:
+        return [make_group(batch_id)]
+
+    def ack(self, run_id: str, incarnation: int, batch_ids: Sequence[str], **named: Any) -> None:
+        self.acked += batch_ids
+
+
+def test_session_acks_the_batches_up_to_a_checkpoints_step() -> None:
+    """The trainer wrote the checkpoint of step 10 while it trained step 11."""
+    api = Api()
+    with LeaseSession(api.client, "sums", {}) as session:
+        for step in (9, 10, 11):
+            session.lease(step, 0.0, 1)
+            session.trained(step)
+        session.ack(8)
+        assert api.acked == []
+        session.ack(10)
+        assert (api.acked, session.covered) == (["1.9", "1.10"], ["1.11"])
+        session.ack()
+        assert (api.acked, session.covered) == (["1.9", "1.10", "1.11"], [])
+        api.acked.clear()
+        session.ack(11)
+    assert api.acked == []
 
 
 def test_session_records_a_version_its_label_or_a_step() -> None:
