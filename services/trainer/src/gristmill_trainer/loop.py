@@ -2,7 +2,7 @@
 
 Each step of reinforcement learning leases scored groups of completions from the trajectory API and takes an optimizer
 step on the loss in objectives/. The trainer then publishes the new weights to the running model server. It acks the
-groups once a durable checkpoint covers them.
+groups once a durable checkpoint covers them. In one process, a thread writes the checkpoint beside the next steps.
 
 A kill at any point loses no group, and the surviving weights contain no group twice. Groups without an ack return to
 the queue. The next trainer of the run settles the groups that the last checkpoint covers.
@@ -25,12 +25,12 @@ import msgspec
 import numpy as np
 import torch
 
-from gristmill import ApiError, ErrorCode, LeaseSession, PolicyVersion
+from gristmill import ApiError, ErrorCode, GristmillError, LeaseSession, PolicyVersion
 from gristmill.lines import JsonlWriter
 from gristmill.metrics import METRICS_FILE, StepMetrics
 from gristmill.stall import StallGuard
 from gristmill_trainer.batch_source import Batch, BatchSource
-from gristmill_trainer.checkpoint import CheckpointStore, Progress
+from gristmill_trainer.checkpoint import BackgroundSave, CheckpointStore, Progress
 from gristmill_trainer.checkpoint.digests import DigestWriter
 from gristmill_trainer.data.types import Sample
 from gristmill_trainer.disk import writing
@@ -152,6 +152,8 @@ class Training:
     """None except on rank 0."""
     probing: Probing | None = None
     """None: this trainer publishes no weights."""
+    saving: BackgroundSave = field(default_factory=BackgroundSave)
+    """Idle except on rank 0 of one process."""
 
     def on_main(self, call: Callable[Concatenate[MainRank, _P], _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Returns the result of `call(main, ...)` on every rank, although only rank 0 executes it.
@@ -170,6 +172,12 @@ class Training:
 
 def train(training: Training) -> None:
     """Trains to `training_steps`, on every rank. Raises StoppedError on every rank if a stop is requested before."""
+    with completing_checkpoint(training):
+        take_steps(training)
+
+
+def take_steps(training: Training) -> None:
+    """Trains from `first_step` to `training_steps`, and finishes the run."""
     settings, learner, phases, on_main = training.settings, training.learner, training.phases, training.on_main
     step = training.first_step
     reward: float | None = None
@@ -177,7 +185,7 @@ def train(training: Training) -> None:
 
     while step < settings.training_steps:
         with phases("wait"), checkpoint_on_stop(training, step):
-            on_main(wait_for_batch, step + 1)
+            on_main(wait_for_batch, step + 1, training.saving)
         with phases("pack"):
             samples = on_main(batch_samples)
         with phases("publish"):
@@ -197,7 +205,7 @@ def train(training: Training) -> None:
         check_weights(training, step)
         if on_main(is_checkpoint_due, step, settings):
             with phases("checkpoint"):
-                checkpoint(training, step)
+                begin_checkpoint(training, step)
         on_main(lambda main: main.skipped.raise_if_too_many())
         with phases("publish"), checkpoint_on_stop(training, step):
             publish(training, step, moved=learning_rate > 0 and result.moved)
@@ -207,13 +215,17 @@ def train(training: Training) -> None:
     finish(training, step, reward)
 
 
-def wait_for_batch(main: MainRank, step: int) -> None:
-    """Waits without a time limit for the groups of `step`, and for the receipts of the weights that sampled them."""
+def wait_for_batch(main: MainRank, step: int, saving: BackgroundSave) -> None:
+    """Waits without a time limit for the groups of `step`, and for the receipts of the weights that sampled them.
+
+    Meanwhile acks the groups of a checkpoint that became durable, or raises the error of its thread.
+    """
     main.watchdog.begin()
     main.batch = None
     while main.batch is None:
         main.stop.raise_if_requested()
         main.guard.progress()
+        ack_durable(main, saving.poll())
         main.batch = main.batches.get(step, _POLL)
         if main.batch is None:
             # A restarted server serves its first weights again, while the environment waits for this trainer's weights.
@@ -231,14 +243,15 @@ def batch_samples(main: MainRank) -> list[Sample]:
 def optimizer_step(training: Training, samples: list[Sample], step: int) -> StepResult:
     """Takes one optimizer step. Raises AbandonedError if a stop is requested and too little time is left."""
     started = time.monotonic()
-    slowest = training.phases.slowest
+    slowest, saving = training.phases.slowest, training.saving
 
     def should_continue() -> bool:  # Called on rank 0 only.
         main = training.main
         assert main is not None
         main.guard.progress()
-        left = max(slowest.get("train", 0.0) - (time.monotonic() - started), 0.0)
-        return not main.stop.should_abandon(left + slowest.get("checkpoint", 0.0))
+        # A checkpoint that is being written ends beside the step. The last checkpoint follows both.
+        left = max(slowest.get("train", 0.0) - (time.monotonic() - started), saving.seconds_left, 0.0)
+        return not main.stop.should_abandon(left + max(slowest.get("checkpoint", 0.0), saving.slowest))
 
     return training.learner.step(samples, step, should_continue)
 
@@ -264,8 +277,10 @@ def check_weights(training: Training, step: int) -> None:
 
 def leave_step(training: Training, step: int, abandoned: AbandonedError) -> NoReturn:
     """Abandons the step after `step`: saves finished steps, gives its groups back, and raises StoppedError."""
-    if abandoned.untouched and training.on_main(has_trained):
+    if abandoned.untouched:
         checkpoint(training, step)
+    else:
+        training.on_main(finish_checkpoint, training.saving)
     training.on_main(give_back, step + 1)
 
 
@@ -356,13 +371,32 @@ def checkpoint_on_stop(training: Training, step: int) -> Iterator[None]:
     try:
         yield
     except StoppedError:
-        if training.on_main(has_trained):
-            checkpoint(training, step)
+        checkpoint(training, step)
         raise
     except ApiError as error:
         # The API refuses acks of a suspended run. The trainer that resumes the run reports the covered groups.
-        if error.code == ErrorCode.SUSPENDED and training.on_main(has_trained):
+        if error.code == ErrorCode.SUSPENDED:
             save(training, step)
+        raise
+
+
+@contextmanager
+def completing_checkpoint(training: Training) -> Iterator[None]:
+    """Lets the checkpoint in progress become durable before an error ends the training.
+
+    After a GristmillError its groups get no ack, because the API may be unreachable or the run may have another
+    trainer. The run's next trainer names them.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if training.main is not None and training.saving.pending:
+            try:
+                durable = training.saving.join()
+                if not isinstance(error, GristmillError):
+                    ack_durable(training.main, durable)
+            except GristmillError as other:
+                _LOG.error("after the error that ends the training, its last checkpoint failed too: %s", other)
         raise
 
 
@@ -371,14 +405,52 @@ def has_trained(main: MainRank) -> bool:
     return bool(main.session.covered)
 
 
+def begin_checkpoint(training: Training, step: int) -> None:
+    """Copies the state and lets a thread write it. First waits for the previous checkpoint.
+
+    Returns when the checkpoint is durable and its groups have their ack: with several ranks, and if the training is
+    about to end by a stop request or by too many skipped steps.
+    """
+    with checkpoint_on_stop(training, step):
+        training.on_main(finish_checkpoint, training.saving)
+    staged = None if training.on_main(is_ending) else training.state.staged()
+    if staged is None:
+        checkpoint(training, step)
+        return
+    main = training.main
+    assert main is not None
+    training.saving.begin(training.checkpoints, staged, progress(main, step), main.digests)
+
+
+def is_ending(main: MainRank) -> bool:
+    return main.stop.requested or main.skipped.too_many
+
+
+def finish_checkpoint(main: MainRank, saving: BackgroundSave) -> None:
+    """Waits for the checkpoint in progress, if there is one, and acks its groups."""
+    ack_durable(main, saving.join())
+
+
+def ack_durable(main: MainRank, step: int | None) -> None:
+    """Acks the groups up to `step`, of a durable checkpoint. None: does nothing."""
+    if step is not None:
+        main.session.ack(step)
+
+
 def checkpoint(training: Training, step: int) -> None:
-    """Writes the weights to disk, then acks the groups that the weights were trained on."""
+    """Returns when the weights are on disk, and the groups that they were trained on have their ack."""
     save(training, step)
     training.on_main(lambda main: main.session.ack())
 
 
 def save(training: Training, step: int) -> None:
-    """Writes the weights to disk, with the ids of the groups trained since the last ack."""
+    """Writes the weights to disk, with the ids of the groups trained since the last ack; not if there are none.
+
+    First waits for the checkpoint in progress, whose groups have no ack yet.
+    """
+    durable = training.on_main(lambda main: training.saving.join())
+    if durable == step or not training.on_main(has_trained):
+        return
     digests = None if training.main is None else training.main.digests
     training.checkpoints.save(training.state, training.on_main(progress, step), digests)
 
@@ -441,7 +513,8 @@ def call_hook(main: MainRank, metrics: StepMetrics) -> None:
 
 
 def finish(training: Training, step: int, reward: float | None) -> None:
-    """Waits for the last publication, exports the model and finishes the run."""
+    """Waits for the last checkpoint and publication, exports the model and finishes the run."""
+    training.on_main(finish_checkpoint, training.saving)
     training.on_main(lambda main: main.publisher.wait())
     facts = training.on_main(final_facts, step, reward)
     folder, tokenizer = training.run_dir / "model", training.learner.policy.source.tokenizer

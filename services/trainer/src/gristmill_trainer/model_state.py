@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -22,20 +23,38 @@ from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import TrainerError, WeightsError
 from gristmill_trainer.optimizer import kept_hyperparameters, load_schedule
 from gristmill_trainer.policy import Policy
+from gristmill_trainer.policy.lora import ADAPTER_WEIGHTS, adapter_tensors
 from gristmill_trainer.policy.model import as_in_files, in_type, tied_head
 
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _FROM_RANK_0 = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
 
-class LearnerState(Protocol):
+class SavedState(Protocol):
+    """The part of a learner's state that a checkpoint contains."""
+
+    dist: DistContext
+    """The ranks that hold the state."""
+
+    def save_model(self, folder: Path) -> None:
+        """Writes a folder that a later policy loads as its weights: a Hugging Face model, or adapters."""
+
+    def state(self) -> dict[str, Any]:
+        """Returns the other state as dicts and lists of tensors, numbers and strings, on rank 0. "schedule": learning
+        rate."""
+
+
+class LearnerState(SavedState, Protocol):
     """The state of a learner: of one process with the whole model, or of several processes with parts of it.
 
     Every rank calls the same methods. Rank 0 alone returns the tensors, and writes the files.
     """
 
-    dist: DistContext
-    """The ranks that hold the state."""
+    def staged(self) -> SavedState | None:
+        """Returns a copy in host memory, which later steps do not change. The next call overwrites the copy.
+
+        None with several processes: the copy of the whole state would need too much memory on rank 0.
+        """
 
     def check_finite(self, step: int) -> None:
         """Raises WeightsError on every rank if a weight is NaN or infinite. `step`: steps done, for the message."""
@@ -43,15 +62,8 @@ class LearnerState(Protocol):
     def served_tensors(self) -> dict[str, torch.Tensor]:
         """Returns all tensors in the server's format, on rank 0."""
 
-    def save_model(self, folder: Path) -> None:
-        """Writes a folder that a later policy loads as its weights: a Hugging Face model, or adapters."""
-
     def save_whole(self, folder: Path) -> None:
         """Writes a whole Hugging Face model folder, with merged adapters."""
-
-    def state(self) -> dict[str, Any]:
-        """Returns the other state as dicts and lists of tensors, numbers and strings, on rank 0. "schedule": learning
-        rate."""
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restores rank 0's `state`, a result of `state`, without "schedule" if the schedule restarts. The model is
@@ -71,6 +83,14 @@ class WholeState:
         self._policy = policy
         self._optimizer = optimizer
         self._schedule = schedule
+        self._copies: dict[str, Any] = {}
+        """The last result of `_host_copy`, whose memory the next one uses again."""
+
+    def staged(self) -> StagedState:
+        policy = self._policy
+        tensors = policy.model.state_dict() if policy.lora is None else adapter_tensors(policy.model)
+        self._copies = _host_copy({"model": tensors, "other": self.state()}, self._copies, {})
+        return StagedState(policy, self._copies["model"], self._copies["other"])
 
     def check_finite(self, step: int) -> None:
         _check_finite(self._policy, self.dist, step)
@@ -93,6 +113,53 @@ class WholeState:
             self._optimizer.load_state_dict(state["optimizer"])
         if self._schedule is not None and state.get("schedule") is not None:
             load_schedule(self._schedule, state["schedule"])
+
+
+class StagedState:
+    """A copy of a `WholeState` at one step, for a checkpoint that is written while the policy trains on."""
+
+    def __init__(self, policy: Policy, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
+        """`tensors`: of the model by their names in memory, or of the adapters by their names in files."""
+        self.dist = DistContext()
+        self._policy = policy
+        self._tensors = tensors
+        self._state = state
+
+    def save_model(self, folder: Path) -> None:
+        if self._policy.lora is None:
+            self._policy.model.save_pretrained(folder, state_dict=dict(self._tensors), safe_serialization=True)
+            return
+        file = folder / ADAPTER_WEIGHTS
+        save_file({name: tensor.contiguous() for name, tensor in self._tensors.items()}, file, {"format": "pt"})
+        file.chmod(folder.stat().st_mode & 0o666)  # safetensors gives the file to its owner alone
+        self._policy.describe_adapters(folder)
+
+    def state(self) -> dict[str, Any]:
+        return self._state
+
+
+def _host_copy(value: Any, kept: Any, copies: dict[Any, torch.Tensor]) -> Any:
+    """Returns a copy of nested dicts, lists and tuples, with every tensor in host memory.
+
+    `kept`: an earlier result. Its tensors are overwritten where they fit, because the kernel needs several times as
+    long to provide new memory as the copy takes. `copies`: made so far, by the place of their original, so that tied
+    tensors stay tied, and by their own id.
+    """
+    if isinstance(value, torch.Tensor):
+        place = (value.data_ptr(), value.dtype, value.shape, value.stride()) if value.numel() else object()
+        if place not in copies:
+            fits = isinstance(kept, torch.Tensor) and (kept.dtype, kept.shape) == (value.dtype, value.shape)
+            free = fits and id(kept) not in copies
+            copy = kept.copy_(value.detach()) if free else value.detach().to("cpu", copy=True)
+            copies[place] = copies[id(copy)] = copy
+        return copies[place]
+    if isinstance(value, dict):
+        before = kept if isinstance(kept, dict) else {}
+        return {key: _host_copy(item, before.get(key), copies) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        there = kept if isinstance(kept, list | tuple) and len(kept) == len(value) else [None] * len(value)
+        return type(value)(_host_copy(item, before, copies) for item, before in zip(value, there, strict=True))
+    return value
 
 
 def _check_finite(policy: Policy, dist: DistContext, step: int) -> None:
@@ -173,6 +240,9 @@ class ShardedState:
         # In the optimizer's order: a tied parameter has only its first name.
         self._names = [name for name, _ in model.named_parameters()]
         self._tied_head = tied_head(model)
+
+    def staged(self) -> None:
+        return None
 
     def check_finite(self, step: int) -> None:
         _check_finite(self._policy, self.dist, step)

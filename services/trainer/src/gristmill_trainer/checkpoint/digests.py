@@ -114,28 +114,34 @@ class DigestWriter:
         self._batches: dict[int, list[str]] = {}
 
     def trained(self, step: int, group_ids: Sequence[str]) -> None:
-        """Records the groups of a step; the next checkpoint contains the step."""
+        """Records the groups of a step. The next checkpoint of this step or a later one contains the step."""
         self._batches[step] = list(group_ids)
 
     def append(self, folder: Path, progress: Progress) -> None:
         """Writes the row of a checkpoint. The row is on disk when this returns. Raises CheckpointError.
+
+        Another thread may call `trained` meanwhile.
 
         `folder`: a complete checkpoint. The checkpoint gets its name after this call: every checkpoint has a row, and
         a row without a checkpoint is followed by no other row.
         """
         if str(progress.version) == self._after:  # The same checkpoint again, because its ack was refused.
             return
+        # The trainer may be some steps ahead of a checkpoint that a thread writes.
+        batches = {step: groups for step, groups in list(self._batches.items()) if step <= progress.step}
         record = CheckpointRecord(
             progress=progress,
             files=file_digests(folder),
-            batches=self._batches,
+            batches=batches,
             after=self._after,
             created_ms=self._created_ms,
             trainer=self._trainer,
         )
         with writing(self._path, CheckpointError):
             self._writer.append(record)
-        self._after, self._batches = record.version, {}
+        self._after = record.version
+        for step in batches:
+            del self._batches[step]
 
     def close(self) -> None:
         self._writer.close()

@@ -30,7 +30,7 @@ from gristmill_trainer.checkpoint.contents import (
 from gristmill_trainer.checkpoint.digests import DigestWriter
 from gristmill_trainer.disk import writing
 from gristmill_trainer.errors import CheckpointError, FencedError
-from gristmill_trainer.model_state import LearnerState
+from gristmill_trainer.model_state import LearnerState, SavedState
 
 _LOG = logging.getLogger(__name__)
 
@@ -89,10 +89,17 @@ class CheckpointStore:
         verify(path)
         return Checkpoint(path, read_progress(path))
 
-    def save(self, learner: LearnerState, progress: Progress, digests: DigestWriter | None = None) -> Checkpoint:
+    def save(
+        self,
+        learner: SavedState,
+        progress: Progress,
+        digests: DigestWriter | None = None,
+        random: dict[str, Any] | None = None,
+    ) -> Checkpoint:
         """Writes a checkpoint and returns when it is on disk under its name. Every rank calls it; rank 0 writes.
 
-        `digests`: receives the checkpoint's row, on rank 0.
+        `digests`: receives the checkpoint's row, on rank 0. `random`: the `random_state` of the step, by default the
+        present one.
 
         Raises CheckpointError if it cannot be written. Raises FencedError if a newer trainer of the run has already
         written this step: this trainer was replaced, as while its machine slept.
@@ -102,7 +109,7 @@ class CheckpointStore:
         remedy = "The previous checkpoint stays, and a restarted trainer continues from it"
         try:
             with writing(path, CheckpointError, remedy):
-                _write(partial, learner, progress)
+                _write(partial, learner, progress, random)
         except CheckpointError:
             shutil.rmtree(partial, ignore_errors=True)
             raise
@@ -188,14 +195,14 @@ def read_progress(path: Path) -> Progress:
         ) from error
 
 
-def _write(folder: Path, learner: LearnerState, progress: Progress) -> None:
+def _write(folder: Path, learner: SavedState, progress: Progress, random: dict[str, Any] | None) -> None:
     """Writes all files. The model is on disk before the optimizer's state is gathered, because each may be large."""
     learner.dist.on_main(folder.mkdir)
     learner.save_model(folder)
     optimizer = learner.state()
 
     def finish() -> None:
-        for state, name in ((optimizer, OPTIMIZER), (random_state(), RANDOM)):
+        for state, name in ((optimizer, OPTIMIZER), (random_state() if random is None else random, RANDOM)):
             _save(state, folder / name)
         (folder / STATE).write_bytes(msgspec.json.encode(progress))
         write_manifest(folder)

@@ -1,0 +1,86 @@
+"""A checkpoint that a thread writes from a copy of the state, while the trainer takes its next steps."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from gristmill import GristmillError
+from gristmill.errors import of_thread
+from gristmill_trainer.checkpoint.contents import Progress, random_state
+from gristmill_trainer.checkpoint.digests import DigestWriter
+from gristmill_trainer.checkpoint.store import CheckpointStore
+from gristmill_trainer.model_state import SavedState
+
+
+class BackgroundSave:
+    """Writes one checkpoint at a time, in a training of one process.
+
+    The caller acks the checkpoint's groups when `poll` or `join` returns its step, because only then is it durable.
+    Only one thread calls the methods.
+    """
+
+    def __init__(self) -> None:
+        self.slowest = 0.0
+        """Seconds of the slowest write."""
+        self._step: int | None = None
+        self._began = 0.0
+        self._thread: threading.Thread | None = None
+        self._failure: GristmillError | None = None
+
+    @property
+    def pending(self) -> bool:
+        """Whether a checkpoint was begun that neither `poll` nor `join` has returned."""
+        return self._thread is not None
+
+    @property
+    def seconds_left(self) -> float:
+        """Expected seconds until the checkpoint in progress is durable."""
+        running = self._thread is not None and self._thread.is_alive()
+        return max(0.0, self._began + self.slowest - time.monotonic()) if running else 0.0
+
+    def begin(
+        self, store: CheckpointStore, staged: SavedState, progress: Progress, digests: DigestWriter | None
+    ) -> None:
+        """Starts to write the checkpoint, with the present random states. Call `join` before.
+
+        `staged`: a result of `LearnerState.staged`, which is not called again before `join`.
+        """
+        assert not self.pending, f"the checkpoint of step {self._step} is in progress"
+        arguments = (store, staged, progress, digests, random_state())
+        self._step, self._began = progress.step, time.monotonic()
+        self._thread = threading.Thread(target=self._run, args=arguments, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def poll(self) -> int | None:
+        """Returns the step of the begun checkpoint, once, if it is durable; else None. Raises the thread's error."""
+        return None if self._thread is not None and self._thread.is_alive() else self.join()
+
+    def join(self) -> int | None:
+        """Waits until the begun checkpoint is durable, and returns its step; None if there is none.
+
+        Raises the errors of `CheckpointStore.save`. A stop request does not shorten the wait.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        step, self._step = self._step, None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        return step
+
+    def _run(
+        self,
+        store: CheckpointStore,
+        staged: SavedState,
+        progress: Progress,
+        digests: DigestWriter | None,
+        random: dict[str, Any],
+    ) -> None:
+        try:
+            store.save(staged, progress, digests, random)
+        except Exception as error:  # noqa: BLE001  Raised by `join`: a full disk must not end the thread unheard.
+            self._failure = of_thread(f"writing the checkpoint of step {progress.step}", error)
+        self.slowest = max(self.slowest, time.monotonic() - self._began)

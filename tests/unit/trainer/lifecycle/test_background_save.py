@@ -1,0 +1,322 @@
+"""A thread writes a checkpoint while the trainer takes its next steps. Its groups get their ack once it is durable."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from tests.support.errors import raises
+from tests.unit.trainer.lifecycle.api_stand_in import ApiStandIn
+from tests.unit.trainer.lifecycle.conftest import SETTINGS, Training, progress, step_groups
+from tests.unit.trainer.lifecycle.test_loop import SKIPS, Trainer
+
+from gristmill import ApiError, PolicyVersion
+from gristmill_trainer.checkpoint import BackgroundSave, CheckpointStore, Resumption, find_resumption, store
+from gristmill_trainer.checkpoint.digests import file_digests, read_digests
+from gristmill_trainer.checkpoint.store import read_progress
+from gristmill_trainer.dist_context import DistContext
+from gristmill_trainer.errors import CheckpointError, FencedError, PublishError
+from gristmill_trainer.hooks import StepEvent
+from gristmill_trainer.learner_factory import LearnerPlan, build_learner
+from gristmill_trainer.policy import ModelSource
+from gristmill_trainer.publish import NoTransport
+from gristmill_trainer.stop import StoppedError
+
+SECOND_STEPS = SKIPS.model_copy(update={"checkpoint_interval": 2})
+
+
+class EndedError(Exception):
+    """Ends a training after its fourth step."""
+
+
+class Disk:
+    """Holds each checkpoint that a thread writes, until somebody waits for it or `released` is set."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, at: str) -> None:
+        """`at`: "_write", before any file, or "write_manifest", with the other files on disk."""
+        self.reached, self.released = threading.Event(), threading.Event()
+        self.error: OSError | None = None
+        """Raised in place of the write."""
+        self.writes = 0
+        write, join = getattr(store, at), BackgroundSave.join
+
+        def held(*arguments: Any) -> None:
+            self.writes += 1
+            if threading.current_thread() is not threading.main_thread():
+                self.reached.set()
+                assert self.released.wait(60), "nobody waits for the checkpoint"
+            if self.error is not None:
+                raise self.error
+            write(*arguments)
+
+        def joined(saving: BackgroundSave) -> int | None:
+            if saving.pending:  # A trainer that does not join never sees the checkpoint's end.
+                self.released.set()
+            return join(saving)
+
+        patch.setattr(store, at, held)
+        patch.setattr(BackgroundSave, "join", joined)
+
+
+class Api(ApiStandIn):
+    """Also keeps a copy of the run's folder at each ack, as a kill just before the ack would leave it."""
+
+    def __init__(self, run: Path, copies: Path) -> None:
+        super().__init__(group_of(1, 2, 3, 4, 5))
+        self.run, self.copies = run, copies
+        self.acks: list[list[str]] = []
+
+    def ack(self, run_id: str, incarnation: int, batch_ids: Sequence[str], **named: Any) -> None:
+        shutil.copytree(self.run, self.copies / str(len(self.acks)))
+        self.acks.append(list(batch_ids))
+        super().ack(run_id, incarnation, batch_ids, **named)
+
+
+class Transport(NoTransport):
+    """Remembers the step of the last publication."""
+
+    served = 0
+
+    def publish(self, tensors: object, version: PolicyVersion) -> None:
+        self.served = version.step
+
+
+def group_of(*steps: int) -> list[Any]:
+    return [group for step in steps for group in step_groups(step)]
+
+
+def ids(*steps: int) -> list[str]:
+    return [group.group_id for group in group_of(*steps)]
+
+
+def resumption(run: Path) -> Resumption | None:
+    return find_resumption(CheckpointStore(run / "checkpoints", 2, "c0ffee"), "auto")
+
+
+def wait_for_thread() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "checkpoint":
+            thread.join(60)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(monkeypatch, "write_manifest")
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Api:
+    return Api(tmp_path / "run", tmp_path / "copies")
+
+
+@pytest.fixture
+def trainer(model_dir: Path, api: Api) -> Trainer:
+    trainer = Trainer(ModelSource(str(model_dir), str(model_dir), None, 512), api.run, api)
+    trainer.settings = SECOND_STEPS
+    trainer.leased = end_after_four
+    return trainer
+
+
+def end_after_four(step: int) -> None:
+    if step > 4:
+        raise EndedError
+
+
+def after(step: int, call: Callable[[], object]) -> Callable[[StepEvent], object]:
+    return lambda event: call() if event.metrics.step == step else None
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_checkpoint_of_a_thread_has_the_bytes_of_its_step(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lora_rank: int
+) -> None:
+    """Twice, because the second copy of the state takes the memory of the first."""
+    disk = Disk(monkeypatch, "_write")
+    settings = SETTINGS.model_copy(update={"lora_rank": lora_rank})
+    source = ModelSource(str(model_dir), str(model_dir), None, 512)
+    training = Training(*build_learner(LearnerPlan(source, None, settings, None), DistContext()))
+    at_once, beside = CheckpointStore(tmp_path / "at once", 5), CheckpointStore(tmp_path / "beside", 5)
+    saving = BackgroundSave()
+    for step in (1, 3):
+        training.step(step)
+        expected = file_digests(at_once.save(training.state, progress(step)).path)
+        staged = training.state.staged()
+        assert staged is not None
+        saving.begin(beside, staged, progress(step), None)
+        training.step(step + 1)  # Draws random numbers too.
+        assert disk.reached.wait(60)
+        assert saving.poll() is None
+        assert not list(beside.folder.glob(f"step-{step:06d}"))
+        assert saving.join() == step
+        assert saving.join() is None
+        assert file_digests(beside.folder / f"step-{step:06d}") == expected
+        disk.reached.clear()
+        disk.released.clear()
+
+
+def test_copy_of_the_state_does_not_change_with_the_next_step(training: Training) -> None:
+    training.step(1)
+    staged = training.state.staged()
+    assert staged is not None
+    saved = {number: values["exp_avg"].clone() for number, values in staged.state()["optimizer"]["state"].items()}
+    training.step(2)
+    now = staged.state()["optimizer"]["state"]
+    assert all(torch.equal(now[number]["exp_avg"], kept) for number, kept in saved.items())
+    live = training.state.state()["optimizer"]["state"]
+    assert not torch.equal(live[0]["exp_avg"], saved[0])
+    again = training.state.staged()
+    assert again is not None
+    there = again.state()["optimizer"]["state"]
+    assert torch.equal(there[0]["exp_avg"], live[0]["exp_avg"])
+    assert there[0]["exp_avg"].data_ptr() == now[0]["exp_avg"].data_ptr(), "new memory would take longer than the copy"
+
+
+def test_trainer_takes_a_step_while_a_checkpoint_is_written(trainer: Trainer, api: Api, disk: Disk) -> None:
+    """The groups of the step belong to the next checkpoint, and a kill meanwhile leaves the checkpoint before."""
+    seen: list[object] = []
+
+    def look() -> None:
+        assert disk.reached.wait(60)
+        shutil.copytree(api.run, api.copies / "killed")
+        seen.append((list(api.acked), [path.name for path in (api.run / "checkpoints").iterdir()]))
+        disk.released.set()
+        wait_for_thread()
+
+    trainer.hook = after(3, look)
+    trainer.leased = lambda step: seen.append(list(api.acked)) if step == 4 else end_after_four(step)
+    with pytest.raises(EndedError):
+        trainer.run()
+    assert seen == [([], [".step-000002.partial"]), ids(1, 2)], "acked before step 4, in the same process"
+    assert resumption(api.copies / "killed") is None
+    assert api.acks == [["1.1", "1.2"], ["1.3", "1.4"]]
+    assert api.acked == ids(1, 2, 3, 4)
+    for copy, step, covered in (("0", 2, ids(1, 2)), ("1", 4, ids(3, 4))):
+        found = resumption(api.copies / copy)
+        assert found is not None
+        assert (found.step, found.covered) == (step, covered), "durable before the ack"
+    rows = read_digests(api.run / "digests.jsonl")
+    assert [row.batches for row in rows] == [{1: ids(1), 2: ids(2)}, {3: ids(3), 4: ids(4)}]
+    assert [row.after for row in rows] == [None, "1.2"]
+
+
+def test_next_checkpoint_waits_for_the_previous_one(trainer: Trainer, api: Api, disk: Disk) -> None:
+    trainer.settings = SECOND_STEPS.model_copy(update={"checkpoint_interval": 1})
+    with pytest.raises(EndedError):
+        trainer.run()
+    assert api.acks == [["1.1"], ["1.2"], ["1.3"], ["1.4"]]
+    written = [read_progress(api.run / "checkpoints" / f"step-00000{step}").covered for step in (3, 4)]
+    assert written == [ids(3), ids(4)]
+
+
+def test_end_of_the_training_waits_for_its_checkpoint(trainer: Trainer, api: Api, disk: Disk) -> None:
+    """Before it waits for the last publication and exports the model."""
+    trainer.settings = SECOND_STEPS.model_copy(update={"training_steps": 4})
+    trainer.transport = transport = Transport()
+    seen: list[list[str]] = []
+
+    def prove() -> None:
+        if transport.served == 4:
+            seen.append(list(api.acked))
+            raise EndedError
+
+    transport.prove = prove  # type: ignore[method-assign]
+    with pytest.raises(EndedError):
+        trainer.run()
+    assert seen == [ids(1, 2, 3, 4)]
+
+
+def test_error_of_the_thread_ends_the_training_with_its_code(trainer: Trainer, api: Api, disk: Disk) -> None:
+    disk.error = OSError(28, "No space left on device")
+    disk.released.set()
+    trainer.leased = lambda step: wait_for_thread()
+    with raises(CheckpointError, "write_failed", path=(api.run / "checkpoints" / "step-000002").resolve()):
+        trainer.run()
+    assert not list((api.run / "checkpoints").iterdir())
+    assert api.acks == []
+    assert api.rows == [1, 2, 3], "the thread ended while step 3 was leased, and the trainer took no further step"
+
+
+def test_newer_trainers_checkpoint_ends_the_training(trainer: Trainer, api: Api, disk: Disk) -> None:
+    """This trainer was replaced, as while its machine slept."""
+    trainer.settings = SECOND_STEPS.model_copy(update={"checkpoint_interval": 1})
+
+    def replaced() -> None:
+        disk.released.set()
+        wait_for_thread()
+        theirs = api.run / "checkpoints" / "step-000002"
+        shutil.copytree(theirs.with_name("step-000001"), theirs)
+        newer = replace(read_progress(theirs), step=2, version=PolicyVersion(2, 2))
+        (theirs / "trainer_state.json").write_bytes(msgspec.json.encode(newer))
+
+    trainer.hook = after(1, replaced)
+    with raises(FencedError, "fenced", found="2.2", version="1.2"):
+        trainer.run()
+    assert api.acks == [["1.1"]]
+
+
+def test_stop_waits_for_the_checkpoint_in_progress_and_saves_later_steps(
+    trainer: Trainer, api: Api, disk: Disk
+) -> None:
+    trainer.hook = after(3, lambda: signal.raise_signal(signal.SIGTERM))
+    with raises(StoppedError, "stopped"):
+        trainer.run()
+    found = resumption(api.run)
+    assert found is not None
+    assert found.step == 3
+    assert api.acked == ids(1, 2, 3)
+    assert [list(row.batches) for row in read_digests(api.run / "digests.jsonl")] == [[1, 2], [3]]
+    assert sorted(path.name for path in (api.run / "checkpoints").iterdir()) == ["step-000002", "step-000003"]
+    assert not api.leased
+
+
+def test_stop_writes_no_second_checkpoint_of_the_step_in_progress(trainer: Trainer, api: Api, disk: Disk) -> None:
+    trainer.hook = after(2, lambda: signal.raise_signal(signal.SIGTERM))
+    with raises(StoppedError, "stopped"):
+        trainer.run()
+    assert api.acks == [["1.1", "1.2"]]
+    assert disk.writes == 1
+    assert [path.name for path in (api.run / "checkpoints").iterdir()] == ["step-000002"]
+
+
+def test_suspended_run_keeps_the_steps_after_the_checkpoint_in_progress(trainer: Trainer, api: Api, disk: Disk) -> None:
+    """The API takes no ack, so the last checkpoint names the groups of both."""
+
+    def suspend() -> None:
+        api.error = ApiError("suspended", 409, "another run took the stack")
+
+    trainer.hook = after(3, suspend)
+    with raises(ApiError, "suspended"):
+        trainer.run()
+    found = resumption(api.run)
+    assert found is not None
+    assert (found.step, found.covered, api.acked) == (3, ids(1, 2, 3), [])
+    assert [list(row.batches) for row in read_digests(api.run / "digests.jsonl")] == [[1, 2], [3]]
+
+
+@pytest.mark.parametrize("kind", [ValueError, PublishError])
+def test_error_of_the_training_does_not_lose_the_checkpoint_in_progress(
+    trainer: Trainer, api: Api, disk: Disk, kind: type[Exception]
+) -> None:
+    """After an error of the services the next trainer names the groups. After another error they have their ack."""
+    error = ValueError("enough") if kind is ValueError else PublishError("model_server_unreachable", "away")
+
+    def fail() -> None:
+        if transport.served == 3:
+            raise error
+
+    trainer.transport = transport = Transport()
+    transport.prove = fail  # type: ignore[method-assign]
+    with pytest.raises(kind):
+        trainer.run()
+    found = resumption(api.run)
+    assert found is not None
+    assert (found.step, found.covered) == (2, ids(1, 2))
+    assert api.acked == (ids(1, 2) if kind is ValueError else [])
