@@ -53,7 +53,8 @@ class Hyperparameters(Settings):
     max_staleness: int = Field(default=0, ge=0)
     """How many steps the environment may run ahead of the trainer. 0 is synchronous."""
     checkpoint_interval: int = Field(default=5, ge=1)
-    """Steps between durable checkpoints; a kill costs at most this many steps."""
+    """Steps between checkpoints; a kill costs at most this many steps, and the steps that began while the last one was
+    written."""
     max_skipped_steps: int = Field(default=3, ge=0)
     """Consecutive steps that may train nothing or leave out an update whose loss or gradient is not finite. The step
     after them ends the training."""

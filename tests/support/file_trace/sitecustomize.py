@@ -2,7 +2,8 @@
 
 GRISTMILL_TRACE is JSON: `folder` receives one file per process, with one line per source file. `tasks` and `spans` name
 functions as "gristmill_env/worker.py:Worker._work". A function of `tasks` marks the asyncio task that calls it, and the
-tasks and threads with a copy of the task's context. A function of `spans` marks all threads until the function returns.
+tasks and threads with a copy of the task's context. A function of `spans` marks all threads until the function returns,
+except the thread that writes a checkpoint, because it runs beside them at any time.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def _watch(frame: FrameType, event: str, argument: Any) -> None:
         _open_spans += 1 if event == "call" else -1
     elif name in _TASKS:
         _marked.set(True)
-    if event == "call" and (_open_spans or _marked.get()):
+    beside = _open_spans and threading.current_thread().name == "checkpoint"
+    if event == "call" and (_open_spans or _marked.get()) and not beside:
         _add(path)
         if name == "gristmill_api/store/scripts.py:Scripts.run":
             _add(f"gristmill_api/store/lua/{frame.f_locals['name']}.lua")

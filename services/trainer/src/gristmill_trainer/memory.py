@@ -54,6 +54,8 @@ class Memory:
     """Copies of the trained weights in bfloat16, which autocast keeps until the backward pass."""
     reference: int
     """The reference model of a KL penalty. On CUDA, the weights of its linear layers are bfloat16."""
+    staged: int
+    """The copy of the state that a thread writes as a checkpoint, on a CPU. On CUDA this copy is in main memory."""
     head: int
     """Logits: a few chunks, however many tokens there are."""
     per_token: int
@@ -62,12 +64,12 @@ class Memory:
     @property
     def fixed(self) -> int:
         """Bytes that do not depend on the tokens of a micro-batch."""
-        return self.weights + self.gradients + self.moments + self.casts + self.reference + self.head
+        return self.state + self.casts + self.head
 
     @property
     def state(self) -> int:
         """Bytes that exist during the whole training."""
-        return self.weights + self.gradients + self.moments + self.reference
+        return self.weights + self.gradients + self.moments + self.reference + self.staged
 
     def tokens(self, room: float) -> int:
         """Returns the most tokens of a micro-batch that fit in `room` bytes; 0 if not even the fixed part does."""
@@ -107,6 +109,7 @@ class Memory:
             moments=MOMENTS[settings.optimizer] * trained // gpus,
             casts=_BFLOAT16 * linear if cuda and not lora else 0,
             reference=reference if wanted else 0,
+            staged=(_FLOAT32 + MOMENTS[settings.optimizer]) * trained if not cuda and gpus == 1 else 0,
             head=_HEAD_BUFFERS * CHUNK_BYTES["cuda" if cuda else "cpu"],
             per_token=shape.activations(
                 cuda=cuda,
