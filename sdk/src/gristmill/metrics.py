@@ -104,7 +104,7 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     peak_tflops: float | None = None
     """The peak TFLOPS per device that `mfu` assumes."""
     memory_mb: float | None = None
-    """Peak memory of the process so far, in MB: device memory on CUDA, else resident memory."""
+    """Peak memory in MB: on CUDA the device memory of this step, else the resident memory of the process so far."""
 
     def values(self) -> dict[str, Any]:
         """Returns the metrics by name, without the step and without empty values."""

@@ -107,6 +107,19 @@ def freeze(policy: Policy, device: str) -> None:
 _FREEZE = Policy.freeze
 
 
+@pytest.mark.parametrize("served_rank", [0, 2])
+@pytest.mark.parametrize("learning_rate", [1e-6, 1e-4])
+def test_unusual_settings_of_lora_are_logged(
+    model_dir: Path, caplog: pytest.LogCaptureFixture, served_rank: int, learning_rate: float
+) -> None:
+    caplog.set_level(logging.INFO)
+    source = ModelSource(str(model_dir), str(model_dir), None, 64, lora_rank=served_rank)
+    settings = TrainerSettings(device="cpu", lora_rank=2, learning_rate=learning_rate)
+    build_learner(LearnerPlan(source, None, settings, None), DistContext())
+    assert ("low for LoRA" in caplog.text) == (learning_rate == 1e-6)
+    assert ("LORA_RANK=2" in caplog.text) == (served_rank == 0)
+
+
 def test_adapters_are_resumed_with_their_own_alpha(model_dir: Path, tmp_path: Path) -> None:
     """Another value would scale the learned adapters, and no error would show it."""
     source = ModelSource.of(str(model_dir))

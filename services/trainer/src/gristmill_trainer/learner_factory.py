@@ -22,6 +22,7 @@ from gristmill_trainer.settings import TrainerSettings
 _LOG = logging.getLogger(__name__)
 LARGEST_MICRO_BATCH = 32_768
 """Tokens. On a GPU, larger micro-batches take more memory and are not faster."""
+_LOWEST_ADAPTER_RATE = 5e-6
 _USED = 0.92
 """Share of the free memory that micro-batches are planned for."""
 
@@ -75,6 +76,8 @@ def build_learner(plan: LearnerPlan, dist: DistContext) -> tuple[Learner, Learne
     if dist.is_main:
         needed = "an unknown amount, because the model's config does not tell its shape" if memory is None else memory
         _LOG.info("memory: the training needs %s (docs/gpu.md has the parts)", needed)
+        if settings.lora_rank:
+            _advise_on_adapters(settings, policy)
     budget = None if memory is None else _budget(memory, settings, policy.device, dist)
     if plan.weights is not None and settings.lora_rank:
         _compare_alpha(Path(plan.weights), settings.lora_alpha)
@@ -97,6 +100,21 @@ def build_learner(plan: LearnerPlan, dist: DistContext) -> tuple[Learner, Learne
         WholeState(policy, optimizer, schedule) if dist.size == 1 else ShardedState(policy, optimizer, schedule, dist)
     )
     return learner, state
+
+
+def _advise_on_adapters(settings: TrainerSettings, policy: Policy) -> None:
+    """Logs settings with which LoRA works, but not as it is usually meant."""
+    if settings.learning_rate < _LOWEST_ADAPTER_RATE:
+        _LOG.warning(
+            "learning_rate is %g, which is low for LoRA: adapters usually need 1e-5 to 1e-4, because they start at 0",
+            settings.learning_rate,
+        )
+    if settings.publisher != "none" and not policy.publishes_adapters:
+        _LOG.info(
+            "the model server was started without LORA_RANK, so each publication has all weights, with the adapters "
+            "merged; LORA_RANK=%d there publishes the adapters alone",
+            settings.lora_rank,
+        )
 
 
 def free_memory(device: torch.device) -> int | None:

@@ -228,6 +228,7 @@ def wait_for_batch(main: MainRank, step: int, saving: BackgroundSave) -> None:
         ack_durable(main, saving.poll())
         main.batch = main.batches.get(step, _POLL)
         if main.batch is None:
+            torch.cuda.empty_cache()  # A model server on the same GPU may need the memory, for example to restart.
             # A restarted server serves its first weights again, while the environment waits for this trainer's weights.
             main.publisher.ensure()
             main.watchdog.check(str(main.version(step - 1)), publishing=main.publisher.publishing)

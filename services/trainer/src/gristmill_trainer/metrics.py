@@ -268,9 +268,12 @@ def peak_of(device: torch.device, set_by_user: float | None) -> float | None:
 
 
 def memory_mb(device: torch.device) -> float:
-    """Returns peak memory in MB: allocated memory on a CUDA device, else the resident memory of the process."""
+    """Returns peak memory in MB: allocated memory on a CUDA device since the last call, else the resident memory of the
+    process so far."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 1e6
+        peak = torch.cuda.max_memory_allocated(device) / 1e6
+        torch.cuda.reset_peak_memory_stats(device)
+        return peak
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
