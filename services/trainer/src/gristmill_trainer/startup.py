@@ -42,7 +42,6 @@ from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.export import Hub, RunFacts, public_command
 from gristmill_trainer.hooks import load_hook
 from gristmill_trainer.learner_factory import LearnerPlan, build_learner
-from gristmill_trainer.loop import MainRank, Phases, Probing, Training
 from gristmill_trainer.metrics import peak_of
 from gristmill_trainer.observers import open_observers
 from gristmill_trainer.policy import ModelSource, Policy, check_publishable, find_model
@@ -68,6 +67,7 @@ from gristmill_trainer.settings import (
     trainer_block,
 )
 from gristmill_trainer.stop import StopRequest, leave_to_rank_0, torchrun_grace
+from gristmill_trainer.training import MainRank, Phases, Probing, Training
 from gristmill_trainer.watchdog import Wanted, Watchdog
 
 _LOG = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from gristmill_trainer.errors import PublishError, TrainerError, WeightsError
 from gristmill_trainer.export import RunFacts
 from gristmill_trainer.hooks import Hook, StepEvent
 from gristmill_trainer.learner_factory import LearnerPlan, build_learner
-from gristmill_trainer.loop import MainRank, Phases, Training, train
+from gristmill_trainer.loop import train
 from gristmill_trainer.observers import Observers
 from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.publish import NoTransport, Publisher, WeightTransport
@@ -38,6 +38,7 @@ from gristmill_trainer.quarantine import Quarantine, SkippedSteps
 from gristmill_trainer.run import announce
 from gristmill_trainer.startup import STALL
 from gristmill_trainer.stop import StoppedError, StopRequest
+from gristmill_trainer.training import MainRank, Phases, Training
 from gristmill_trainer.watchdog import Wanted, Watchdog
 
 SKIPS = SETTINGS.model_copy(update={"training_steps": 10, "checkpoint_interval": 100, "max_skipped_steps": 2})

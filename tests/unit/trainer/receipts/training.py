@@ -18,12 +18,13 @@ from gristmill.receipts import RECEIPTS_FILE, Receipt, read_receipts
 from gristmill_trainer.data.types import Sample
 from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.learner_factory import LearnerPlan, build_learner
-from gristmill_trainer.loop import Probing, Training, begin_receipts, publish
+from gristmill_trainer.loop import begin_receipts, publish
 from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.publish import FilesystemTransport, ModelServer, ModelServers, Publisher
 from gristmill_trainer.receipts import LiveDiagnosis, Receipts, rounding_of
 from gristmill_trainer.settings import TrainerSettings
 from gristmill_trainer.stop import StopRequest
+from gristmill_trainer.training import Probing, Training
 
 
 class Run:
