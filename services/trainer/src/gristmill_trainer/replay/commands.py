@@ -136,8 +136,7 @@ def _fork(arguments: Sequence[str], here: Here) -> int:
     if startable:
         return fork.start(prepared, here.api, runs_dir)
     _say(f"no trajectory API answers at {here.api}. Start the fork with all services:")
-    flags = f"--config {prepared.config} --resume {prepared.checkpoint} --runs_dir {runs_dir}"
-    _say(f'  make local ARGS="{flags}"')
+    _say(f"  gristmill run {prepared.config} --resume {prepared.checkpoint} --runs_dir {runs_dir}")
     return 0
 
 
