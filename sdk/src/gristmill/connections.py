@@ -112,10 +112,12 @@ class _AnyNumber(httpx.AsyncBaseTransport):
         try:
             response = await one.handle_async_request(request)
         except BaseException:
-            await self._give_back(one)  # which has closed its connection
+            # After a cancelled request the pool may count a connection that nothing closes. Another request would then
+            # wait for this connection without limit.
+            await one.aclose()
             raise
         assert isinstance(response.stream, httpx.AsyncByteStream)
-        response.stream = _Watched(response.stream, lambda: self._give_back(one))
+        response.stream = _Watched(response.stream, lambda: self._give_back(one), one.aclose)
         return response
 
     async def aclose(self) -> None:
@@ -132,20 +134,33 @@ class _AnyNumber(httpx.AsyncBaseTransport):
 
 
 class _Watched(httpx.AsyncByteStream):
-    """The body of an answer, which reports that it is closed."""
+    """The body of an answer. Reports once that it is closed, or that it failed and its connection cannot be used."""
 
-    def __init__(self, body: httpx.AsyncByteStream, closed: Callable[[], Awaitable[None]]) -> None:
-        self._body, self._closed = body, closed
+    def __init__(
+        self, body: httpx.AsyncByteStream, closed: Callable[[], Awaitable[None]], failed: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._body, self._closed, self._failed = body, closed, failed
+        self._is_over = self._has_failed = False
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for part in self._body:
-            yield part
+        try:
+            async for part in self._body:
+                yield part
+        except BaseException:  # The body closes itself then, and a second cancellation may interrupt this.
+            self._has_failed = True
+            raise
 
     async def aclose(self) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
         try:
             await self._body.aclose()
+        except BaseException:
+            self._has_failed = True
+            raise
         finally:
-            await self._closed()
+            await (self._failed() if self._has_failed else self._closed())
 
 
 def _transport(kind: Callable[..., T], url: str, verify: ssl.SSLContext | bool, limits: httpx.Limits) -> T:

@@ -402,7 +402,7 @@ def test_fork_without_an_api_is_prepared_and_names_the_command(run: Path) -> Non
     strange.unlink()
     assert done.returncode == 0
     folder = run.parent / f"{RUN}-fork-{STEPS}"
-    assert f"--config {folder}/fork.yaml --resume {folder}/origin/step-00000{STEPS}" in done.stdout
+    assert f"gristmill run {folder}/fork.yaml --resume {folder}/origin/step-00000{STEPS}" in done.stdout
     copied = {path.name for path in (folder / f"origin/step-00000{STEPS}").iterdir()}
     assert copied == {path.name for path in (run / f"checkpoints/step-00000{STEPS}").iterdir()}
     assert manifest(folder / f"origin/step-00000{STEPS}") == manifest(run / f"checkpoints/step-00000{STEPS}")

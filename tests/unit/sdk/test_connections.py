@@ -253,6 +253,28 @@ async def test_connection_of_a_cancelled_request_gives_its_answer_to_no_other(co
         assert counting.connections == 2
 
 
+@pytest.mark.slow
+async def test_request_after_a_cancelled_one_never_waits_for_its_connection(counting: _Counting) -> None:
+    """Cancels a request at each of its steps, and twice at once, as a failed neighbour and a time limit do."""
+    counting.go_on.set()
+    url = f"http://127.0.0.1:{counting.server_port}"
+    for turns in range(120):
+        async with connections.async_client(url, limits=None, timeout=None) as client:
+            tasks = [asyncio.create_task(client.get(f"/{number}")) for number in range(2)]
+            for turn in range(turns // 2):
+                await asyncio.sleep(0.0005 if turn % 8 == 7 else 0)
+            for task in tasks:
+                task.cancel()
+            if turns % 2:
+                await asyncio.sleep(0)
+                for task in tasks:
+                    task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            async with asyncio.timeout(60):
+                answers = await asyncio.gather(*(client.get(f"/after/{number}") for number in range(2)))
+            assert [answer.text for answer in answers] == ["/after/0", "/after/1"]
+
+
 async def test_idle_connections_are_closed(counting: _Counting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "_IDLE_S", 0.0)
     async with connections.async_client(f"http://127.0.0.1:{counting.server_port}", limits=None, timeout=30) as client:
