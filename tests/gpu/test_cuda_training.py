@@ -23,6 +23,7 @@ from gristmill_trainer.model_state import LearnerState
 from gristmill_trainer.policy import ModelSource, attention
 from gristmill_trainer.settings import TrainerSettings
 
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA card here")
 VOCABULARY = 4096
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCABULARY,

@@ -9,9 +9,9 @@ import pytest
 from gristmill_env.gather import gather
 
 
-async def _after(seconds: float, value: int) -> int:
-    await asyncio.sleep(seconds)
-    return value
+async def _waits() -> int:
+    await asyncio.Event().wait()
+    return 0
 
 
 async def _fails(text: str) -> int:
@@ -20,7 +20,17 @@ async def _fails(text: str) -> int:
 
 
 async def test_results_are_in_order() -> None:
-    assert await gather(_after(0.02 * (3 - number), number) for number in range(3)) == [0, 1, 2]
+    first = asyncio.Event()
+
+    async def waits() -> int:
+        await first.wait()
+        return 0
+
+    async def returns() -> int:
+        first.set()
+        return 1
+
+    assert await gather([waits(), returns()]) == [0, 1]
     assert await gather([]) == []
 
 
@@ -42,7 +52,7 @@ async def test_error_ends_the_others_and_is_raised_itself() -> None:
 async def test_time_limit_around_a_failed_call_is_still_a_timeout() -> None:
     async def fails_and_waits() -> None:
         with pytest.raises(ValueError, match="broken"):
-            await gather([_fails("broken"), _after(60, 0)])
+            await gather([_fails("broken"), _waits()])
         await asyncio.Event().wait()
 
     with pytest.raises(TimeoutError):
@@ -55,17 +65,18 @@ async def test_time_limit_around_a_failed_call_is_still_a_timeout() -> None:
 
 async def test_cancelled_caller_ends_its_calls() -> None:
     ended = []
+    started = asyncio.Event()
 
     async def one() -> int:
         try:
+            started.set()
             await asyncio.Event().wait()
         finally:
             ended.append(1)
         return 0
 
     task = asyncio.create_task(gather([one(), one()]))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    await started.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
