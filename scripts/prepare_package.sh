@@ -4,7 +4,7 @@
 #   scripts/prepare_package.sh prometheus   with promtool, for the tests of compose/monitoring/
 #   scripts/prepare_package.sh chromium     for the tests of the page
 #   scripts/prepare_package.sh redis-tools  with a Redis that supports TLS, for tests/integration/api/test_external_redis.py
-#   scripts/prepare_package.sh slurm        slurmctld, slurmd, slurm-client and munge, for the tests of docs/slurm.md
+#   scripts/prepare_package.sh slurm        slurmctld, slurmd, slurm-client and munge, for the tests of docs/clusters.md
 #
 # Succeeds at once if the programs exist. If this script cannot install them, it logs the reason, and the tests that
 # need them are skipped. In CI it fails instead. Starts no service. Safe to run again.

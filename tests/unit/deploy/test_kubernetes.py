@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "deploy" / "kubernetes"
 FOLDERS = ["stack", "run", "cuda/stack", "cuda/run"]
 VERSIONS = ["1.28", "1.32", kubernetes_validate.latest_version()]
-"""The oldest version that docs/kubernetes.md names, and later ones."""
+"""The oldest version that docs/clusters.md names, and later ones."""
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
 SERVICES = {"redis": "stack", "api": "stack", "model": "stack", "trainer": "run", "env": "run"}
 WITHOUT = {
