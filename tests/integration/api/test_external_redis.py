@@ -1,4 +1,4 @@
-"""A Redis outside the stack: over TLS with a password, and behind Sentinels. docs/redis.md describes both."""
+"""A Redis outside the stack: over TLS with a password, and behind Sentinels. docs/clusters.md describes both."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ class Settings:
 def _check_redis_url(url: str) -> None:
     remedy = (
         "Write it as redis://HOST:6379/0, rediss:// for TLS, unix:///PATH/OF/THE/SOCKET, or "
-        "redis+sentinel://HOST:26379,HOST:26379/SERVICE (docs/redis.md)."
+        "redis+sentinel://HOST:26379,HOST:26379/SERVICE (docs/clusters.md)."
     )
     try:
         parts, options = urlsplit(url), redis_options(url)
