@@ -1,4 +1,4 @@
-"""The examples of docs/environments.md run as they are written."""
+"""The examples of docs/environments.md run as they are written. gateway/test_guide.py runs its agents."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from gristmill_env.gateway import Parsers
 pytestmark = pytest.mark.slow
 
 GUIDE = Path(__file__).parents[4] / "docs" / "environments.md"
-EXAMPLES = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+TEXT = re.sub(r"\n## Agents\n.*?(?=\n## )", "", GUIDE.read_text(encoding="utf-8"), flags=re.DOTALL)
+EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
 
 def call(tool: str, **arguments: Any) -> str:

@@ -1,4 +1,4 @@
-"""The programs of docs/agents.md play a rollout each, as they are written there."""
+"""The programs of docs/environments.md, "Agents", play a rollout each, as they are written there."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from gristmill_env.settings.run import AgentSpec
 
 pytestmark = pytest.mark.slow
 
-GUIDE = Path(__file__).parents[4] / "docs" / "agents.md"
-PROGRAMS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+GUIDE = Path(__file__).parents[4] / "docs" / "environments.md"
+SECTION = GUIDE.read_text().partition("\n## Agents\n")[2].partition("\n## ")[0]
+PROGRAMS = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
 ITEM = Item(row=3, index=3, prompt="2 + 2?", answer="4")
 
 

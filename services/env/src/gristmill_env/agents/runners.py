@@ -236,7 +236,7 @@ class ExternalAgent:
             while not (await asyncio.wait([taken], timeout=_QUIET))[0]:
                 if not self._busy and time.monotonic() - self._asked >= _QUIET:
                     self._asked = time.monotonic()
-                    text = "no program has asked the gateway for a task for %g s: start one (docs/agents.md)"
+                    text = "no program has asked the gateway for a task for %g s: start one (docs/environments.md)"
                     logger.warning(text, _QUIET)
         finally:
             taken.cancel()

@@ -80,7 +80,7 @@ class AgentSpec(Settings):
     """Variables for the command: {NAME: value}. The command inherits no secret; ${NAME} as a value passes one on."""
 
     external: bool = False
-    """Programs elsewhere ask the gateway for tasks and report rewards (docs/agents.md)."""
+    """Programs elsewhere ask the gateway for tasks and report rewards (docs/environments.md)."""
 
     timeout: float = Field(default=900.0, gt=0)
     """Seconds that one rollout may take. Then it has failed. The time of a program elsewhere begins when it gets the
@@ -356,7 +356,7 @@ class EnvConfig(Settings):
     """The task: `dataset` with one turn per row, or an environment of several turns."""
 
     agent: AgentSpec | None = None
-    """The program that plays the rollouts through the gateway, in place of an environment (docs/agents.md)."""
+    """The program that plays the rollouts through the gateway, in place of an environment (docs/environments.md)."""
 
     dataset: DatasetConfig = Field(default_factory=DatasetConfig)
     """Rows, prompts, sampling, rewards."""
