@@ -87,7 +87,7 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     importance_capped_share: float | None = None
     """Share of trained tokens whose importance weight is above the cap."""
     receipts: dict[str, int] = msgspec.field(default_factory=dict)
-    """Receipts of model servers since the previous row, by state: ok, failed, unproven (docs/receipts.md). They are of
+    """Receipts of model servers since the previous row, by state: ok, failed, unproven (docs/reproduce.md). They are of
     the publication before the step."""
     receipt_difference: float | None = None
     """Largest difference of these receipts: root mean square of the server's log-probabilities of the probes minus the

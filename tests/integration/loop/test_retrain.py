@@ -417,7 +417,7 @@ def test_fork_refuses_an_unknown_setting_of_the_trainer(run: Path) -> None:
     assert [path.name for path in run.parent.iterdir()] == [RUN]
 
 
-COMMANDS = re.findall(r"^gristmill (.+)$", (ROOT / "docs" / "retrain.md").read_text(), re.MULTILINE)
+COMMANDS = re.findall(r"^gristmill (.+)$", (ROOT / "docs" / "reproduce.md").read_text(), re.MULTILINE)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -72,7 +72,7 @@ class NewestReceipt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Receipts(msgspec.Struct, frozen=True, kw_only=True):
-    """How many publications model servers have proven (docs/receipts.md)."""
+    """How many publications model servers have proven (docs/reproduce.md)."""
 
     proven: int
     publications: int

@@ -161,7 +161,7 @@ def _receipt_failed(facts: Facts, rows: Rows) -> Trouble | None:
             "receipt_failed",
             f"the model server at {receipt.server} does not serve version {receipt.version} [{receipt.cause}]: "
             f"{receipt.detail}",
-            f"docs/receipts.md, '{receipt.cause}'",
+            f"docs/reproduce.md, '{receipt.cause}'",
         )
     left_out = [server for server in facts.servers if server.version == UNPROVEN]
     if not left_out or facts.state != RunState.OPEN:
@@ -169,7 +169,7 @@ def _receipt_failed(facts: Facts, rows: Rows) -> Trouble | None:
     return Trouble(
         "receipt_failed",
         f"the model server at {left_out[0].url} is left out, because it does not serve the weights that were published",
-        "the trainer's log and the run's receipts.jsonl name the cause; docs/receipts.md has the remedy",
+        "the trainer's log and the run's receipts.jsonl name the cause; docs/reproduce.md has the remedy",
     )
 
 

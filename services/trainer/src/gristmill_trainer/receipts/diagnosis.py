@@ -46,7 +46,7 @@ _ONE_AT_A_TIME: Final = threading.Lock()
 
 
 class Cause(StrEnum):
-    """Why a server's scores differ from the trainer's. docs/receipts.md lists the remedies."""
+    """Why a server's scores differ from the trainer's. docs/reproduce.md lists the remedies."""
 
     VERSION_0 = "version_0_served"
     VERSION_BEFORE = "version_before_served"

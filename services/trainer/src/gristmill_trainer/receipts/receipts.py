@@ -13,7 +13,7 @@ least 1):
 
 Without the cap, 1024 units of bfloat16 are eight times the log-probabilities themselves, and any weights would pass.
 The cap of the first bound is above the rounding of bfloat16 and below the difference of every wrong model that was
-measured (docs/receipts.md).
+measured (docs/reproduce.md).
 
 eps32 is the rounding unit of float32, in which both programs add up. A sum of many terms loses many of these units, and
 a low d0 of the first weights does not bound the rounding of trained weights, whose logits are larger.
