@@ -1,4 +1,4 @@
-"""The table of rollouts: the time of the ten questions of docs/rollouts.md, and the cost of the trainer's records.
+"""The table of rollouts: the time of the ten questions of docs/look-at-a-run.md, and the cost of the trainer's records.
 
     questions  a synthetic run of 100,000 rollouts: time to make the table, to update it, and of each query
     records    steps of the quickstart's size with and without records, in turn: processor time of all threads, which
@@ -33,8 +33,8 @@ def questions(rollouts: int, rounds: int) -> list[str]:
     """Returns a table of times."""
     from gristmill_view.rollouts import build
 
-    page = (ROOT / "docs" / "rollouts.md").read_text()
-    queries = re.findall(r"### (.*?)\n.*?```sql\n(.*?)```", page, re.S)
+    page = (ROOT / "docs" / "look-at-a-run.md").read_text()
+    queries = re.findall(r"^#### (.*?)\n.*?```sql\n(.*?)```", page, re.M | re.S)
     with tempfile.TemporaryDirectory() as folder:
         steps = -(-rollouts // (GROUP_SIZE * GROUPS_PER_STEP))
         run = synthetic_run(

@@ -18,8 +18,8 @@ docs/api.md ends with a complete trainer and a complete environment. The other m
 settings, hyperparameters, plugins, tracking, metrics, disk, lines, check, logs, redaction, hosts, stall, calls,
 compression.
 
-The package gristmill_view reads runs, with the table of all rollouts (docs/rollouts.md). The package gristmill_cli has
-the program `gristmill` (docs/commands.md).
+The package gristmill_view reads runs, with the table of all rollouts (docs/look-at-a-run.md). The package
+gristmill_cli has the program `gristmill` (docs/commands.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The blocks of docs/python.md work in their order, as one program, on a finished run."""
+"""The blocks of docs/look-at-a-run.md, "From Python", work in their order, as one program, on a finished run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tokenizers.models import WordLevel
 from gristmill import PolicyVersion, SyncClient, read_rollouts
 from gristmill.archive import ArchiveError
 
-GUIDE = Path(__file__).parents[3] / "docs" / "python.md"
+GUIDE = (Path(__file__).parents[3] / "docs" / "look-at-a-run.md").read_text().partition("\n## From Python\n")[2]
 RUN, STEPS, GROUPS = "quickstart", 2, 2
 VOCABULARY = 64
 
@@ -60,7 +60,7 @@ def test_blocks_of_the_page_show_a_finished_run(redis_url: str, tmp_path: Path) 
     words = {f"w{number}": number for number in range(VOCABULARY)}
     Tokenizer(WordLevel(words, unk_token="w0")).save(str(tmp_path / "tokenizer.json"))
     folder = tmp_path / "runs" / RUN
-    program = "\n".join(re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL))
+    program = "\n".join(re.findall(r"^```python\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL))
     with ApiServer(redis_url, GRISTMILL_RUNS_DIR=str(tmp_path / "runs")) as api:
         with SyncClient(api.url, patience=10) as client:
             _train(client, folder)

@@ -1,4 +1,4 @@
-"""docs/rollouts.md: every query and every Python block runs on a run, and each query answers its question."""
+"""The table of rollouts in docs/look-at-a-run.md: its queries and Python blocks run and answer its questions."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from gristmill import TrajectoryGroup
 from gristmill_view import sql
 
 pytest.importorskip("duckdb")
-PAGE = (Path(__file__).parents[3] / "docs" / "rollouts.md").read_text()
-QUESTIONS = dict(re.findall(r"### (.*?)\n.*?```sql\n(.*?)```", PAGE, re.S))
+GUIDE = (Path(__file__).parents[3] / "docs" / "look-at-a-run.md").read_text()
+PAGE = GUIDE.partition("\n## The table of rollouts\n")[2].partition("\n## ")[0]
+QUESTIONS = dict(re.findall(r"^#### (.*?)\n.*?```sql\n(.*?)```", PAGE, re.M | re.S))
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +174,7 @@ def test_python_blocks_of_the_page_run(
     pytest.importorskip("pandas")
     monkeypatch.chdir(run.parent)
     for block in re.findall(r"```python\n(.*?)```", PAGE, re.S):
-        exec(compile(block.replace("runs/quickstart", str(run)), "rollouts.md", "exec"), {})
+        exec(compile(block.replace("runs/quickstart", str(run)), "look-at-a-run.md", "exec"), {})
     printed = capsys.readouterr().out
     assert "480 trained" in printed
     assert "acked groups with their content" in printed

@@ -17,8 +17,8 @@ For a notebook or a script:
     table = dataset("runs/quickstart").to_table(columns=["step", "reward", "completion"])
     worst = sql("runs/quickstart", "SELECT * FROM rollouts ORDER BY reward LIMIT 10")
 
-docs/rollouts.md explains the columns, and answers ten questions with them. The table and the page need the packages of
-the extra `page`.
+docs/look-at-a-run.md explains the columns, and answers ten questions with them. The table and the page need the
+packages of the extra `page`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `build` makes or updates the Parquet files in `<run>/dataset` from the archive, the trainer's records, the dropped
 groups and the evaluations. It reads only what is new since the last time. `rows.py` makes the rows of one group.
-docs/rollouts.md explains the columns.
+docs/look-at-a-run.md explains the columns.
 
 A row is final when nothing more can become of its group. Final rows are in `part-*.parquet`. The other rows are in the
 newest `open-*.parquet`, which each update writes again: dead letters, groups of a step that no checkpoint covers yet,

@@ -1,6 +1,6 @@
 """The rows of the table of rollouts: one per completion, or one for a group whose completions are not known.
 
-`SCHEMA` is the contract. docs/rollouts.md explains each column.
+`SCHEMA` is the contract. docs/look-at-a-run.md explains each column.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class TrainerSettings(Hyperparameters):
 
     record_rollouts: bool = True
     """Write to the run's folder what the trainer did with each group: step, outcome, and per token the trainer's
-    log-probability, advantage and entropy (docs/rollouts.md)."""
+    log-probability, advantage and entropy (docs/look-at-a-run.md)."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto uses CUDA if a device is available."""

@@ -219,7 +219,7 @@ def build_group(
 
 
 def _facts(group: RolloutGroup, kept: list[Rollout], correctness: CorrectnessReward | None) -> dict[str, object]:
-    """Returns what the table of rollouts shows (docs/rollouts.md) and no other field of the group says."""
+    """Returns what the table of rollouts shows (docs/look-at-a-run.md) and no other field of the group says."""
     facts: dict[str, object] = {"seconds": round(group.seconds, 3), "submitted_ms": int(time.time() * 1000)}
     facts["index"] = group.item.index
     if group.failed:

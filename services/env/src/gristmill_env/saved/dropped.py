@@ -1,8 +1,8 @@
 """Saves the content of dropped groups: `<run>/dropped/<reason>.jsonl`, in the format of saved groups.
 
-The table of rollouts shows this content (docs/rollouts.md), and `replay` can score it again with corrected rewards.
-Each reason has its own file, so that a frequent reason does not replace the groups of a rare one. A full file becomes
-`<reason>.1.jsonl`, which replaces an older file of this name.
+The table of rollouts shows this content (docs/look-at-a-run.md), and `replay` can score it again with corrected
+rewards. Each reason has its own file, so that a frequent reason does not replace the groups of a rare one. A full file
+becomes `<reason>.1.jsonl`, which replaces an older file of this name.
 """
 
 from __future__ import annotations
