@@ -85,7 +85,7 @@ class Hyperparameters(Settings):
     """Reward subtracted at the limit, see overlong_buffer."""
 
     objective: ObjectiveName = "dapo"
-    """Surrogate and aggregation over tokens: grpo, dapo, bnpo, dr_grpo, cispo, gspo. See docs/objectives.md."""
+    """Surrogate and aggregation over tokens: grpo, dapo, bnpo, dr_grpo, cispo, gspo. See docs/trainer.md."""
     clip_epsilon: float | None = Field(default=None, gt=0)
     """Lower clip of the policy ratio: 1 - clip_epsilon. Default: 0.2; gspo 0.0003."""
     clip_epsilon_high: float | None = Field(default=None, gt=0)

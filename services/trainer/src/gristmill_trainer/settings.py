@@ -39,7 +39,7 @@ class TrainerSettings(Hyperparameters):
     """How weights reach the model server. none: for a server whose weights may not be updated."""
     policy_loss: str | None = None
     """A loss of your own in place of the objective's, as path/to/file.py:function or package.module:function: from
-    gristmill_trainer.objectives.TrainedTokens to the loss of each token (docs/objectives.md)."""
+    gristmill_trainer.objectives.TrainedTokens to the loss of each token (docs/trainer.md)."""
     ref_model: str | None = None
     """Reference model of the KL divergence: a hub id or a folder. Default: the run's model before any training."""
     resume: str = "auto"

@@ -2,7 +2,7 @@
 
 Each function takes the trained tokens of a micro-batch and returns a loss for each token, which `aggregation` weighs.
 `kept` is bool[M]: the tokens whose importance weight is above 0. The others have no loss, because their ratio may be
-infinite and 0 x inf is NaN. docs/objectives.md has the formulas and their sources.
+infinite and 0 x inf is NaN. docs/trainer.md has the formulas and their sources.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Objective:
 
         sum_i a_i (w_i l_i + kl_beta KL_i + distill_coef D_i) - entropy_coef e sum_i H_i
 
-    l: the policy loss. docs/objectives.md has the formulas and their sources.
+    l: the policy loss. docs/trainer.md has the formulas and their sources.
     """
 
     settings: Hyperparameters
