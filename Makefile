@@ -127,10 +127,10 @@ test-long: dev images #- run the tests that are too slow for every change
 	scripts/prepare_package.sh slurm
 	$(VENV)/pytest tests -m long --timeout 3600
 
-resilience: dev #- inject every fault into a run in containers, and write the table of docs/resilience.md: half an hour
+resilience: dev #- inject every fault into a run in containers, and write the table of docs/reliability.md: half an hour
 	scripts/prepare_engine.sh
 	scripts/prepare_images.sh
-	RESILIENCE_PAGE=docs/resilience.md $(VENV)/pytest tests/e2e/test_resilience.py -m long -s
+	RESILIENCE_PAGE=docs/reliability.md $(VENV)/pytest tests/e2e/test_resilience.py -m long -s
 
 # Without ARGS it lists the benchmarks, and needs no virtual environment.
 bench: $(if $(ARGS),dev) #- run a benchmark: ARGS="api --quick"; without ARGS, list them

@@ -2,7 +2,7 @@
 between each two services is cut, the disk is full, and each service's clock steps.
 
 The seed fixes the order and the times of the faults: RESILIENCE_SEED, else a random one, which the test prints. The
-progress of the services depends on the machine. `make resilience` also writes the table of docs/resilience.md.
+progress of the services depends on the machine. `make resilience` also writes the table of docs/reliability.md.
 """
 
 from __future__ import annotations

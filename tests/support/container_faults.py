@@ -32,7 +32,7 @@ _OWNERS = {"redis": 999, "rollouts": 10001, "runs": 10001, "weights": 10001, "en
 
 
 class Kind(StrEnum):
-    """A kind of fault, as the table of docs/resilience.md names it."""
+    """A kind of fault, as the table of docs/reliability.md names it."""
 
     KILL = "SIGKILL"
     STOP = "SIGSTOP, then SIGCONT"

@@ -1,4 +1,4 @@
-"""docs/architecture.md lists the files whose code runs for one group. The lists equal a trace of a real run.
+"""docs/reliability.md lists the files whose code runs for one group. The lists equal a trace of a real run.
 
 The run also shows the output of all services."""
 
@@ -34,12 +34,12 @@ PATHS = {
         "gristmill_trainer/publish/publisher.py:Publisher.publish",
     ],
 }
-"""The headings in docs/architecture.md, and the functions that begin the work on a group."""
+"""The headings in docs/reliability.md, and the functions that begin the work on a group."""
 
 
 def listed(heading: str) -> dict[str, str]:
-    """Returns the files under a heading of docs/architecture.md with their purposes."""
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    """Returns the files under a heading of docs/reliability.md with their purposes."""
+    text = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
     section = text.split(f"### {heading}\n", 1)[1].split("\n#", 1)[0]
     return dict(re.findall(r"^\| `(\S+)` \| (.+) \|$", section, re.MULTILINE))
 

@@ -1,4 +1,4 @@
-"""A package imports only the packages below it, by a statement or by name, as docs/architecture.md shows."""
+"""A package imports only the packages below it, by a statement or by name, as docs/concepts.md shows."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_other_names_are_no_imports(tmp_path: Path, source: str) -> None:
 
 
 def test_picture_of_the_packages_has_the_layers_of_the_code() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text()
+    page = (ROOT / "docs" / "concepts.md").read_text()
     (picture,) = re.findall(r"^## Packages\n.*?^```\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     rows = [line.split() for line in picture.splitlines() if "gristmill" in line]
     assert [row[1:] for row in rows] == LAYERS

@@ -1,4 +1,4 @@
-"""Every test that docs/guarantees.md names exists."""
+"""Every test that docs/reliability.md names exists."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-GUARANTEES = ROOT / "docs" / "guarantees.md"
+GUARANTEES = ROOT / "docs" / "reliability.md"
 
 
 def test_guarantees_name_tests_that_exist() -> None:
