@@ -1,4 +1,4 @@
-"""The program of docs/publish-your-own.md, against the server's gate. A stand-in for vLLM is behind the gate."""
+"""The program of docs/servers.md, against the server's gate. A stand-in for vLLM is behind the gate."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gristmill_model.resolve import untied
 
 pytestmark = pytest.mark.slow
 
-PAGE = Path(__file__).parents[3] / "docs" / "publish-your-own.md"
+PAGE = Path(__file__).parents[3] / "docs" / "servers.md"
 
 
 class Server:
@@ -105,7 +105,7 @@ def test_program_reports_a_trainer_that_was_replaced(server: Server) -> None:
 
 
 def test_table_of_answers_has_the_codes_of_the_server(server: Server) -> None:
-    answers = PAGE.read_text().partition("\n## Answers\n")[2]
+    answers = PAGE.read_text().partition("\n### Answers\n")[2]
     listed = dict(re.findall(r"^\| (\d+) \| `(\w+)` \|", answers, re.MULTILINE))
     (server.weights_dir / "token").write_text("token")
     (server.weights_dir / "broken").mkdir()
