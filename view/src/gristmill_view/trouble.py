@@ -1,4 +1,4 @@
-"""The rules that find trouble in a run, with a remedy for each code. docs/look-at-a-run.md lists the codes.
+"""The rules that find trouble in a run, with a remedy for each code. docs/troubleshooting.md lists the codes.
 
 The rules look at counts and metrics only, so they work live and on the files of a crashed run.
 """
