@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 from collections import Counter
@@ -65,15 +66,27 @@ def test_broken_link_and_anchor_are_found(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_pages_that_sources_name_exist() -> None:
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     missing = set()
-    for name in tracked:
-        path = ROOT / name
-        if path.suffix in {".py", ".yaml", ".toml", ".sh", ".lua", ".md"} or path.name in {".env.example", "Makefile"}:
-            for page in re.findall(r"(?<![\w./-])docs/([\w-]+\.md)", path.read_text() if path.is_file() else ""):
-                if not (ROOT / "docs" / page).exists():
-                    missing.add(f"{name}: docs/{page}")
+    for name, text in tracked_texts().items():
+        for page, anchor in re.findall(r"(?<![\w./-])docs/([\w-]+\.md)(?:#([\w-]+))?", text):
+            path = ROOT / "docs" / page
+            if not path.exists() or (anchor and anchor not in anchors(path.read_text())):
+                missing.add(f"{name}: docs/{page}#{anchor}")
     assert missing == set()
+
+
+def tracked_texts() -> dict[str, str]:
+    """Returns the text files that git tracks, without links to other files."""
+    names = (
+        subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode().split("\0")
+    )
+    texts = {}
+    for name in names:
+        path = ROOT / name
+        if path.is_file() and not path.is_symlink():
+            with contextlib.suppress(UnicodeDecodeError):
+                texts[name] = path.read_text(encoding="utf-8")
+    return texts
 
 
 def test_every_install_command_names_a_folder_of_the_repository() -> None:
