@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes the generated tables in docs/ from their sources.
 
-The sources are the models that check settings, the tables of Atropos' keys, .env.example, and the packages' errors.
+The sources are the models that check settings, the tables of Atropos' keys, the fixes of its protocol, .env.example,
+and the packages' errors.
 
     python scripts/configuration_docs.py            write them
     python scripts/configuration_docs.py --check    fail when a table is not current (a unit test does the same)
@@ -23,6 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
@@ -200,6 +202,13 @@ def _atropos_rewards() -> str:
     )
 
 
+def _atropos_fixes() -> str:
+    """Returns a table of the differences from Atropos' server, which a test shows with a conversation for each."""
+    fixes = yaml.safe_load((ROOT / "tests" / "integration" / "atropos" / "fixes.yaml").read_text(encoding="utf-8"))
+    rows = [[fix["id"].replace("-", " "), fix["theirs"], fix["ours"], fix["safe"]] for fix in fixes]
+    return _table(["case", "atroposlib 0.4.0", "here", "why it hurts no client"], rows)
+
+
 def _variables() -> str:
     """Returns one table per section of .env.example. A variable's comment is its meaning."""
     sections: list[tuple[str, list[list[str]]]] = []
@@ -326,6 +335,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "variables": _variables,
     "atropos-keys": _atropos_keys,
     "atropos-rewards": _atropos_rewards,
+    "atropos-fixes": _atropos_fixes,
     "errors": lambda: _table(["package", "code", "error", "message"], table_rows()),
 }
 

@@ -11,7 +11,7 @@ import pytest
 import redis
 from tests.integration.atropos.conversation import conversations, expand, fixes, say
 from tests.support.api_server import ApiServer
-from tests.support.atropos_reference import FRESH, ROOT, AtroposReference
+from tests.support.atropos_reference import FRESH, AtroposReference
 from tests.support.redis_server import RedisServer
 
 CONVERSATIONS = conversations()
@@ -71,13 +71,3 @@ def test_every_fix_documents_both_behaviours_and_why_it_is_safe() -> None:
     for fix in fixes().values():
         assert set(fix) == {"id", "theirs", "ours", "safe"}, fix["id"]
         assert all(fix.values()), fix["id"]
-
-
-def test_guide_contains_the_table_of_fixes() -> None:
-    rows = [
-        f"| {fix['id'].replace('-', ' ')} | {fix['theirs']} | {fix['ours']} | {fix['safe']} |"
-        for fix in fixes().values()
-    ]
-    guide = (ROOT / "docs" / "from-atropos.md").read_text()
-    table = guide.split("<!-- fixes:")[1].split("<!-- end of fixes -->")[0]
-    assert [row for row in table.splitlines() if row.startswith("|")][2:] == rows
