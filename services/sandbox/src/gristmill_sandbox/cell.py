@@ -1,0 +1,294 @@
+"""The processes of the sandbox: a stem process, and for each program a keeper and the program's own process.
+
+    service ── stem ──┬── keeper ── program
+                      └── keeper ── program
+
+The stem process starts with an empty environment, imports what programs often import, and forks for each program a
+keeper, which forks the process that becomes the program. Both are forked before any part of the job exists in them,
+so that a program finds in its memory nothing of another one. A fork takes about a millisecond; Python's start would
+take twenty.
+
+The keeper passes the job on, writes stdin, reads stdout and stderr, ends the program at its limit of time or output or
+when the service gives it up, and reports how it ended. It is not confined, and parses nothing that the program writes.
+
+Messages are a length of four bytes and the bytes. The service sends two: the `Feed` for the keeper, and the `Job` for
+the program's process. The keeper answers with the `Report`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal, NoReturn
+
+from gristmill_sandbox.confine import Limits, NotConfinedError, confine
+
+_LENGTH: Final = struct.Struct("!I")
+_CHUNK: Final = 65536
+_NOT_CONFINED: Final = 97
+"""Exit code of a process that could not be confined. The message is in its stderr."""
+_IMPORTED: Final = (
+    *(
+        "bisect",
+        "collections",
+        "copy",
+        "dataclasses",
+        "datetime",
+        "decimal",
+        "fractions",
+        "functools",
+        "heapq",
+        "inspect",
+    ),
+    *("io", "itertools", "json", "linecache", "math", "operator", "pickle", "random", "re", "statistics", "string"),
+    *("textwrap", "threading", "traceback", "typing", "gristmill_sandbox.program"),
+)
+_START: Final = (
+    "import sys; sys.path.append(sys.argv[1]); from gristmill_sandbox.cell import stem; stem(int(sys.argv[2]))"
+)
+
+
+@dataclass(frozen=True)
+class Feed:
+    """What the keeper needs of a job."""
+
+    stdin: str
+    seconds: float
+    output_bytes: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the program's process does. `role` "run" runs a program. With "serve" it answers calls of the program's
+    functions afterwards, and with "test" it runs a program that calls another process's functions (program.py)."""
+
+    role: Literal["run", "serve", "test"]
+    program: str
+    limits: Limits
+    files: dict[str, str] = field(default_factory=dict)
+    """Text by relative path, in the folder in which the program runs."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """How a program ended."""
+
+    status: Literal["exited", "signalled", "timed_out", "output_limit"]
+    code: int | None
+    """Exit code, or number of the signal."""
+    stdout: str
+    stderr: str
+    seconds: float
+    """Of wall clock, from the job's arrival."""
+    cpu_seconds: float
+    memory_bytes: int
+    """Largest resident memory."""
+
+
+def start_stem() -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Starts the stem process. `fork_cell` sends it orders through the socket; it ends when the socket is closed."""
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with its:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-c", _START, str(Path(__file__).parents[1]), str(its.fileno())],
+            env={"LANG": "C.UTF-8", "TMPDIR": tempfile.gettempdir()},
+            pass_fds=[its.fileno()],
+            stdin=subprocess.DEVNULL,
+        )
+    return process, ours
+
+
+def fork_cell(stem: socket.socket, peer: socket.socket | None = None) -> socket.socket:
+    """Makes the stem fork a keeper with its program, and returns the connection to the keeper. The caller sends the
+    messages `encode(feed)` and `encode(job)`, and reads the report. `peer`: the program's connection to another
+    program."""
+    ours, its = socket.socketpair()
+    with its:
+        socket.send_fds(stem, [b"."], [its.fileno(), *([] if peer is None else [peer.fileno()])])
+    return ours
+
+
+def encode(message: Feed | Job | Report) -> bytes:
+    body = json.dumps(asdict(message)).encode("utf-8", "surrogatepass")
+    return _LENGTH.pack(len(body)) + body
+
+
+# --- The stem ---------------------------------------------------------------------------------------------------------
+
+
+def stem(descriptor: int) -> None:
+    """Forks keepers until the service closes the socket of this descriptor."""
+    control = socket.socket(fileno=descriptor)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the service, and this process with it.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # The kernel reaps the keepers.
+    for name in _IMPORTED:
+        __import__(name)
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, 1, 2)
+        if not message:
+            return
+        if os.fork() == 0:
+            control.close()
+            code = 1
+            try:
+                _keep(socket.socket(fileno=descriptors[0]), descriptors[1] if len(descriptors) > 1 else None)
+                code = 0
+            except BrokenPipeError:
+                code = 0  # The service gave the program up.
+            finally:
+                os._exit(code)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+# --- The keeper -------------------------------------------------------------------------------------------------------
+
+
+def _keep(service: socket.socket, peer: int | None) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    folder = Path(tempfile.mkdtemp(prefix="run-"))
+    pipes = [os.pipe() for _ in range(4)]
+    try:
+        program = os.fork()
+        if program == 0:
+            _become_program(folder, pipes, peer)
+        if peer is not None:
+            os.close(peer)
+        for position, (reading, writing) in enumerate(pipes):
+            os.close(writing if position in (1, 2) else reading)
+        try:
+            report = _watch(service, program, [pipes[0][1], pipes[1][0], pipes[2][0], pipes[3][1]])
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(program, signal.SIGKILL)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    service.setblocking(True)
+    service.sendall(encode(report))
+
+
+def _watch(service: socket.socket, program: int, ends: list[int]) -> Report:
+    """Returns how the program ended. `ends`: of stdin, stdout, stderr and the job's pipe."""
+    stdin, stdout, stderr, job = ends
+    feed = Feed(**json.loads(_receive(service)))
+    body = _receive(service)
+    began = time.monotonic()
+    pending = {job: _LENGTH.pack(len(body)) + body, stdin: feed.stdin.encode("utf-8", "surrogatepass")}
+    output = {stdout: bytearray(), stderr: bytearray()}
+    ended = os.pidfd_open(program)
+    poll = select.poll()
+    for descriptor in (*pending, *output, ended, service.fileno()):
+        os.set_blocking(descriptor, False)
+        poll.register(descriptor, select.POLLOUT if descriptor in pending else select.POLLIN)
+    final, errors = bytearray(), bytearray()
+    status: Any = "exited"
+    alive = True
+    while alive or output:
+        left = began + feed.seconds - time.monotonic()
+        if alive and left <= 0:
+            status = "timed_out"
+            os.kill(program, signal.SIGKILL)
+            left = feed.seconds
+        for descriptor, _ in poll.poll(1000 * max(left, 0) if alive else 1000):
+            if descriptor == ended:
+                alive = False
+                poll.unregister(ended)
+            elif descriptor == service.fileno():  # The service has closed it.
+                raise BrokenPipeError
+            elif descriptor in pending:
+                pending[descriptor] = _write(descriptor, pending[descriptor])
+                if not pending[descriptor]:
+                    poll.unregister(descriptor)
+                    os.close(descriptor)
+            elif descriptor in output:
+                part = os.read(descriptor, _CHUNK)
+                output[descriptor] += part
+                if len(output[descriptor]) > feed.output_bytes and alive:
+                    status = "output_limit"
+                    os.kill(program, signal.SIGKILL)
+                if not part:
+                    poll.unregister(descriptor)
+                    (final if descriptor == stdout else errors).extend(output.pop(descriptor)[: feed.output_bytes])
+    _, wait, used = os.wait4(program, 0)
+    code = os.waitstatus_to_exitcode(wait)
+    if status == "exited" and code < 0:
+        status = "signalled"
+    return Report(
+        status=status,
+        code=abs(code) if status in ("exited", "signalled") else None,
+        stdout=final.decode("utf-8", "replace"),
+        stderr=errors.decode("utf-8", "replace"),
+        seconds=time.monotonic() - began,
+        cpu_seconds=used.ru_utime + used.ru_stime,
+        memory_bytes=used.ru_maxrss * 1024,
+    )
+
+
+def _write(descriptor: int, data: bytes) -> bytes:
+    """Returns what is left to be written: nothing if the program has closed its end."""
+    try:
+        return data[os.write(descriptor, data[:_CHUNK]) :]
+    except BrokenPipeError:
+        return b""
+
+
+def _receive(service: socket.socket) -> bytes:
+    """Raises BrokenPipeError if the service has closed the connection."""
+    (length,) = _LENGTH.unpack(_exactly(service, _LENGTH.size))
+    return _exactly(service, length)
+
+
+def _exactly(service: socket.socket, length: int) -> bytes:
+    data = bytearray()
+    while len(data) < length:
+        part = service.recv(min(length - len(data), _CHUNK))
+        if not part:
+            raise BrokenPipeError
+        data += part
+    return bytes(data)
+
+
+# --- The program's process --------------------------------------------------------------------------------------------
+
+
+def _become_program(folder: Path, pipes: list[tuple[int, int]], peer: int | None) -> NoReturn:
+    from gristmill_sandbox import program
+
+    code = _NOT_CONFINED
+    try:
+        os.setsid()
+        ends = [pipes[0][0], pipes[1][1], pipes[2][1], pipes[3][0], *([] if peer is None else [peer])]
+        # First above the targets, so that no target is still needed.
+        high = [os.dup2(end, 64 + place) for place, end in enumerate(ends)]
+        for place, descriptor in enumerate(high):
+            os.dup2(descriptor, place)
+        os.closerange(len(ends), 1 << 16)
+        with os.fdopen(3, "rb") as pipe:
+            (length,) = _LENGTH.unpack(pipe.read(_LENGTH.size))
+            given = json.loads(pipe.read(length))
+        job = Job(**(given | {"limits": Limits(**given["limits"])}))
+        os.chdir(folder)
+        for name, text in job.files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, "utf-8", "surrogatepass")
+        confine(folder, job.limits)
+        code = program.run(job.role, job.program, None if peer is None else 4)
+    except NotConfinedError as error:
+        os.write(2, f"{error}\n".encode())
+    except BaseException as error:  # noqa: BLE001  the process is a fork, which must not return into its parent's code
+        os.write(2, f"the sandbox could not begin the program: {type(error).__name__}: {error}\n".encode())
+    finally:
+        os._exit(code)

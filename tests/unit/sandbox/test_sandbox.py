@@ -1,0 +1,350 @@
+"""Programs in real, confined processes: what they may do, and what each attack on the sandbox meets."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gristmill_sandbox.app import MAX_BODY_BYTES, MAX_RUNS, Sandbox, Work, create_app
+from gristmill_sandbox.confine import Limits
+
+MIB = 2**20
+SECRET = "the-secret-of-the-service"
+
+
+@pytest.fixture
+async def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which the sandbox creates those of its programs."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "programs"))
+    (tmp_path / "programs").mkdir()
+    return tmp_path / "programs"
+
+
+@pytest.fixture
+async def sandbox(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Sandbox]:
+    monkeypatch.setenv("SECRET", SECRET)
+    sandbox = Sandbox(at_once=4)
+    yield sandbox
+    sandbox.close()
+
+
+async def run(
+    sandbox: Sandbox, program: str, *stdin: str, seconds: float = 20.0, **fields: Any
+) -> list[dict[str, Any]]:
+    limits = Limits(seconds=seconds, memory_bytes=256 * MIB, output_bytes=10_000)
+    work = Work(program, list(stdin or [""]), fields.get("tests"), fields.get("files", {}), limits)
+    answer = await sandbox.run(work)
+    return [*answer["runs"]]
+
+
+async def verdict(sandbox: Sandbox, program: str, tests: str) -> dict[str, Any]:
+    work = Work(program, [], tests, {}, Limits(seconds=20.0, memory_bytes=256 * MIB, output_bytes=10_000))
+    answer = await sandbox.run(work)
+    report = answer["tests"]
+    assert isinstance(report, dict)
+    return report
+
+
+async def test_each_input_is_a_process_of_its_own(sandbox: Sandbox) -> None:
+    program = (
+        "import sys\nopen('left', 'x').write('x')\nprint(sys.stdin.read().upper())\nprint('warned', file=sys.stderr)"
+    )
+    reports = await run(sandbox, program, "a", "b\u00e4", "c" * 200_000)
+    assert [report["stdout"] for report in reports[:2]] == ["A\n", "B\u00c4\n"]
+    assert [report["status"] for report in reports] == ["exited", "exited", "output_limit"]
+    assert reports[0]["code"] == 0
+    assert reports[0]["stderr"] == "warned\n"
+    assert len(reports[2]["stdout"]) == 10_000
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "code"),
+    [
+        ("", "exited", 0),
+        ("raise SystemExit(3)", "exited", 3),
+        ("raise SystemExit('text')", "exited", 1),
+        ("import sys; sys.exit()", "exited", 0),
+        ("1 / 0", "exited", 1),
+        ("this is no Python", "exited", 1),
+        ("import os; os.abort()", "signalled", 6),
+        ("import os; os._exit(9)", "exited", 9),
+        ("import threading; threading.Thread(target=lambda: print('late')).start()", "exited", 0),
+    ],
+)
+async def test_a_program_ends_as_under_pythons_own_command(
+    sandbox: Sandbox, program: str, status: str, code: int
+) -> None:
+    [report] = await run(sandbox, program)
+    assert (report["status"], report["code"]) == (status, code)
+
+
+async def test_a_traceback_names_the_programs_line_and_nothing_of_the_sandbox(sandbox: Sandbox) -> None:
+    [report] = await run(sandbox, "def f():\n    return 1 / 0\nf()")
+    assert 'File "program.py", line 2, in f\n    return 1 / 0\n' in report["stderr"]
+    assert report["stderr"].endswith("ZeroDivisionError: division by zero\n")
+    assert "gristmill" not in report["stderr"]
+
+
+async def test_files_of_the_request_are_in_the_programs_folder(sandbox: Sandbox, folder: Path) -> None:
+    program = "import helper, os\nprint(helper.x, open('data/in.txt').read(), sorted(os.listdir()))"
+    [report] = await run(sandbox, program, files={"helper.py": "x = 5", "data/in.txt": "7"})
+    assert report["stdout"] == "5 7 ['data', 'helper.py']\n"
+    assert [*folder.iterdir()] == [], "the folder is removed"  # noqa: ASYNC240
+
+
+DENIED = "PermissionError"
+ATTACKS = {
+    "read a file": ("open('/etc/passwd').read()", DENIED),
+    "read the service's environment": ("open(f'/proc/{__import__(\"os\").getppid()}/environ').read()", DENIED),
+    "read its own environment's origin": ("open('/proc/self/environ').read()", DENIED),
+    "read its memory by file": ("open('/proc/self/mem', 'rb').read(1)", DENIED),
+    "list the other programs' folders": ("import os; os.listdir('..')", DENIED),
+    "write elsewhere": ("open('/tmp/escaped', 'w')", DENIED),
+    "write Python's files": ("import os; open(os.__file__, 'a')", DENIED),
+    "truncate what it may read": ("import os; os.open('/dev/null', os.O_RDONLY | os.O_TRUNC)", DENIED),
+    "remove the folder": ("import os; os.rmdir(os.getcwd())", DENIED),
+    "change a mode": ("import os; os.chmod('/dev/null', 0o666)", DENIED),
+    "change a time": ("import os; os.utime('/dev/null')", DENIED),
+    "link out": ("import os; os.symlink('/etc/passwd', 'link')", DENIED),
+    "use TCP": ("import socket; socket.socket()", DENIED),
+    "use UDP": ("import socket; socket.socket(type=socket.SOCK_DGRAM)", DENIED),
+    "reach a local socket": ("import socket; socket.socket(socket.AF_UNIX)", DENIED),
+    "fork": ("import os\nwhile True: os.fork()", DENIED),
+    "fork by number": ("import ctypes, os\nc = ctypes.CDLL(None, use_errno=True)\nfor n in (56, 57, 58, 220, 435):\n"
+                       "    if c.syscall(n, 17, 0, 0, 0, 0) >= 0: print('escaped')\nraise PermissionError", DENIED),
+    "start a shell": ("import os; os.system('echo escaped'); raise PermissionError", DENIED),
+    "start a program": ("import subprocess; subprocess.run(['/bin/echo', 'escaped'])", DENIED),
+    "become a program": ("import os; os.execv('/bin/echo', ['echo', 'escaped'])", DENIED),
+    "start a process": ("import multiprocessing as m; m.get_context('fork').Process(target=print).start()", DENIED),
+    "signal the parent": ("import os; os.kill(os.getppid(), 9)", DENIED),
+    "signal all": ("import os; os.kill(-1, 9)", DENIED),
+    "trace the parent": ("import ctypes, os\nc = ctypes.CDLL(None)\n"
+                         "if c.ptrace(16, os.getppid(), 0, 0) == 0: print('escaped')\nraise PermissionError", DENIED),
+    "leave shared memory": ("import ctypes\nif ctypes.CDLL(None).shmget(7, 4096, 0o1666) >= 0: print('escaped')\n"
+                            "raise PermissionError", DENIED),
+    "leave a namespace": ("import ctypes\nif ctypes.CDLL(None).unshare(0x10000000) == 0: print('escaped')\n"
+                          "raise PermissionError", DENIED),
+    "take memory": ("x = bytearray(1 << 30)", "MemoryError"),
+    "take memory in threads": ("import threading as t, time\n"
+                               "while True: t.Thread(target=time.sleep, args=[9], daemon=True).start()", "RuntimeError"),
+    "fill the disk": ("open('big', 'wb').write(bytes(20_000))", "OSError"),
+    "open many files": ("f = [open('/dev/null') for _ in range(99)]", "OSError"),
+    "raise a limit": ("import resource as r; r.setrlimit(r.RLIMIT_AS, (1 << 40, 1 << 40))", "ValueError"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+async def test_an_attack_fails_with_an_error_in_the_program(sandbox: Sandbox, attack: str) -> None:
+    program, error = ATTACKS[attack]
+    [report] = await run(sandbox, program + "\nprint('escaped')")
+    assert "escaped" not in report["stdout"]
+    assert report["stderr"].splitlines()[-1].partition(":")[0].removeprefix("multiprocessing.") == error
+    [after] = await run(sandbox, "print('works')")
+    assert after["stdout"] == "works\n", "the sandbox still runs programs"
+
+
+SEES = """
+import gc
+def sees(backwards):
+    text = backwards[::-1]
+    return any(text in repr(found) for found in gc.get_objects() if isinstance(found, (dict, list, tuple, str)))
+"""
+
+
+async def test_a_program_finds_no_secret_and_no_other_program_in_itself(sandbox: Sandbox) -> None:
+    await run(sandbox, "x = 'tfel'[::-1]\nprint(x)", "stdin: tfel")
+    [report] = await run(sandbox, "import os; print(sorted(os.environ))")
+    assert report["stdout"] == "['LANG', 'TMPDIR']\n"
+    [report] = await run(sandbox, f"{SEES}\nprint(sees({SECRET[::-1]!r}), sees('tfel :nidts'), sees('__niam__'))")
+    assert report["stdout"] == "False False True\n", "the last is there, so the search works"
+
+
+@pytest.mark.parametrize(
+    "program",
+    ["while True: pass", "import time; time.sleep(1000)", "import threading; threading.Event().wait()", "9**9**9"],
+)
+async def test_a_program_that_does_not_end_is_ended_at_its_limit(sandbox: Sandbox, program: str) -> None:
+    [report] = await run(sandbox, program, seconds=0.3)
+    assert (report["status"], report["code"]) == ("timed_out", None)
+
+
+async def test_endless_output_ends_the_program(sandbox: Sandbox) -> None:
+    for stream in ("stdout", "stderr"):
+        [report] = await run(sandbox, f"import sys\nwhile True: sys.{stream}.write('x' * 1000)")
+        assert report["status"] == "output_limit"
+        assert len(report[stream]) == 10_000
+
+
+async def test_a_program_ends_when_its_request_is_given_up(sandbox: Sandbox, folder: Path) -> None:
+    asked = asyncio.create_task(run(sandbox, "while True: pass", seconds=50))
+    while not [*folder.iterdir()]:  # noqa: ASYNC110, ASYNC240  a folder has no event
+        await asyncio.sleep(0.01)
+    asked.cancel()
+    async with asyncio.timeout(30):
+        while [*folder.iterdir()]:  # noqa: ASYNC110, ASYNC240
+            await asyncio.sleep(0.01)
+
+
+async def test_the_stem_process_is_started_again(sandbox: Sandbox) -> None:
+    await run(sandbox, "")
+    assert sandbox._process is not None
+    sandbox._process.kill()
+    sandbox._process.wait()
+    [report] = await run(sandbox, "print(1)")
+    assert report["stdout"] == "1\n"
+
+
+# --- Tests of a program -----------------------------------------------------------------------------------------------
+
+SORTS = """
+import math
+def f(xs, *, reverse=False):
+    if not xs: raise ValueError('empty')
+    return sorted(xs, reverse=reverse)
+"""
+
+
+@pytest.mark.parametrize(
+    ("tests", "code"),
+    [
+        ("assert f([2, 1]) == [1, 2]\nassert f((2, 1), reverse=True) == [2, 1]", 0),
+        ("assert f([2, 1]) == [2, 1]", 1),
+        ("from program import f as g\nassert g([1]) == [1]", 0),
+        ("import program\nassert program.f({3}) == [3]", 0),
+        ("try:\n    f([])\nexcept ValueError as error:\n    assert str(error) == 'empty'\nelse:\n    assert False", 0),
+        ("assert math.floor(f([2.5])[0]) == 2", 0),
+        ("missing()", 1),
+    ],
+)
+async def test_tests_call_the_programs_functions(sandbox: Sandbox, tests: str, code: int) -> None:
+    report = await verdict(sandbox, SORTS, tests)
+    assert (report["status"], report["code"]) == ("exited", code), report["stderr"]
+
+
+async def test_plain_values_pass_between_a_program_and_its_tests(sandbox: Sandbox) -> None:
+    values = (
+        "(1, -2**70, 1.5, float('inf'), True, None, 'ä', b'x', [1], {'a': (1,)}, {1, 2}, frozenset([1]), 1j, range(3))"
+    )
+    report = await verdict(
+        sandbox, "def same(x): return x", f"v = {values}\nassert same(v) == v\nassert same(v)[4] is True"
+    )
+    assert report["code"] == 0, report["stderr"]
+
+
+CHEATS = {
+    "exit at once": "import os\nos._exit(0)",
+    "exit when called": "import os\ndef f(x): os._exit(0)",
+    "end when called": "import sys\ndef f(x): sys.exit(0)",
+    "replace what tests use": "def abs(x): return 0\nclass AssertionError(Exception): pass\ndef f(x): return 9",
+    "equal everything": "class E:\n    def __eq__(self, other): return True\ndef f(x): return E()",
+    "equal everything as a number": "class E(int):\n    def __eq__(self, other): return True\ndef f(x): return E()",
+    "send code": (
+        "import os, pickle, struct\nclass E:\n    def __reduce__(self): return os._exit, (0,)\n"
+        "def f(x):\n    b = pickle.dumps(('value', E()))\n    os.write(4, struct.pack('!I', len(b)) + b)\n    return 1"
+    ),
+    "name a builtin as its own": (
+        "import os, pickle, struct\n"
+        "b = pickle.dumps((['f', 'abs', 'AssertionError', '__builtins__'], {'abs': 'math'}))\n"
+        "os.write(4, struct.pack('!I', len(b)) + b)\nimport time\ntime.sleep(1000)"
+    ),
+    "never answer": "import time\ndef f(x): time.sleep(1000)",
+}
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+async def test_a_program_cannot_pass_tests_that_it_fails(sandbox: Sandbox, cheat: str) -> None:
+    limits = Limits(seconds=2.0, memory_bytes=256 * MIB, output_bytes=10_000)
+    answer = await sandbox.run(Work(CHEATS[cheat], [], "assert abs(f(3) - 4) < 1e-6", {}, limits))
+    assert (answer["tests"]["status"], answer["tests"]["code"]) != ("exited", 0)
+
+
+async def test_a_program_cannot_read_its_tests(sandbox: Sandbox) -> None:
+    program = f"{SEES}\nimport os\ndef f(backwards): return sees(backwards), os.listdir()"
+    report = await verdict(sandbox, program, "marker_of_the_tests = 1\nassert f('stset_eht_fo_rekram') == (False, [])")
+    assert report["code"] == 0, report["stderr"]
+
+
+# --- HTTP -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def http(sandbox: Sandbox) -> AsyncIterator[httpx.AsyncClient]:
+    app = create_app({})
+    app.state.sandbox = sandbox
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://sandbox") as client:
+        yield client
+
+
+async def test_a_request_is_answered_with_a_report_of_each_run(http: httpx.AsyncClient) -> None:
+    body = {"program": "print(input())", "runs": [{"stdin": "a"}, {}], "limits": {"seconds": 9}, "tests": "assert 1"}
+    answer = await http.post("/run", json=body)
+    assert answer.status_code == 200
+    assert [(run["status"], run["code"], run["stdout"]) for run in answer.json()["runs"]] == [
+        ("exited", 0, "a\n"),
+        ("exited", 1, ""),
+    ]
+    assert set(answer.json()["tests"]) == {
+        "status",
+        "code",
+        "stdout",
+        "stderr",
+        "seconds",
+        "cpu_seconds",
+        "memory_bytes",
+    }
+    assert (await http.get("/healthz")).status_code == 200
+    assert (await http.head("/healthz")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({}, "program"),
+        ({"program": 1}, "program"),
+        ([], "object"),
+        ({"program": "", "prog": ""}, "prog"),
+        ({"program": "", "runs": [{"stdin": 1}]}, "stdin"),
+        ({"program": "", "runs": [{"args": []}]}, "runs"),
+        ({"program": "", "runs": [{}] * (MAX_RUNS + 1)}, "runs"),
+        ({"program": "", "tests": 5}, "tests"),
+        ({"program": "", "files": {"../x": ""}}, "files"),
+        ({"program": "", "files": {"/x": ""}}, "files"),
+        ({"program": "", "files": {"a/../../x": ""}}, "files"),
+        ({"program": "", "files": {"a": 1}}, "files.a"),
+        ({"program": "", "limits": {"seconds": 0}}, "limits.seconds"),
+        ({"program": "", "limits": {"seconds": 1e9}}, "limits.seconds"),
+        ({"program": "", "limits": {"seconds": True}}, "limits.seconds"),
+        ({"program": "", "limits": {"memory_bytes": 1000}}, "limits.memory_bytes"),
+        ({"program": "", "limits": {"cores": 1}}, "limits"),
+    ],
+)
+async def test_a_wrong_request_is_refused_and_names_the_field(http: httpx.AsyncClient, body: Any, named: str) -> None:
+    answer = await http.post("/run", json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "bad_request")
+    assert named in answer.json()["error"]["message"]
+
+
+async def test_bodies_that_are_no_json_or_too_large_are_refused(http: httpx.AsyncClient) -> None:
+    json = {"Content-Type": "application/json"}
+    assert (await http.post("/run", content=b"{", headers=json)).status_code == 422
+    assert (await http.post("/run", content=b"[" * 100_000, headers=json)).status_code == 422
+    assert (await http.post("/run", content=b" " * (MAX_BODY_BYTES + 1), headers=json)).status_code == 413
+    assert (await http.post("/run", content=b'{"program": ""}')).status_code == 415
+
+
+def test_wrong_settings_end_the_service_with_one_line(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gristmill_sandbox.__main__ import main
+
+    monkeypatch.setenv("SANDBOX_PORT", "none")
+    assert main() == 2
+    assert capfd.readouterr().err.count("\n") == 1
+    assert os.environ["SANDBOX_PORT"] == "none"
