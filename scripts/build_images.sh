@@ -10,8 +10,8 @@ scripts/prepare_engine.sh
 scripts/prepare_images.sh
 # Compose builds one image after the other. The builder runs a step that two images share once.
 builds=()
-for service in model trainer env api; do
-    docker compose --env-file .gristmill/build.env build "$service" &
+for service in model trainer env api sandbox; do
+    docker compose --profile sandbox --env-file .gristmill/build.env build "$service" &
     builds+=($!)
 done
 for build in "${builds[@]}"; do wait "$build"; done

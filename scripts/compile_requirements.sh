@@ -29,6 +29,7 @@ compile uv.in -o uv.txt
 compile_cpu run.in -c dev.txt -o run.txt
 compile api.in -c dev.txt -o api.txt
 compile env.in -c dev.txt -o env.txt
+compile sandbox.in -c dev.txt -o sandbox.txt
 compile_cpu trainer-cpu.in -c dev.txt -o trainer-cpu.txt
 compile atropos.in -c dev.txt -o atropos.txt
 compile --no-deps atroposlib.in -o atroposlib.txt

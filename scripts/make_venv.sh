@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes one of the virtual environments:
 #
-#   scripts/make_venv.sh main       .venv: sdk, view, cli, api, env, trainer and a redis-server
+#   scripts/make_venv.sh main       .venv: sdk, view, cli, api, env, sandbox, trainer and a redis-server
 #   scripts/make_venv.sh dev        adds to .venv what the tests and checks need
 #   scripts/make_venv.sh model      .venv-model: vLLM, whose pins must not bind the rest
 #   scripts/make_venv.sh atropos    .venv-atropos: the server and the BaseEnv of Atropos that tests compare with ours
@@ -86,7 +86,7 @@ case $part-$device in
     # atroposlib names half a gigabyte that its server and BaseEnv never import; see requirements/atropos.in.
     atropos-any) pins atropos atroposlib; packages=() ;;
 esac
-if [ "$part" = main ]; then packages+=(-e view -e cli -e services/api -e services/env -e services/trainer); fi
+if [ "$part" = main ]; then packages+=(-e view -e cli -e services/api -e services/env -e services/trainer -e services/sandbox); fi
 if [ "$part" = dev ]; then touch "$venv/.dev-$device" && exit; fi
 if [ "${#packages[@]}" -gt 0 ]; then install --no-build-isolation "${packages[@]}"; fi
 touch "$venv/.ready-$device"

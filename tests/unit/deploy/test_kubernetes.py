@@ -29,7 +29,8 @@ COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
 SERVICES = {"redis": "stack", "api": "stack", "model": "stack", "trainer": "run", "env": "run"}
 WITHOUT = {
     "api": {"API_IN_COMPOSE"},  # The manifests always have tokens.
-    "env": {"GRISTMILL_WEIGHTS_DIR"},  # compose.yaml mounts no weights into it either.
+    # compose.yaml mounts no weights into it either. The manifests have no sandbox.
+    "env": {"GRISTMILL_WEIGHTS_DIR", "GRISTMILL_SANDBOX_URL"},
     "model": {"GRISTMILL_CONFIG_DIR", "GRISTMILL_API_URL", "GRISTMILL_MODEL_URL"},  # The server reads none of them.
 }
 IN_CONFIG_MAPS = re.compile(

@@ -20,8 +20,12 @@ FOLDERS = {
     for path in ROOT.glob(pattern)
     if path.name.isidentifier()
 }
-PROGRAMS = {"services/trainer/src/gristmill_trainer/replay/fork.py": {"gristmill_env"}}
-"""Files that start another package as a process. `gristmill fork` starts the environment of the new run."""
+PROGRAMS = {
+    "services/trainer/src/gristmill_trainer/replay/fork.py": {"gristmill_env"},
+    "services/env/src/gristmill_env/sandbox.py": {"gristmill_sandbox"},
+}
+"""Files that start another package as a process. `gristmill fork` starts the environment of the new run. An environment
+without a sandbox service starts a sandbox."""
 _NAME = re.compile(r"(gristmill\w*)(?:[.:]\S*)?")
 """A package, one of its modules, or an object in a module (`package.module:name`)."""
 

@@ -30,7 +30,17 @@ def target(job: dict[str, Any]) -> tuple[str, int]:
 
 def test_only_prometheus_and_grafana_belong_to_the_profile() -> None:
     assert MONITORS == sorted(OF_THE_FILE) == ["grafana", "prometheus"]
-    assert [ROOT / path for path in COMPOSE["include"]] == [INCLUDED]
+    assert str(INCLUDED.relative_to(ROOT)) in COMPOSE["include"]
+
+
+def test_sandbox_is_limited_as_the_other_services() -> None:
+    (path,) = (one["path"] for one in COMPOSE["include"] if isinstance(one, dict))
+    (sandbox,) = yaml.safe_load((ROOT / path).read_text())["services"].values()
+    for name, value in COMPOSE["x-service"].items():
+        assert name == "tmpfs" or sandbox[name] == value
+    assert sandbox["mem_limit"]
+    assert sandbox["networks"] == ["sandbox"]
+    assert not {"volumes", "ports", "secrets"} & set(sandbox)
 
 
 @pytest.mark.parametrize("name", MONITORS)

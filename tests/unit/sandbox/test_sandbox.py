@@ -1,4 +1,4 @@
-"""Programs in real, confined processes: what they may do, and what each attack on the sandbox meets."""
+"""Programs run in real, confined processes, and attacks on the sandbox fail."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ import pytest
 from gristmill_sandbox.app import MAX_BODY_BYTES, MAX_RUNS, Sandbox, Work, create_app
 from gristmill_sandbox.confine import Limits
 
+pytestmark = pytest.mark.slow
+
 MIB = 2**20
 SECRET = "the-secret-of-the-service"
 
 
 @pytest.fixture
 async def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder in which the sandbox creates those of its programs."""
+    """The folder in which the sandbox creates the folders of programs."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "programs"))
     (tmp_path / "programs").mkdir()
     return tmp_path / "programs"
@@ -99,6 +101,7 @@ async def test_files_of_the_request_are_in_the_programs_folder(sandbox: Sandbox,
     assert [*folder.iterdir()] == [], "the folder is removed"  # noqa: ASYNC240
 
 
+# They are harmless where they succeed: signal 0 does nothing, and no fork repeats itself.
 DENIED = "PermissionError"
 ATTACKS = {
     "read a file": ("open('/etc/passwd').read()", DENIED),
@@ -116,15 +119,15 @@ ATTACKS = {
     "use TCP": ("import socket; socket.socket()", DENIED),
     "use UDP": ("import socket; socket.socket(type=socket.SOCK_DGRAM)", DENIED),
     "reach a local socket": ("import socket; socket.socket(socket.AF_UNIX)", DENIED),
-    "fork": ("import os\nwhile True: os.fork()", DENIED),
+    "fork": ("import os\nif os.fork() == 0: os._exit(0)", DENIED),
     "fork by number": ("import ctypes, os\nc = ctypes.CDLL(None, use_errno=True)\nfor n in (56, 57, 58, 220, 435):\n"
                        "    if c.syscall(n, 17, 0, 0, 0, 0) >= 0: print('escaped')\nraise PermissionError", DENIED),
     "start a shell": ("import os; os.system('echo escaped'); raise PermissionError", DENIED),
     "start a program": ("import subprocess; subprocess.run(['/bin/echo', 'escaped'])", DENIED),
     "become a program": ("import os; os.execv('/bin/echo', ['echo', 'escaped'])", DENIED),
     "start a process": ("import multiprocessing as m; m.get_context('fork').Process(target=print).start()", DENIED),
-    "signal the parent": ("import os; os.kill(os.getppid(), 9)", DENIED),
-    "signal all": ("import os; os.kill(-1, 9)", DENIED),
+    "signal the parent": ("import os; os.kill(os.getppid(), 0)", DENIED),
+    "signal all": ("import os; os.kill(-1, 0)", DENIED),
     "trace the parent": ("import ctypes, os\nc = ctypes.CDLL(None)\n"
                          "if c.ptrace(16, os.getppid(), 0, 0) == 0: print('escaped')\nraise PermissionError", DENIED),
     "leave shared memory": ("import ctypes\nif ctypes.CDLL(None).shmget(7, 4096, 0o1666) >= 0: print('escaped')\n"
@@ -132,8 +135,8 @@ ATTACKS = {
     "leave a namespace": ("import ctypes\nif ctypes.CDLL(None).unshare(0x10000000) == 0: print('escaped')\n"
                           "raise PermissionError", DENIED),
     "take memory": ("x = bytearray(1 << 30)", "MemoryError"),
-    "take memory in threads": ("import threading as t, time\n"
-                               "while True: t.Thread(target=time.sleep, args=[9], daemon=True).start()", "RuntimeError"),
+    "take memory in threads": ("import threading as t, time\nwait = lambda: time.sleep(9)\n"
+                               "while True: t.Thread(target=wait, daemon=True).start()", "RuntimeError"),
     "fill the disk": ("open('big', 'wb').write(bytes(20_000))", "OSError"),
     "open many files": ("f = [open('/dev/null') for _ in range(99)]", "OSError"),
     "raise a limit": ("import resource as r; r.setrlimit(r.RLIMIT_AS, (1 << 40, 1 << 40))", "ValueError"),

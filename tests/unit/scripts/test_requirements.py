@@ -79,7 +79,7 @@ def commands(path: Path) -> list[str]:
 
 def test_images_install_by_hash() -> None:
     dockerfiles = sorted((ROOT / "services").glob("*/Dockerfile"))
-    assert len(dockerfiles) == 4
+    assert len(dockerfiles) == 5
     for path in dockerfiles:
         found = commands(path)
         assert len(found) >= 3, path

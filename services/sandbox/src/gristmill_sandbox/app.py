@@ -6,8 +6,8 @@
 
 Each item of `runs` (one without stdin by default) is a process of its own that runs `program`. With `tests` the
 program runs once more, in a process whose functions the tests call (program.py). The tests hold if their report has
-status "exited" and code 0. A report is `cell.Report`. The service keeps nothing of a request, and never learns what a
-right output is: who asks compares.
+status "exited" and code 0. A report is `cell.Report`. The service keeps nothing of a request, and never
+receives an expected output: the client compares.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Sandbox:
             async with asyncio.TaskGroup() as tasks:
                 serving = tasks.create_task(_report(of_program, Job("serve", work.program, work.limits, work.files)))
                 testing = tasks.create_task(_report(of_tests, Job("test", work.tests, work.limits)))
-        # What the program printed helps whoever reads a failed test.
+        # A reader of a failed test needs the program's messages too.
         report = testing.result()
         return replace(report, stderr=report.stderr + serving.result().stderr)
 

@@ -62,7 +62,7 @@ _START: Final = (
 
 @dataclass(frozen=True)
 class Feed:
-    """What the keeper needs of a job."""
+    """The part of a job that the keeper reads."""
 
     stdin: str
     seconds: float
@@ -71,8 +71,8 @@ class Feed:
 
 @dataclass(frozen=True)
 class Job:
-    """What the program's process does. `role` "run" runs a program. With "serve" it answers calls of the program's
-    functions afterwards, and with "test" it runs a program that calls another process's functions (program.py)."""
+    """The part of a job that the program's process reads. `role` "run" runs a program. "serve" runs a program and then
+    answers calls of its functions. "test" runs tests, which call the functions of another process (program.py)."""
 
     role: Literal["run", "serve", "test"]
     program: str

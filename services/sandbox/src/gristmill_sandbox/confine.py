@@ -165,7 +165,7 @@ class _Architecture:
 
     audit: int
     refused: frozenset[int]
-    """Besides those of every architecture."""
+    """System calls that are refused besides _REFUSED."""
     clone: int
     own_process: tuple[int, ...]
     """kill and tgkill: allowed with the process's own id."""

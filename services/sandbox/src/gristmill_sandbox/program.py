@@ -1,4 +1,4 @@
-"""What the process of a program does once it is confined: `run`.
+"""Runs a program in a process that is confined: `run`.
 
 A test file and the program that it tests are two processes. The program never sees the tests, and cannot replace what
 they use. Tests call the program's functions through a socket: a call's arguments and its result are copies, of
@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, Final, Literal
 FILE: Final = "program.py"
 """Name of the program, and with role "test" of the tests, in tracebacks."""
 MODULE: Final = "program"
-"""Tests may import the program's functions from it. They also find them as names of their own."""
+"""Tests may import the program's functions from it. The functions are also global names of the tests."""
 _LENGTH: Final = struct.Struct("!I")
 _PLAIN: Final = frozenset({"set", "frozenset", "complex", "bytearray", "range", "slice"})
 
