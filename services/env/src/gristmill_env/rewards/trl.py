@@ -17,9 +17,9 @@ from typing import Any
 
 from gristmill.settings import did_you_mean
 from gristmill_env.errors import RewardError
+from gristmill_env.rewards.bound import BoundReward
 from gristmill_env.rewards.inputs import RowSchema, Sample, known_tokens, private
-from gristmill_env.rewards.reward import Reward
-from gristmill_env.rewards.task import Task
+from gristmill_env.rewards.reward import CallableReward
 
 _IDS = "completion_ids"
 _COMPLETIONS = frozenset({"prompts", "completions", _IDS})
@@ -47,10 +47,9 @@ class TrainerState:
 
 
 @dataclass(frozen=True)
-class TrlReward(Reward):
+class TrlReward(CallableReward):
     """A TRL reward function and the arguments that a configuration sets."""
 
-    function: Callable[..., Any]
     named: Mapping[str, inspect.Parameter]
     """The function's arguments that can be passed by name."""
     open_ended: bool
@@ -72,7 +71,7 @@ class TrlReward(Reward):
     def _counts_tokens(self) -> bool:
         return _IDS in self.named and self.named[_IDS].default is inspect.Parameter.empty
 
-    def bind(self, schema: RowSchema, name: str) -> list[Task]:
+    def bind(self, schema: RowSchema, name: str) -> BoundReward:
         given = {*_COMPLETIONS, *_TRAINER, *schema.columns, *self.params} - (_NOT_COLUMNS - _COMPLETIONS)
         for argument in self.named.values():
             if argument.default is argument.empty and argument.name not in given:
@@ -85,9 +84,9 @@ class TrlReward(Reward):
                     input=argument.name,
                     columns=list(schema.columns),
                 )
-        return [Task(name, self, self.function, True, self._gather, _HINT)]
+        return BoundReward(name, self, self.function, self._arguments, group_level=True, hint=_HINT)
 
-    def _gather(self, samples: Sequence[Sample]) -> dict[str, Any]:
+    def _arguments(self, samples: Sequence[Sample]) -> dict[str, Any]:
         arguments: dict[str, Any] = {
             column: [private(sample.row[column]) for sample in samples]
             for column in samples[0].row
