@@ -28,9 +28,8 @@ from gristmill_env.rewards.create import create_reward
 from gristmill_env.rewards.inputs import RowSchema, Sample
 from gristmill_env.rewards.outcomes import Failure, Outcome, Outcomes
 from gristmill_env.rewards.reward import CallableReward, Source
-from gristmill_env.running.child import plain
 from gristmill_env.running.code_process import CodeError, CodeProcess, LostProcessError
-from gristmill_env.running.host import Asking, Handler
+from gristmill_env.running.host import Asking, Handler, plain
 from gristmill_env.running.limiter import Limiter
 from gristmill_env.running.limits import CallError, Limits
 from gristmill_env.values import whole

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cache
@@ -15,6 +14,7 @@ from gristmill_env.rewards.inputs import PLURALS, RowSchema, Sample
 from gristmill_env.rewards.outcomes import Failure
 from gristmill_env.rewards.reward import Reward
 from gristmill_env.rewards.runner import RewardRunner
+from gristmill_env.running.daemon import loop_in_thread
 
 _FIELDS = frozenset(one.name for one in fields(Sample)) - {"completion", "row"}
 
@@ -43,9 +43,7 @@ def score(reward: Reward, samples: Sequence[Sample]) -> list[float | None]:
 
 @cache
 def _loop() -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="rewards", daemon=True).start()
-    return loop
+    return loop_in_thread("rewards")
 
 
 os.register_at_fork(after_in_child=_loop.cache_clear)  # a forked child has none of its parent's threads
