@@ -37,7 +37,7 @@ from gristmill_env.environments import (
     create_environment,
 )
 from gristmill_env.environments import runner as environment_runner
-from gristmill_env.environments.model import End, LeaveOut, Said, Say
+from gristmill_env.environments.model import End, LeaveOut, Say
 from gristmill_env.errors import DatasetError, EpisodeError
 from gristmill_env.inference import ModelServers
 from gristmill_env.rewards import Scorer, WeightedReward, create_reward
@@ -120,9 +120,9 @@ def factory(kind: str | type[Environment], **params: Any) -> EnvironmentFactory:
 GAMES = "tests.unit.env.games"
 
 
-async def reply(asked: Say | LeaveOut) -> Said:
+async def reply(asked: Say | LeaveOut) -> Reply:
     """Answers an environment at once."""
-    return Said(0, "2", "2", "", [], "stop", 1)
+    return Reply("2", "stop", 1, answer="2", turn=0)
 
 
 async def test_turns_of_a_rollout_stay_on_the_server_of_its_first_turn(
