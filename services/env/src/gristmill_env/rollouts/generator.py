@@ -281,16 +281,13 @@ def _trained(rollout: Rollout) -> list[int]:
 
 
 def _sample(item: Item, rollout: Rollout, step: int | None) -> Sample:
-    return Sample(
-        completion=rollout.text,
-        answer=item.answer,
-        prompt=item.prompt,
+    return Sample.of(
+        item,
+        rollout.text,
         tokens=[token for branch in rollout.branches for token in _trained(branch)] if rollout.token_ids else None,
         finish_reason=rollout.finish_reason,
-        row=item.columns,
         messages=rollout.prompt.messages,
         conversation=rollout.messages,
         episode_reward=rollout.reward,
-        conversational=item.conversation is not None,
         step=step,
     )
