@@ -17,6 +17,7 @@ from typing import Any
 
 from gristmill.settings import did_you_mean
 from gristmill_env.errors import RewardError
+from gristmill_env.options import refuse_unknown
 from gristmill_env.rewards.bound import BoundReward
 from gristmill_env.rewards.inputs import RowSchema, Sample, known_tokens, private
 from gristmill_env.rewards.reward import CallableReward
@@ -157,16 +158,7 @@ def _takes_completions(target: Callable[..., Any]) -> bool:
 def _check(name: str, target: Callable[..., Any], params: Mapping[str, Any]) -> None:
     has = [p.name for p in inspect.signature(target).parameters.values() if _by_name(p)]
     options = ["conversational", *(option for option in has if option not in _COMPLETIONS | _TRAINER)]
-    for key in params:
-        if key not in options:
-            known = ", ".join(options)
-            raise RewardError(
-                "unknown_parameter",
-                f"TRL reward '{name}' has no parameter '{key}'; it has {known}.{did_you_mean(key, options)}",
-                reward=name,
-                parameter=key,
-                known=options,
-            )
+    refuse_unknown(params, options, f"TRL reward '{name}'", RewardError, reward=name)
 
 
 def _by_name(parameter: inspect.Parameter) -> bool:
