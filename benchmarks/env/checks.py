@@ -170,7 +170,7 @@ async def _ends(bomb: str) -> str:
     try:
         return f"scored {await accuracy(bomb, '72')}"
     except JobError as error:
-        return type(error).__name__
+        return error.code
 
 
 async def _good_until(bombed: asyncio.Task[str], lane: int) -> int:

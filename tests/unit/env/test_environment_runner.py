@@ -37,8 +37,9 @@ from gristmill_env.environments import (
     create_environment,
 )
 from gristmill_env.environments import runner as environment_runner
-from gristmill_env.environments.model import End, LeaveOut, Said, Say
+from gristmill_env.environments.model import End, LeaveOut, Say
 from gristmill_env.errors import DatasetError, EpisodeError
+from gristmill_env.gateway import Policy
 from gristmill_env.inference import ModelServers
 from gristmill_env.rewards import Scorer, WeightedReward, create_reward
 from gristmill_env.rollouts.generator import RolloutGenerator
@@ -105,7 +106,9 @@ async def rolls(failing_server: FailingServer, log: Log) -> AsyncIterator[Make]:
         def make(kind: str | type[Environment], *, step_timeout: float = 60.0, **settings: Any) -> Roll:
             runners.append(EnvironmentRunner(factory(kind), step_timeout))
             config = EnvConfig.model_validate({"group_size": 3, "min_rollouts": 3, "rollout_retries": 0, **settings})
-            generator = RolloutGenerator(config, PromptBuilder(None), servers, scorer, runners[-1], max_length=1024)
+            generator = RolloutGenerator(
+                config, Policy("tiny", PromptBuilder(None), servers, 1024), scorer, runners[-1]
+            )
             return lambda: generator.generate_and_score(ITEM, "test")
 
         yield make
@@ -120,9 +123,9 @@ def factory(kind: str | type[Environment], **params: Any) -> EnvironmentFactory:
 GAMES = "tests.unit.env.games"
 
 
-async def reply(asked: Say | LeaveOut) -> Said:
+async def reply(asked: Say | LeaveOut) -> Reply:
     """Answers an environment at once."""
-    return Said(0, "2", "2", "", [], "stop", 1)
+    return Reply("2", "stop", 1, answer="2", turn=0)
 
 
 async def test_turns_of_a_rollout_stay_on_the_server_of_its_first_turn(
@@ -147,7 +150,7 @@ async def test_turns_of_a_rollout_stay_on_the_server_of_its_first_turn(
     async with Scorer(rewards, has_answer=True) as scorer, ModelServers(configs, patience=5) as servers:
         await servers.connect(patience=5)
         config = EnvConfig(group_size=2)
-        generator = RolloutGenerator(config, PromptBuilder(None), servers, scorer, talks, max_length=1024)
+        generator = RolloutGenerator(config, Policy("tiny", PromptBuilder(None), servers, 1024), scorer, talks)
         for _ in range(5):
             await generator.generate_and_score(ITEM, "test")
     begun = [[body["messages"][0]["content"] for body in server.bodies] for server in two_servers]

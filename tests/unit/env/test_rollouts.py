@@ -26,6 +26,7 @@ from gristmill_env.errors import (
     RequestTimeoutError,
     RolloutTimeoutError,
 )
+from gristmill_env.gateway import Policy
 from gristmill_env.inference import Completion, GenerationRequest, ModelServers
 from gristmill_env.inference.types import LabelSpan
 from gristmill_env.rewards import Scorer, WeightedReward, create_reward
@@ -138,7 +139,7 @@ async def make(model: Model, tokenizer: PreTrainedTokenizerFast) -> AsyncIterato
         config = EnvConfig.model_validate({"group_size": SIZE, **settings})
         scorer = Scorer([WeightedReward(create_reward("episode"), 1.0)], has_answer=True)
         servers = cast("ModelServers", model)
-        return RolloutGenerator(config, PromptBuilder(tokenizer), servers, scorer, runners[-1], max_length=1024)
+        return RolloutGenerator(config, Policy("tiny", PromptBuilder(tokenizer), servers, 1024), scorer, runners[-1])
 
     yield generator
     Game.let_go.set()

@@ -19,6 +19,7 @@ from gristmill_env.commands.replay import score_group
 from gristmill_env.data import Item
 from gristmill_env.environments import EnvironmentRunner, create_environment
 from gristmill_env.errors import PromptError
+from gristmill_env.gateway import Policy
 from gristmill_env.inference import ModelServers
 from gristmill_env.rewards import Scorer, WeightedReward, create_reward
 from gristmill_env.rollouts.generator import RolloutGenerator
@@ -86,7 +87,9 @@ async def rolling(
         ModelServers([ServerConfig(base_url=server.url)], patience=5) as servers,
     ):
         await servers.connect(patience=5)
-        generator = RolloutGenerator(config, PromptBuilder(tokenizer), servers, scorer, environments, max_length=1024)
+        generator = RolloutGenerator(
+            config, Policy("tiny", PromptBuilder(tokenizer), servers, 1024), scorer, environments
+        )
         yield lambda: generator.generate_and_score(ITEM, "test")
 
 

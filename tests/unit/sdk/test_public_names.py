@@ -35,7 +35,7 @@ def test_unknown_name_is_an_attribute_error() -> None:
     [
         ("gristmill_env.running.host", ()),
         ("gristmill_env.environments.child", ("yaml",)),
-        ("gristmill_env.rewards.hosted", ("yaml",)),
+        ("gristmill_env.rewards.calls", ("yaml",)),
     ],
 )
 def test_processes_of_users_code_import_no_large_packages(module: str, needs: tuple[str, ...]) -> None:

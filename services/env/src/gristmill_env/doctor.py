@@ -15,8 +15,6 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from gristmill import ConfigError, Deployment, GristmillError, foreign
 from gristmill.archive.trained import TOKENIZER_FOLDER, TRAINED_FOLDER
 from gristmill.check import Check, State
@@ -32,6 +30,7 @@ from gristmill_env.errors import DatasetError, EpisodeError, InferenceError, Pro
 from gristmill_env.inference import Thinking
 from gristmill_env.inference.http import ServerHttp, ServerTroubleError
 from gristmill_env.inference.server import ModelServer
+from gristmill_env.inference.types import Generated
 from gristmill_env.preflight import FirstRows, row_warnings
 from gristmill_env.rollouts.prompts import Prompt, PromptBuilder, load_tokenizer
 from gristmill_env.run_settings import RunSettings
@@ -242,14 +241,6 @@ async def _check_servers(run: RunSettings, prompt: Prompt | None) -> AsyncIterat
                 await http.close()
 
 
-class _Choice(msgspec.Struct):
-    token_ids: list[int]
-
-
-class _Answer(msgspec.Struct):
-    choices: list[_Choice]
-
-
 async def check_sampling(http: ServerHttp, name: str, model: str, prompt: Sequence[int]) -> Check:
     """Checks that completions differ more at a high temperature than at a low one.
 
@@ -259,8 +250,8 @@ async def check_sampling(http: ServerHttp, name: str, model: str, prompt: Sequen
     for temperature in (_COLD, _HOT):
         sampling = {"temperature": temperature, "max_tokens": _TOKENS, "n": _SAMPLED, "ignore_eos": True}
         body = generation(model, prompt, {"detokenize": False, **sampling})
-        answer = await http.ask("POST", GENERATE, _Answer, json=body)
-        counts.append(len({tuple(choice.token_ids) for choice in answer.choices}))
+        answer = await http.ask("POST", GENERATE, Generated, json=body)
+        counts.append(len({tuple(choice.token_ids or ()) for choice in answer.choices}))
     cold, hot = counts
     if cold > _SAMPLED / 2 or hot <= cold:
         text = f"of {_SAMPLED} completions, {cold} differ at temperature {_COLD} and {hot} at {_HOT}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 from collections.abc import AsyncIterator
@@ -19,7 +20,7 @@ from gristmill_env.answers.symbolic_pool import check_limits, set_up_checks
 from gristmill_env.data.dataset import PromptDataset
 from gristmill_env.environments import EnvironmentRunner, create_environment
 from gristmill_env.errors import PromptError
-from gristmill_env.gateway import Parsers, Policy
+from gristmill_env.gateway import Policy
 from gristmill_env.inference import ModelServers, ServedModel, Thinking
 from gristmill_env.rewards import Execution, Scorer, WeightedReward, create_reward
 from gristmill_env.rollouts.generator import RolloutGenerator
@@ -106,35 +107,25 @@ async def open_session(
         served, generator = await meet_model(run, task, server, config.startup_patience or wait)
         async with contextlib.AsyncExitStack() as playing:
             if config.agent is not None:
-                generator = generator.with_agent(await playing.enter_async_context(_agents(run, task, served, server)))
+                agent = await playing.enter_async_context(_agents(run, task, served, generator.policy))
+                generator = generator.with_agent(agent)
             yield Session(task, server, served, generator)
 
 
 def _agents(
-    run: RunSettings, task: Task, served: ServedModel, server: ModelServers
+    run: RunSettings, task: Task, served: ServedModel, policy: Policy
 ) -> AbstractAsyncContextManager[AgentPlayer]:
     """Returns the context of the run's agents. Raises InferenceError if the model server gives text only."""
     config = run.config
     assert config.agent is not None
-    server.refuse_text_only()
+    policy.servers.refuse_text_only()
     manifest = read_manifest(run.deployment.models_dir)
-    parsers = _parsers(manifest, served)
     thinking = Thinking.of(config)
     # The agent writes its messages itself, so its prompts have neither the run's system prompt nor its prefill.
     prompts = PromptBuilder(
         load_tokenizer(_tokenizer(config, manifest, served)), thinking=thinking.enabled, effort=thinking.effort
     )
-    policy = Policy(
-        name=served.name,
-        prompts=prompts,
-        servers=server,
-        max_length=_max_length(config, served),
-        tools=parsers.tools,
-        reasoning=parsers.reasoning,
-        stop=tuple(config.dataset.stop),
-        stop_token_ids=tuple(config.dataset.stop_token_ids),
-        untrained=config.agent.off_policy == "untrained",
-    )
+    policy = dataclasses.replace(policy, prompts=prompts, untrained=config.agent.off_policy == "untrained")
     folder = run.config_path.parent if run.config_path is not None else None
     log = run.run_folder / "logs" / "agent.log"
     counts = any("episode_reward" in weighted.reward.asks_for for weighted in task.scorer.rewards)
@@ -170,11 +161,18 @@ async def meet_model(
             )
     prompts = prompt_builder(config, tokenizer)
     logger.info("model %s at %s", served.name, server.description)
-    generator = RolloutGenerator(
-        config, prompts, server, task.scorer, task.environments, max_length=_max_length(config, served),
-        parsers=_parsers(manifest, served),
-    )  # fmt: skip
-    return served, generator
+    known = manifest if manifest is not None and manifest.name == served.name else None
+    policy = Policy(
+        name=served.name,
+        prompts=prompts,
+        servers=server,
+        max_length=_max_length(config, served),
+        tools=None if known is None else known.tool_parser is not None,
+        reasoning=known is not None and known.reasoning_parser is not None,
+        stop=tuple(config.dataset.stop),
+        stop_token_ids=tuple(config.dataset.stop_token_ids),
+    )
+    return served, RolloutGenerator(config, policy, task.scorer, task.environments)
 
 
 def execution(config: EnvConfig) -> Execution:
@@ -242,13 +240,6 @@ def tokenizer_name(config: EnvConfig, manifest: Manifest | None) -> str | None:
     if manifest is not None and config.tokenizer_name in names:
         return manifest.tokenizer_path
     return config.tokenizer_name or config.server.model_name
-
-
-def _parsers(manifest: Manifest | None, served: ServedModel) -> Parsers:
-    """Returns what the model server parses, by the manifest of the served model."""
-    if manifest is None or manifest.name != served.name:
-        return Parsers()
-    return Parsers(manifest.tool_parser is not None, manifest.reasoning_parser is not None)
 
 
 def _max_length(config: EnvConfig, served: ServedModel) -> int:

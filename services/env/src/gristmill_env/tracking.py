@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -44,7 +44,7 @@ class Observers:
 
     def __init__(
         self,
-        tracker: Callable[[], Tracker] | None = None,
+        tracker: Callable[[], WandbTracker] | None = None,
         saver: Callable[[], GroupSaver] | None = None,
         metrics: Callable[[ObserverErrors], EnvMetrics] | None = None,
         dropped: DroppedSaver | None = None,
@@ -142,22 +142,6 @@ class ScoredPrompt:
             step=version.step,
             failed=len(scored.failed),
         )
-
-
-class Tracker(Protocol):
-    """Receives every scored prompt, every submitted group and every evaluation."""
-
-    def scored(self, prompt: ScoredPrompt) -> None:
-        """Records a scored prompt, also if its group is dropped, for example because all scores are the same."""
-
-    def group(self, group: TrajectoryGroup, texts: Sequence[str], tally: Tally) -> None:
-        """Records a submitted group. `texts`: prompt and completion as text, one per sequence of the group."""
-
-    def evaluation(self, results: Mapping[str, float], step: int) -> None:
-        """Records an evaluation of training step `step`. `results`: by name, without a prefix."""
-
-    def close(self) -> None:
-        """Flushes."""
 
 
 _NOT_IN_THE_DARK = 16

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from gristmill_env.data import Item
 from gristmill_env.environments import Environment, EnvironmentFactory, EnvironmentRunner, Model
-from gristmill_env.gateway import Parsers
+from gristmill_env.gateway import Policy
 from gristmill_env.inference import ModelServers
 from gristmill_env.rewards import Scorer, WeightedReward, create_reward
 from gristmill_env.rollouts.generator import RolloutGenerator
@@ -38,7 +38,7 @@ async def roll(model: ScriptedModel) -> AsyncIterator[Roll]:
     runners: list[EnvironmentRunner] = []
 
     async def play(
-        kind: type[Environment] | EnvironmentFactory | Play, parsers: Parsers | None = None, **settings: Any
+        kind: type[Environment] | EnvironmentFactory | Play, *, tools: bool | None = None, **settings: Any
     ) -> Rollout:
         if not isinstance(kind, type | EnvironmentFactory):
             kind = playing(kind, settings.pop("max_turns", 16))
@@ -52,10 +52,8 @@ async def roll(model: ScriptedModel) -> AsyncIterator[Roll]:
             ModelServers([ServerConfig(base_url=model.server.url)], patience=0.5) as servers,
         ):
             await servers.connect(patience=5)
-            generator = RolloutGenerator(
-                config, PromptBuilder(model.tokenizer, "Be brief."), servers, scorer, runners[-1], max_length=room,
-                parsers=parsers or Parsers(),
-            )  # fmt: skip
+            policy = Policy("tiny", PromptBuilder(model.tokenizer, "Be brief."), servers, room, tools)
+            generator = RolloutGenerator(config, policy, scorer, runners[-1])
             (rollout,) = (await generator.generate(item, "test")).rollouts
         return rollout
 

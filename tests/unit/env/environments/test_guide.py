@@ -12,7 +12,6 @@ from tests.unit.env.environments.conftest import Roll
 from tests.unit.env.gateway.conftest import ScriptedModel
 
 from gristmill_env.environments import create_environment
-from gristmill_env.gateway import Parsers
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +50,7 @@ async def test_example_runs(roll: Roll, model: ScriptedModel, tmp_path: Path, na
     params = {"tools": ["example.py:search"]} if name == "search" else {}
     kind = "tools" if name == "search" else f"example.py:{name}"
     model.says = list(says)
-    rollout = await roll(create_environment(kind, params, tmp_path), Parsers(tools=True), columns={"answer": "4"})
+    rollout = await roll(create_environment(kind, params, tmp_path), tools=True, columns={"answer": "4"})
     assert (rollout.reward, len(rollout.branches), rollout.replies) == (reward, branches, len(says))
     assert model.says == []
 

@@ -16,12 +16,10 @@ from gristmill_env.data import Item
 from gristmill_env.environments import EnvironmentRunner, Model, create_environment
 from gristmill_env.environments.functions import ArgumentsError, checked_arguments, result_text, schema_of
 from gristmill_env.errors import EnvError, EpisodeError, InferenceError
-from gristmill_env.gateway import Parsers
 from gristmill_env.rollouts.groups import Rollout
 
 pytestmark = pytest.mark.slow
 
-PARSES = Parsers(tools=True)
 TOOLS = '''
 import threading
 import httpx
@@ -144,7 +142,7 @@ async def test_parallel_calls_run_at_the_same_time_and_return_in_order(
     folder: Path,
 ) -> None:
     model.says = [f"Well. {call('meet', name='a')}{call('meet', name='b')}", call("add", a=2, b="2"), "4"]
-    rollout = await roll(tools(folder, "meet", "add"), PARSES)
+    rollout = await roll(tools(folder, "meet", "add"), tools=True)
     assert (rollout.text, rollout.replies, rollout.reward, rollout.others) == ("4", 3, None, ())
     assert results(rollout) == ["a", "b", "4"]
     first = rollout.messages[2]
@@ -172,7 +170,7 @@ CALLS = {
 
 async def test_what_is_wrong_with_a_call_is_its_result(roll: Roll, model: ScriptedModel, folder: Path) -> None:
     model.says = [*CALLS, "done"]
-    rollout = await roll(tools(folder, "search", "fails", max_turns=9), PARSES, max_length=8192)
+    rollout = await roll(tools(folder, "search", "fails", max_turns=9), tools=True, max_length=8192)
     found = results(rollout)
     assert [text[: len(result)] for text, result in zip(found, CALLS.values(), strict=True)] == list(CALLS.values())
     assert (rollout.text, rollout.replies) == ("done", 8)
@@ -185,25 +183,25 @@ async def test_service_of_a_tool_that_is_away_fails_the_rollout(
 ) -> None:
     model.says = [call("is_away", name="x")] * 9
     with raises(EnvError, "service_unavailable"):  # after its repetitions
-        await roll(tools(folder, "is_away"), PARSES, patience=0.1)
+        await roll(tools(folder, "is_away"), tools=True, patience=0.1)
     assert set(model.prompts) == {model.prompts[0]}, "no reply to a failed call was asked for"
 
 
 async def test_calls_end_at_the_number_of_turns(roll: Roll, model: ScriptedModel, folder: Path) -> None:
     model.says = [call("search", query=str(number)) for number in range(9)]
-    rollout = await roll(tools(folder, "search", max_turns=2), PARSES)
+    rollout = await roll(tools(folder, "search", max_turns=2), tools=True)
     assert (rollout.replies, rollout.finish_reason, results(rollout)) == (2, "turns", ["0 x 3"])
 
 
 async def test_model_server_without_a_parser_is_named(roll: Roll, folder: Path) -> None:
     with raises(InferenceError, "no_tool_parser") as refused:
-        await roll(tools(folder, "search"), Parsers(tools=False))
+        await roll(tools(folder, "search"), tools=False)
     assert "MODEL_TOOL_PARSER" in str(refused.value)
 
 
 async def test_class_of_trl_is_an_environment(roll: Roll, model: ScriptedModel, folder: Path) -> None:
     model.says = [call("guess", word="five"), call("guess", word="four"), "It is four."]
-    rollout = await roll(create_environment("words.py:WordGame", folder=folder), PARSES, columns={"answer": "four"})
+    rollout = await roll(create_environment("words.py:WordGame", folder=folder), tools=True, columns={"answer": "four"})
     assert (rollout.reward, results(rollout)) == (0.5, ["wrong", "right"])
     assert rollout.messages[1]["content"] == "2 + 2? It has 4 letters."
     assert "_private" not in model.prompts[0]
@@ -216,10 +214,10 @@ async def test_class_of_trl_without_reward_and_observation(
     folder: Path,
 ) -> None:
     model.says = [call("look"), "Nothing."]
-    rollout = await roll(create_environment("words.py:Silent", folder=folder), PARSES)
+    rollout = await roll(create_environment("words.py:Silent", folder=folder), tools=True)
     assert (rollout.reward, results(rollout), rollout.messages[1]["content"]) == (None, ["nothing"], "2 + 2?")
     with raises(EpisodeError, "environment_value", method="Wrong.reset", row=3):
-        await roll(create_environment("words.py:Wrong", folder=folder), PARSES)
+        await roll(create_environment("words.py:Wrong", folder=folder), tools=True)
 
 
 async def test_play_gets_the_calls_of_its_own_tools(roll: Roll, model: ScriptedModel) -> None:
@@ -244,7 +242,7 @@ async def test_play_gets_the_calls_of_its_own_tools(roll: Roll, model: ScriptedM
         await model.say("Stop.", tools=[])
         return 1.0
 
-    rollout = await roll(play, PARSES)
+    rollout = await roll(play, tools=True)
     assert (rollout.reward, rollout.replies, rollout.text, rollout.others) == (1.0, 3, "done", ())
     assert trained(model, rollout) == [f"{written}<|im_end|>4<|im_end|>done<|im_end|>"]
 

@@ -102,10 +102,7 @@ async def test_log_counts_branches_and_histories_that_match_nothing(
     config = EnvConfig(group_size=1)
     environments: Any = SimpleNamespace(factory=SimpleNamespace(name="agent", kind=None))
     scorer = Scorer([WeightedReward(create_reward("episode"), 1.0)], has_answer=True)
-    generator = RolloutGenerator(
-        config, running.policy.prompts, running.policy.servers, scorer, environments, max_length=1024,
-        agent=player(running, invents),
-    )  # fmt: skip
+    generator = RolloutGenerator(config, running.policy, scorer, environments, player(running, invents))
     with caplog.at_level(logging.INFO):
         await generator.generate(ITEM, "g1")
     (logged,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("completion")]

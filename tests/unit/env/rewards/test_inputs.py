@@ -10,6 +10,7 @@ from tests.support.errors import raises
 
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards import Sample, create_reward
+from gristmill_env.rewards.bound import BoundReward
 from gristmill_env.rewards.inputs import RowSchema
 
 GROUP = [
@@ -19,10 +20,15 @@ GROUP = [
 Seen = list[dict[str, Any]]
 
 
+def bound(function: Callable[..., Any], schema: RowSchema, name: str | None = None) -> BoundReward:
+    [(full, leaf)] = create_reward(function, name=name).leaves().items()
+    return leaf.bind(schema, full)
+
+
 def seen(function: Callable[..., Any], columns: Sequence[str] = ("topic", "entry")) -> Seen:
     """Returns the arguments of each call that scores the group."""
-    [task] = create_reward(function, name="reward").bind(RowSchema(columns), "reward")
-    return [dict(task.gather(call)) for call in task.calls(GROUP)]
+    reward = bound(function, RowSchema(columns), "reward")
+    return [dict(reward.arguments(call)) for call in reward.calls(GROUP)]
 
 
 def test_reward_gets_only_its_declared_inputs() -> None:
@@ -76,18 +82,17 @@ def test_argument_with_the_exact_name_of_a_column_is_not_a_plural() -> None:
     def reward(topics: str) -> None: ...
 
     sample = Sample("", row={"topic": "x", "topics": "all of them"})
-    [task] = create_reward(reward).bind(RowSchema(("topic", "topics")), "reward")
-    [call] = task.calls([sample])
-    assert not task.group_level
-    assert task.gather(call) == {"topics": "all of them"}
+    found = bound(reward, RowSchema(("topic", "topics")))
+    [call] = found.calls([sample])
+    assert not found.group_level
+    assert found.arguments(call) == {"topics": "all of them"}
 
 
 def test_an_argument_with_a_default_may_be_missing() -> None:
     def reward(completion: str, answer: str = "none", level: int = 3) -> None: ...
 
     schema = RowSchema((), has_answer=False)
-    [task] = create_reward(reward).bind(schema, "reward")
-    assert task.gather(GROUP[:1]) == {"completion": "a"}
+    assert bound(reward, schema).arguments(GROUP[:1]) == {"completion": "a"}
     assert seen(reward) == [{"completion": "a", "answer": "4"}, {"completion": "b", "answer": "4"}]
 
 
@@ -110,7 +115,7 @@ def test_argument_that_cannot_be_filled_is_refused_when_the_run_is_loaded(
     function: Callable[..., Any], code: str, values: dict[str, Any], remedy: str
 ) -> None:
     with raises(RewardError, code, **values) as raised:
-        create_reward(function).bind(RowSchema(("topic", "entry")), "reward")
+        bound(function, RowSchema(("topic", "entry")))
     assert remedy in str(raised.value)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from tests.support.errors import raises
@@ -54,7 +54,8 @@ def rollout_group() -> RolloutGroup:
 def test_every_call_of_a_tracker_that_raises_is_counted_and_the_first_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    observers = Observers(Fails)
+    tracker: Any = Fails
+    observers = Observers(tracker)
 
     async def train() -> None:
         for _ in range(2):
@@ -93,7 +94,7 @@ def test_unwritable_folder_disables_the_saver() -> None:
 
 
 def test_a_wrong_setting_of_an_observer_is_an_error_at_the_start() -> None:
-    def misconfigured() -> Fails:
+    def misconfigured() -> NoReturn:
         raise ConfigError("secret_file_unreadable", "the key file does not exist")
 
     with raises(ConfigError, "secret_file_unreadable"):

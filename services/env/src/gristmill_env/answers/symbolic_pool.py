@@ -10,9 +10,8 @@ from concurrent.futures import Future
 
 import msgspec
 
-from gristmill_env.running.child import Order
 from gristmill_env.running.limits import Limits
-from gristmill_env.running.processes import ProcessPool
+from gristmill_env.running.processes import Order, ProcessPool
 
 _SHOWN = 60
 _MEMORY = 1 << 30
@@ -94,8 +93,8 @@ class SymbolicPool:
     ) -> Outcome:
         """Checks whether in all `pairs` (reference, extracted) the two LaTeX answers are equal.
 
-        `extract`: the pairs are whole texts, and Math-Verify finds the answers in the texts. Raises JobError, or a
-        subclass, when a check does not finish.
+        `extract`: the pairs are whole texts, and Math-Verify finds the answers in the texts. Raises JobError
+        when a check does not finish.
         """
         check = Check(tuple(pairs), tolerance, extract)
         return Outcome((await self._processes.do(msgspec.msgpack.encode(check), check.shown)).decode())

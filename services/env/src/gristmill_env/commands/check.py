@@ -335,16 +335,7 @@ async def _try_forms(scorer: Scorer, item: Item, score: GoldScore) -> None:
         return
     best: float | None = None
     for form in _FORMS:
-        sample = Sample(
-            completion=form(item.answer),
-            answer=item.answer,
-            prompt=item.prompt,
-            row=item.columns,
-            messages=item.messages,
-            conversation=(*item.messages, assistant(form(item.answer))),
-            conversational=item.conversation is not None,
-        )
-        (said,) = await scorer.score([sample])
+        (said,) = await scorer.score([Sample.of(item, form(item.answer))])
         if said.error is not None:
             score.wrong.append(Miss(item.index, item.answer, said.error))
             return

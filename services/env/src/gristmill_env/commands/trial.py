@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gristmill_env.data import Item, assistant
+from gristmill_env.data import Item
 from gristmill_env.rewards import Sample, Scorer
 from gristmill_env.session import Task
 
@@ -60,17 +60,11 @@ def constructed(item: Item, other: Item, tokenizer: PreTrainedTokenizerBase | No
     right, wrong = item.answer or item.prompt, other.answer or other.prompt
     texts = [f"<think>\nI add.\n</think>\n\n<answer>{right}</answer>", f"\\boxed{{{wrong}}}", "I do not know.", ""]
     return [
-        Sample(
-            completion=text,
-            answer=item.answer,
-            prompt=item.prompt,
+        Sample.of(
+            item,
+            text,
             tokens=[] if tokenizer is None else list(tokenizer(text, add_special_tokens=False)["input_ids"]),
-            finish_reason="stop",
-            row=item.columns,
-            messages=item.messages,
-            conversation=(*item.messages, assistant(text)),
             episode_reward=0.5,
-            conversational=item.conversation is not None,
         )
         for text in texts
     ]

@@ -82,10 +82,13 @@ def _is_call(call: object) -> bool:
 
 def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
     arguments = function.get("arguments") or {}
-    if isinstance(arguments, str):
-        try:
-            found = json.loads(arguments)
-        except ValueError:
-            found = arguments
-        arguments = found if isinstance(found, dict) else arguments
-    return {**function, "arguments": arguments}
+    return {**function, "arguments": object_of(arguments) if isinstance(arguments, str) else arguments}
+
+
+def object_of(arguments: str) -> Any:
+    """Returns the object in the text of a call's arguments, and the text itself if the model wrote no object."""
+    try:
+        found = json.loads(arguments or "{}")
+    except ValueError:
+        return arguments
+    return found if isinstance(found, dict) else arguments

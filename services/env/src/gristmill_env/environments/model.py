@@ -29,8 +29,7 @@ class ToolCall(msgspec.Struct, frozen=True):
     """The arguments as the model wrote them."""
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True, tag="reply"):
     """The model's reply."""
 
     text: str
@@ -86,18 +85,6 @@ class End(msgspec.Struct, frozen=True, tag="end"):
     failure: Failed | None = None
 
 
-class Said(msgspec.Struct, frozen=True, tag="said"):
-    """A reply."""
-
-    turn: int
-    text: str
-    answer: str
-    reasoning: str
-    tool_calls: list[ToolCall]
-    finish_reason: str
-    tokens: int | None
-
-
 class Over(msgspec.Struct, frozen=True, tag="over"):
     """No reply: there is no room for one."""
 
@@ -109,7 +96,7 @@ class Noted(msgspec.Struct, frozen=True, tag="noted"):
 
 
 Asked = Say | LeaveOut | End
-Answer = Said | Over | Noted
+Answer = Reply | Over | Noted
 Asking = Callable[[Asked], Awaitable[Answer]]
 """Asks the service. Raises EnvError."""
 
@@ -179,11 +166,9 @@ class Model:
         if isinstance(said, Over):
             talk.replies -= 1
             self._end(said.reason)
-        assert isinstance(said, Said)
-        self._at = Reply(
-            said.text, said.finish_reason, said.tokens, said.answer, said.reasoning, tuple(said.tool_calls), said.turn
-        )
-        return self._at
+        assert isinstance(said, Reply)
+        self._at = said
+        return said
 
     def fork(self) -> Self:
         """Returns a conversation that continues after the last reply of this one: a branch of the rollout."""

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from gristmill.plugins import is_plugin, load_plugin
-from gristmill.redaction import redact
 from gristmill.settings import did_you_mean
 from gristmill_env.environments.base import DatasetEnvironment, Environment
 from gristmill_env.environments.tools import Tools, is_tool_class, tool_environment
 from gristmill_env.errors import EpisodeError
+from gristmill_env.options import Option, checked_options
 
 E = TypeVar("E", bound=type[Environment])
 
@@ -128,30 +128,9 @@ def _find(name: str, folder: Path | None) -> tuple[Any, bool]:
 def _options(name: str, kind: type[Environment], params: Mapping[str, Any]) -> dict[str, Any]:
     initializer: Any = kind.__init__
     hints = typing.get_type_hints(initializer, include_extras=True)
-    known = [
-        argument.name
+    options = {
+        argument.name: Option(TypeAdapter(hints.get(argument.name, Any)), argument.default)
         for argument in inspect.signature(initializer).parameters.values()
         if argument.kind is inspect.Parameter.KEYWORD_ONLY
-    ]
-    options = {}
-    for key, value in params.items():
-        if key not in known:
-            raise EpisodeError(
-                "unknown_parameter",
-                f"environment '{name}' has no parameter '{key}'; it has {', '.join(known) or 'none'}."
-                f"{did_you_mean(key, known)}",
-                name=name,
-                parameter=key,
-                known=known,
-            )
-        try:
-            options[key] = TypeAdapter(hints.get(key, Any)).validate_python(value)
-        except ValidationError as error:
-            reason = error.errors()[0]["msg"]
-            raise EpisodeError(
-                "parameter_invalid",
-                f"parameter '{key}' of environment '{name}': {reason} (found {redact(value, key)!r})",
-                name=name,
-                parameter=key,
-            ) from error
-    return options
+    }
+    return checked_options(params, options, f"environment '{name}'", EpisodeError, name=name)

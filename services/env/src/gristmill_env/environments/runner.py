@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self
 from gristmill.redaction import redact_text
 from gristmill_env.data import Item, Message
 from gristmill_env.environments import child
-from gristmill_env.environments.model import Answer, Asked, End, LeaveOut, Noted, Said, Say, Talk
+from gristmill_env.environments.model import Answer, Asked, End, LeaveOut, Noted, Reply, Say, Talk
 from gristmill_env.environments.playing import Rollout, closes, played
 from gristmill_env.environments.registry import EnvironmentFactory
 from gristmill_env.environments.returned import EnvironmentName
@@ -30,7 +30,7 @@ _GOODBYE = 5.0
 """Seconds for close() after a rollout was cancelled or failed."""
 _KINDS = {kind.__name__: kind for kind in ROW_ERRORS}
 
-Answerer = Callable[[Say | LeaveOut], Awaitable[Said | Any]]
+Answerer = Callable[[Say | LeaveOut], Awaitable[Reply | Any]]
 """Answers what an environment asks. Raises EnvError."""
 
 

@@ -30,17 +30,13 @@ def write_evaluation_page(evaluated: Evaluated) -> Path:
     plan, summary = evaluated.plan, evaluated.summary
     records = read_samples(evaluated.folder)
     script = (files("gristmill_env.saved") / "templates" / "groups.js").read_text(encoding="utf-8")
-    estimates = {f"pass@{k}": estimate for k, estimate in summary.passes.items()}
-    if plan.samples > 1:
-        estimates |= {f"mean@{plan.samples}": summary.mean} if summary.mean else {}
-        estimates |= {f"maj@{plan.samples}": summary.majority} if summary.majority else {}
-    how = "greedy" if plan.greedy else f"temperature {plan.sampling.temperature:g}, top_p {plan.sampling.top_p:g}"
+    estimates = summary.estimates(plan.samples)
     weights = f", weights {plan.weights}" if plan.weights else ""
     parts = Reports("gristmill_env.evaluation").render(
         "evaluation.html",
         f"Evaluation of {plan.task}",
         script,
-        origin=f"model {plan.model}{weights} on {plan.dataset}; {plan.samples} per prompt, {how}",
+        origin=f"model {plan.model}{weights} on {plan.dataset}; {plan.samples} per prompt, {plan.how}",
         facts=list(_facts(evaluated, estimates)),
         estimates=[(name, *_estimate(estimate)) for name, estimate in estimates.items()],
         rewards=[(name, *_reward(one)) for name, one in {**summary.rewards, "total": summary.total}.items()],

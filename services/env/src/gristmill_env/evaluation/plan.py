@@ -65,6 +65,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return self.sampling.temperature == 0
 
     @property
+    def how(self) -> str:
+        """The sampling, for reports."""
+        return "greedy" if self.greedy else f"temperature {self.sampling.temperature:g}, top_p {self.sampling.top_p:g}"
+
+    @property
     def digest(self) -> str:
         """SHA-256 of the whole plan, as hexadecimal digits."""
         return hashlib.sha256(json.dumps(msgspec.to_builtins(self), sort_keys=True).encode()).hexdigest()

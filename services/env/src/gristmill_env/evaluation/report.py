@@ -24,11 +24,7 @@ def show(console: Console, evaluated: Evaluated) -> None:
         f"{plan.prompts}{of} prompts, {_sampling(plan)}; a completion is right when {plan.decides} is 1 or more",
     )
     table = Table("figure", *[_right(name) for name in ("value", "std. error", "95 % interval", "prompts")])
-    figures = {f"pass@{k}": estimate for k, estimate in summary.passes.items()}
-    if plan.samples > 1:
-        figures |= {f"mean@{plan.samples}": summary.mean} if summary.mean else {}
-        figures |= {f"maj@{plan.samples}": summary.majority} if summary.majority else {}
-    for name, estimate in figures.items():
+    for name, estimate in summary.estimates(plan.samples).items():
         table.add_row(name, *_estimate(estimate), str(estimate.prompts))
     _put(console, table)
     names = ("mean", "std. error", "min", "max", "scored", "skipped", "errors")
@@ -91,8 +87,7 @@ def _model(plan: Plan) -> str:
 
 
 def _sampling(plan: Plan) -> str:
-    how = "greedy" if plan.greedy else f"temperature {plan.sampling.temperature:g}, top_p {plan.sampling.top_p:g}"
-    return f"{plan.samples} sample{'s' if plan.samples > 1 else ''} each, {how}"
+    return f"{plan.samples} sample{'s' if plan.samples > 1 else ''} each, {plan.how}"
 
 
 def _estimate(estimate: Estimate, sign: str = "") -> tuple[str, str, str]:

@@ -84,6 +84,12 @@ class Summary:
     versions: dict[str, int]
     """Completions by the weight labels that sampled them; "1.20+1.21" if the weights changed during a completion."""
 
+    def estimates(self, samples: int) -> dict[str, Estimate]:
+        """Returns the shares of right answers by name, for `samples` completions per prompt."""
+        found = {f"pass@{k}": estimate for k, estimate in self.passes.items()}
+        several = {f"mean@{samples}": self.mean, f"maj@{samples}": self.majority} if samples > 1 else {}
+        return found | {name: estimate for name, estimate in several.items() if estimate is not None}
+
 
 @dataclass(frozen=True)
 class Evaluated:

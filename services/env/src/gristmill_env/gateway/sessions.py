@@ -52,15 +52,6 @@ class End(msgspec.Struct, frozen=True, tag="end"):
 
 
 @dataclass(frozen=True)
-class Parsers:
-    """What the model servers parse."""
-
-    tools: bool | None = None
-    """Tool calls; None if that is unknown."""
-    reasoning: bool = False
-
-
-@dataclass(frozen=True)
 class Policy:
     """The model in training."""
 

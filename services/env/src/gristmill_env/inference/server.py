@@ -29,7 +29,6 @@ from gristmill_env.inference.types import (
     GenerationRequest,
     ModelCard,
     Models,
-    Parsed,
     ServedModel,
     WeightInfo,
 )
@@ -114,7 +113,7 @@ class ModelServer:
             "prompt_token_ids": list(before),
             "chat_request": {"model": self._model, **asked},
         }
-        parsed = await self._http.ask("POST", PARSE, Parsed, json=body, timeout=_QUICK)
+        parsed = await self._http.ask("POST", PARSE, Chatted, json=body, timeout=_QUICK)
         message = parsed.choices[0].message
         kept = {"content": message.content or None, "tool_calls": message.tool_calls}
         kept["reasoning"] = message.reasoning or message.reasoning_content

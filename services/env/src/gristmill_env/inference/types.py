@@ -145,31 +145,15 @@ class ChatMessage(msgspec.Struct):
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    """In OpenAI's form."""
 
 
 class ChatChoice(msgspec.Struct):
-    """One completion of POST /v1/chat/completions."""
+    """One completion of POST /v1/chat/completions, or of its /derender."""
 
     message: ChatMessage
     finish_reason: str | None = None
-
-
-class ParsedMessage(ChatMessage):
-    """The model's message with its tool calls, in OpenAI's form."""
-
-    tool_calls: list[dict[str, Any]] | None = None
-
-
-class ParsedChoice(msgspec.Struct):
-    """One completion of POST /v1/chat/completions/derender."""
-
-    message: ParsedMessage
-
-
-class Parsed(msgspec.Struct):
-    """Answer of POST /v1/chat/completions/derender."""
-
-    choices: list[ParsedChoice]
 
 
 class Usage(msgspec.Struct):
@@ -179,7 +163,7 @@ class Usage(msgspec.Struct):
 
 
 class Chatted(msgspec.Struct):
-    """Answer of POST /v1/chat/completions."""
+    """Answer of POST /v1/chat/completions, or of its /derender."""
 
     choices: list[ChatChoice]
     usage: Usage | None = None

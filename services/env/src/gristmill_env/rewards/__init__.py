@@ -8,13 +8,13 @@ As a library::
 
 # Importing a module registers its rewards.
 from gristmill_env.rewards import accuracy, builtin, code, composed, embeddings, mcq  # noqa: F401
+from gristmill_env.rewards.calls import Execution
 from gristmill_env.rewards.create import create_reward
 from gristmill_env.rewards.inputs import Sample
 from gristmill_env.rewards.outcomes import Failure, RewardResult
 from gristmill_env.rewards.registry import reward, reward_names
 from gristmill_env.rewards.reward import Reward
 from gristmill_env.rewards.scorer import CorrectnessReward, Score, Scorer, WeightedReward, correctness_reward
-from gristmill_env.rewards.task import Execution
 
 __all__ = [
     "CorrectnessReward",

@@ -15,11 +15,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards.inputs import RowSchema
-from gristmill_env.rewards.outcomes import Called, Failure, Outcome
+from gristmill_env.rewards.outcomes import Failure, Outcome, Outcomes
 from gristmill_env.rewards.registry import reward
-from gristmill_env.rewards.reward import Reward
-from gristmill_env.rewards.task import Task
+from gristmill_env.rewards.reward import CallableReward, Reward
 from gristmill_env.settings.dataset import RewardSpec
 
 Weight = Annotated[float, Field(allow_inf_nan=False)]
@@ -56,19 +54,18 @@ class ComposedReward(Reward):
     def here(self) -> ComposedReward:
         return replace(self, parts={name: part.here() for name, part in self.parts.items()})
 
-    def leaves(self) -> dict[str, Reward]:
+    def leaves(self) -> dict[str, CallableReward]:
         inner = [found for part in self.parts.values() for found in part.leaves().items()]
         return {f"{self.name}/{name}": leaf for name, leaf in inner}
 
-    def bind(self, schema: RowSchema, name: str) -> list[Task]:
-        bound = (part.bind(schema, f"{name}/{short}") for short, part in self.parts.items())
-        return [task for tasks in bound for task in tasks]
-
-    def outcomes(self, name: str, called: Called) -> dict[str, Sequence[Outcome]]:
-        inner: dict[str, Sequence[Outcome]] = {}
-        for short, part in self.parts.items():
-            inner |= part.outcomes(f"{name}/{short}", called)
-        return {name: self._combined(name, {short: inner[f"{name}/{short}"] for short in self.parts}), **inner}
+    def outcomes(self, name: str, called: Mapping[str, Sequence[Outcomes]]) -> list[Outcomes]:
+        inner = {short: part.outcomes(f"{name}/{short}", called) for short, part in self.parts.items()}
+        columns = {short: [one[f"{name}/{short}"] for one in found] for short, found in inner.items()}
+        results: list[Outcomes] = [{name: outcome} for outcome in self._combined(name, columns)]
+        for found in inner.values():
+            for result, outcomes in zip(results, found, strict=True):
+                result |= outcomes
+        return results
 
     def _combined(self, name: str, columns: Mapping[str, Sequence[Outcome]]) -> list[Outcome]:
         """Returns the outcomes of the whole. A part's failure on a completion is the whole's outcome there."""
@@ -77,7 +74,7 @@ class ComposedReward(Reward):
         good = [at for at in range(size) if failures[at] is None]
         values: dict[str, list[float | None]] = {}
         for short, column in columns.items():
-            values[short] = [None if isinstance(item := column[at], Failure) else item for at in good]
+            values[short] = [item if isinstance(item := column[at], float) else None for at in good]
         outcomes: list[Outcome] = list(failures)
         for at, value in zip(good, self.composed.combine(values) if good else [], strict=True):
             overflows = value is not None and not math.isfinite(value)
@@ -93,7 +90,7 @@ class ComposedReward(Reward):
 
 def has_value_in_part(column: Sequence[Outcome]) -> bool:
     """Whether a reward returned None for some completions of a prompt and a value for others."""
-    return None in column and any(item is not None and not isinstance(item, Failure) for item in column)
+    return None in column and any(isinstance(item, float) for item in column)
 
 
 def weighted_sum(values: Iterable[tuple[float, float | None]]) -> float | None:

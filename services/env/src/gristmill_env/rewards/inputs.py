@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import Parameter
 from operator import attrgetter
-from typing import Any
+from typing import Any, Self
 
 from gristmill.settings import did_you_mean
+from gristmill_env.data import Item, assistant
 from gristmill_env.errors import RewardError
 
 OF_COMPLETION = ("completion", "tokens", "finish_reason", "conversation", "episode_reward")
@@ -70,6 +71,21 @@ class Sample:
     """Whether the row's prompt is a list of messages. Decides whether a TRL reward gets messages or text."""
     step: int | None = None
     """Number of optimizer steps of the sampling weights; None outside of training. For TRL rewards."""
+
+    @classmethod
+    def of(cls, item: Item, completion: str, **more: Any) -> Self:
+        """Returns the sample of a completion of a row. `more`: other fields; by default, the prompt is the row's, and
+        the completion is its only answer."""
+        fields: dict[str, Any] = {
+            "answer": item.answer,
+            "prompt": item.prompt,
+            "row": item.columns,
+            "messages": item.messages,
+            "conversational": item.conversation is not None,
+        }
+        fields |= more
+        fields.setdefault("conversation", (*fields["messages"], assistant(completion)))
+        return cls(completion, **fields)
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
 from gristmill.redaction import redact_text
-from gristmill_env.errors import RewardError
+from gristmill_env.errors import EnvError, RewardError
 from gristmill_env.outages import may_pass
 from gristmill_env.running.limits import CallError
 from gristmill_env.values import whole
@@ -45,21 +45,17 @@ class Failure:
     def __str__(self) -> str:
         return f"{self.reward}: {self.text}"
 
+    def raised(self) -> RewardError:
+        """Returns the failure as an error. Its text names the reward."""
+        return RewardError(self.code, str(self), **self.values)
 
-Outcome = float | Failure | None
-"""A value, None for no score, or a failure. A failure is never a 0."""
+
+Outcome = float | str | Failure | None
+"""A value, None for no value, or a failure, which is never a 0. Text is the outcome of an extraction of answers."""
 
 Outcomes = dict[str, Outcome]
-"""The outcomes of one reward on one completion: first its own, then those of its parts ("judge", "judge/style")."""
-
-Called = Mapping[str, Mapping[str, Sequence[Outcome]]]
-"""The outcomes of each task of a group by the task's name: the task's own and those of its parts, by full name."""
-
-
-def by_name(results: Sequence[Outcomes]) -> dict[str, Sequence[Outcome]]:
-    """Returns the outcomes of one task by name, one item per sample. A part that a sample lacks is None there."""
-    names = dict.fromkeys(name for outcomes in results for name in outcomes)
-    return {name: [outcomes.get(name) for outcomes in results] for name in names}
+"""The result of one reward for one completion: first its own outcome, then those of its parts, by full name ("judge",
+"judge/style"). All rewards have results of this form: called here, in another process, or composed of others."""
 
 
 def outcomes_of(reward: str, value: object) -> Outcomes:
@@ -88,13 +84,18 @@ def _outcome(reward: str, value: object) -> Outcome:
     return Failure(reward, f"a reward returns a finite number or None, not {short(value)}", "value_invalid")
 
 
+def answer_of(reward: str, value: object) -> Outcomes:
+    """Returns the outcome of an extraction that returned `value`."""
+    assert value is None or isinstance(value, str)  # as `Reward.extracted` promises
+    return {reward: value}
+
+
 def failure_of(reward: str, error: BaseException, hint: str = "") -> Failure:
     """Returns the failure for an `error` of a reward or of its call. `hint`: text added to a TypeError."""
-    if isinstance(error, RewardError):
+    if isinstance(error, EnvError):
+        cause = None if isinstance(error, CallError) else error
         text = whole(redact_text(str(error)))
-        return Failure(reward, text, error.code, error.values, error, may_pass=may_pass(error))
-    if isinstance(error, CallError):
-        return Failure(reward, whole(redact_text(str(error))), error.code, error.values)
+        return Failure(reward, text, error.code, error.values, cause, may_pass=may_pass(error))
     kind = type(error).__name__
     text = whole(redact_text(f"{kind}: {error}{hint if isinstance(error, TypeError) else ''}"))
     return Failure(reward, text, "reward_raised", {"error": kind}, error, may_pass=may_pass(error))

@@ -22,13 +22,13 @@ from inspect import Parameter
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
 
 from gristmill.plugins import import_error
-from gristmill.redaction import redact
 from gristmill.settings import did_you_mean
 from gristmill_env.errors import RewardError
+from gristmill_env.options import Option, checked_options
 
 ENTRY_POINTS = "gristmill.rewards"
 """Entry point group with which a package provides rewards."""
@@ -36,21 +36,10 @@ ENTRY_POINTS = "gristmill.rewards"
 ExtractAnswer = Callable[..., str | None]
 """Returns the answer of a completion in canonical form. Arguments: the completion, its row, and the reward's options by
 name."""
-REQUIRED = Parameter.empty
-"""Marks an option without a default."""
 _LEGACY = "_reward"
 """Suffix of reward names in Atropos configurations: accuracy_reward is accuracy."""
 
 _Target = TypeVar("_Target", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True)
-class Option:
-    """A parameter of a reward that a configuration sets under `params`."""
-
-    type: TypeAdapter[Any]
-    default: Any
-    """REQUIRED if the option has no default."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +65,7 @@ class Definition:
 
         `later`: returns a `Later` in place of an instance of a class. Raises RewardError for invalid params.
         """
-        options = self._checked(params)
+        options = checked_options(params, self.options, f"reward '{self.name}'", RewardError, reward=self.name)
         extract = self.extract_answer
         if extract is not None and options:
             extract = partial(extract, **options)
@@ -93,42 +82,6 @@ class Definition:
         except Exception as error:  # the user's __init__
             reason = f"reward '{self.name}' cannot be made with these params: {type(error).__name__}: {error}"
             raise RewardError("reward_not_made", reason, reward=self.name, error=type(error).__name__) from error
-
-    def _checked(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns `params` converted to the types that the options declare.
-
-        Raises RewardError if an option does not exist; the message lists all options and suggests the nearest. Also
-        raises RewardError if a value has another type, or if an option without a default is not set.
-        """
-        reward, options = self.name, self.options
-        checked = {}
-        for key, value in params.items():
-            if key not in options:
-                has = ", ".join(options) or "none"
-                raise RewardError(
-                    "unknown_parameter",
-                    f"reward '{reward}' has no parameter '{key}'; it has {has}.{did_you_mean(str(key), options)}",
-                    reward=reward,
-                    parameter=key,
-                    known=list(options),
-                )
-            try:
-                checked[key] = options[key].type.validate_python(value)
-            except ValidationError as error:
-                first = error.errors()[0]
-                where = "".join(f"[{step!r}]" for step in first["loc"])
-                reason = f"parameter '{key}'{where} of reward '{reward}': {first['msg']} (found {redact(value, key)!r})"
-                raise RewardError(
-                    "parameter_invalid", reason, reward=reward, parameter=f"{key}{where}", problem=first["type"]
-                ) from error
-        if missing := [key for key, option in options.items() if option.default is REQUIRED and key not in params]:
-            raise RewardError(
-                "parameter_missing",
-                f"reward '{reward}' needs the parameter '{missing[0]}'; set it under params",
-                reward=reward,
-                parameter=missing[0],
-            )
-        return checked
 
 
 @dataclass(frozen=True)

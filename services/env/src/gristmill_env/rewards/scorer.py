@@ -11,15 +11,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from gristmill_env.errors import RewardError
-from gristmill_env.gather import gather
-from gristmill_env.outages import Outages, Wait
+from gristmill_env.rewards.calls import Execution
 from gristmill_env.rewards.composed import has_value_in_part, weighted_sum
-from gristmill_env.rewards.hosted import host
 from gristmill_env.rewards.inputs import RowSchema, Sample
-from gristmill_env.rewards.outcomes import Failure, Outcome, Outcomes, by_name
-from gristmill_env.rewards.reward import Reward, calls_here
-from gristmill_env.rewards.task import Calls, Execution, Extracted, Task
-from gristmill_env.running.limiter import Limiter
+from gristmill_env.rewards.outcomes import Failure, Outcome, Outcomes
+from gristmill_env.rewards.reward import Reward
+from gristmill_env.rewards.runner import RewardRunner
 
 logger = logging.getLogger(__name__)
 
@@ -102,15 +99,13 @@ class Scorer:
                 "all of reward_functions have weight 0: they are metrics, and nothing is left to score by",
             )
         self.execution = execution
-        schema = RowSchema(columns, has_answer)
-        bound = [(weighted, weighted.reward.bind(schema, weighted.reward.name)) for weighted in self.rewards]
-        self._tasks = [task for _, tasks in bound for task in tasks]
-        self._repeated = {task.name for weighted, tasks in bound for task in tasks if weighted.weight != 0}
-        self._outages = Outages(patience, "reward", RewardError)
-        hosted, self._processes = host(self._tasks, schema, execution)
-        limiter = Limiter(execution.limits, execution.threads)
-        self._calls: dict[str, Calls] = {task.name: calls_here(task, limiter) for task in self._tasks} | hosted
-        self._closed = False
+        self._runner = RewardRunner(
+            [weighted.reward for weighted in self.rewards],
+            RowSchema(columns, has_answer),
+            execution,
+            metrics=[weighted.reward.name for weighted in self.rewards if weighted.weight == 0],
+            patience=patience,
+        )
         self._failure_limit = failure_limit
         self._errors: Counter[str] = Counter()
         self.begin_window()
@@ -138,30 +133,21 @@ class Scorer:
         """
         if not samples:
             return []
-        self._refuse_closed()
-        outcomes = await gather(self._outcomes(task, samples) for task in self._tasks)
-        self._refuse_closed()  # the end of a process is a failure of its calls
-        called = {task.name: by_name(results) for task, results in zip(self._tasks, outcomes, strict=True)}
-        found: dict[str, Sequence[Outcome]] = {}
-        for weighted in self.rewards:
-            found |= weighted.reward.outcomes(weighted.reward.name, called)
+        results = await self._runner.outcomes(samples)
+        found = {name: [outcomes[name] for outcomes in results] for name in results[0]}
         for name, column in found.items():
             self._count(name, column)
         for weighted in self.rewards:
             self._watch(weighted, found[weighted.reward.name])
         partly = [w.reward.name for w in self.rewards if w.weight != 0 and has_value_in_part(found[w.reward.name])]
-        return [self._score({name: column[at] for name, column in found.items()}, partly) for at in range(len(samples))]
+        return [self._score(outcomes, partly) for outcomes in results]
 
-    async def extracted(self, texts: Sequence[str], row: Mapping[str, Any]) -> list[Extracted]:
-        """Returns the answer that the correctness reward finds in each text, or its error; None if it compares none.
-
-        The extraction may be a user's code, so it runs where the reward runs, within its limits.
-        """
+    async def extracted(self, texts: Sequence[str], row: Mapping[str, Any]) -> list[str | RewardError | None]:
+        """Returns the answer that the correctness reward finds in each text, or its error; None if it compares none."""
         correctness = self.correctness
         if not correctness.compares:
             return [None] * len(texts)
-        self._refuse_closed()
-        return await self._calls[correctness.name].extracted(texts, row)
+        return await self._runner.extracted(correctness.name, texts, row)
 
     def begin_window(self) -> None:
         """Forgets earlier failures, so that `failure_limit` counts completions from here on."""
@@ -170,12 +156,11 @@ class Scorer:
 
     async def start(self) -> None:
         """Starts the processes of a user's rewards. Raises RewardError if their code cannot be loaded there."""
-        await gather(processes.start() for processes in self._processes)
+        await self._runner.start()
 
     async def close(self) -> None:
         """Ends the processes. A thread that hangs in this process remains, and ends with this process."""
-        self._closed = True
-        await gather(processes.close() for processes in self._processes)
+        await self._runner.close()
 
     async def __aenter__(self) -> Self:
         try:
@@ -190,28 +175,8 @@ class Scorer:
     ) -> None:
         await self.close()
 
-    def _refuse_closed(self) -> None:
-        if self._closed:
-            raise RewardError("scorer_closed", "the scorer is closed, and its rewards are not called any more")
-
-    async def _outcomes(self, task: Task, samples: Sequence[Sample]) -> list[Outcomes]:
-        """Returns the outcomes of a task. Repeats the calls whose failure may pass."""
-        calls, name = self._calls[task.name], task.name
-        found = await calls.outcomes(samples)
-        wait = Wait()
-        while name in self._repeated:
-            failed = {at: one for at, outcomes in enumerate(found) if (one := _that_may_pass(outcomes.get(name)))}
-            if len(failed) < len(samples):
-                self._outages.answered(name)
-            if not failed or not await self._outages.wait(name, wait, next(iter(failed.values())).text):
-                break
-            again = list(range(len(samples)) if task.group_level else failed)
-            for at, outcomes in zip(again, await calls.outcomes([samples[at] for at in again]), strict=True):
-                found[at] = outcomes
-        return found
-
-    def _score(self, said: Mapping[str, Outcome], partly: Sequence[str]) -> Score:
-        parts = {name: None if isinstance(outcome, Failure) else outcome for name, outcome in said.items()}
+    def _score(self, said: Outcomes, partly: Sequence[str]) -> Score:
+        parts = {name: outcome if isinstance(outcome, float) else None for name, outcome in said.items()}
         failures = [said[w.reward.name] for w in self.rewards if w.weight != 0]
         error = next((str(failure) for failure in failures if isinstance(failure, Failure)), None)
         total = None
@@ -275,10 +240,6 @@ class CorrectnessReward:
     def is_right(self, value: float | None) -> bool | None:
         """Decides from the unweighted value; None if the reward returned None or failed."""
         return None if value is None else value >= FULL
-
-
-def _that_may_pass(outcome: Outcome) -> Failure | None:
-    return outcome if isinstance(outcome, Failure) and outcome.may_pass else None
 
 
 def correctness_reward(rewards: Sequence[Reward]) -> CorrectnessReward:

@@ -6,7 +6,8 @@ import inspect
 import sys
 from pathlib import Path
 
-from gristmill_env.rewards.registry import REQUIRED, Definition, find, reward_names
+from gristmill_env.options import REQUIRED
+from gristmill_env.rewards.registry import Definition, find, reward_names
 
 BEGIN = "<!-- rewards: made by python -m gristmill_env.rewards.table docs/rewards.md -->"
 END = "<!-- rewards: end -->"

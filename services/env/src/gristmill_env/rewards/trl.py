@@ -17,9 +17,10 @@ from typing import Any
 
 from gristmill.settings import did_you_mean
 from gristmill_env.errors import RewardError
+from gristmill_env.options import refuse_unknown
+from gristmill_env.rewards.bound import BoundReward
 from gristmill_env.rewards.inputs import RowSchema, Sample, known_tokens, private
-from gristmill_env.rewards.reward import Reward
-from gristmill_env.rewards.task import Task
+from gristmill_env.rewards.reward import CallableReward
 
 _IDS = "completion_ids"
 _COMPLETIONS = frozenset({"prompts", "completions", _IDS})
@@ -47,10 +48,9 @@ class TrainerState:
 
 
 @dataclass(frozen=True)
-class TrlReward(Reward):
+class TrlReward(CallableReward):
     """A TRL reward function and the arguments that a configuration sets."""
 
-    function: Callable[..., Any]
     named: Mapping[str, inspect.Parameter]
     """The function's arguments that can be passed by name."""
     open_ended: bool
@@ -72,7 +72,7 @@ class TrlReward(Reward):
     def _counts_tokens(self) -> bool:
         return _IDS in self.named and self.named[_IDS].default is inspect.Parameter.empty
 
-    def bind(self, schema: RowSchema, name: str) -> list[Task]:
+    def bind(self, schema: RowSchema, name: str) -> BoundReward:
         given = {*_COMPLETIONS, *_TRAINER, *schema.columns, *self.params} - (_NOT_COLUMNS - _COMPLETIONS)
         for argument in self.named.values():
             if argument.default is argument.empty and argument.name not in given:
@@ -85,9 +85,9 @@ class TrlReward(Reward):
                     input=argument.name,
                     columns=list(schema.columns),
                 )
-        return [Task(name, self, self.function, True, self._gather, _HINT)]
+        return BoundReward(name, self, self.function, self._arguments, group_level=True, hint=_HINT)
 
-    def _gather(self, samples: Sequence[Sample]) -> dict[str, Any]:
+    def _arguments(self, samples: Sequence[Sample]) -> dict[str, Any]:
         arguments: dict[str, Any] = {
             column: [private(sample.row[column]) for sample in samples]
             for column in samples[0].row
@@ -158,16 +158,7 @@ def _takes_completions(target: Callable[..., Any]) -> bool:
 def _check(name: str, target: Callable[..., Any], params: Mapping[str, Any]) -> None:
     has = [p.name for p in inspect.signature(target).parameters.values() if _by_name(p)]
     options = ["conversational", *(option for option in has if option not in _COMPLETIONS | _TRAINER)]
-    for key in params:
-        if key not in options:
-            known = ", ".join(options)
-            raise RewardError(
-                "unknown_parameter",
-                f"TRL reward '{name}' has no parameter '{key}'; it has {known}.{did_you_mean(key, options)}",
-                reward=name,
-                parameter=key,
-                known=options,
-            )
+    refuse_unknown(params, options, f"TRL reward '{name}'", RewardError, reward=name)
 
 
 def _by_name(parameter: inspect.Parameter) -> bool:

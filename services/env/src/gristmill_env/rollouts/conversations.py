@@ -12,7 +12,7 @@ from typing import Any
 
 from gristmill import SamplingParams
 from gristmill_env.data import Message, assistant, template_form
-from gristmill_env.environments.model import LeaveOut, Noted, Over, Said, Say, ToolCall
+from gristmill_env.environments.model import LeaveOut, Noted, Over, Reply, Say, ToolCall
 from gristmill_env.errors import EnvError, InferenceError, PromptTooLongError
 from gristmill_env.gateway import Branch, Policy, Turn, Turns
 from gristmill_env.gateway.turns import Place
@@ -65,7 +65,7 @@ class Conversations:
         self._reward: float | None = None
         self._ended = False
 
-    async def answer(self, asked: Say | LeaveOut) -> Said | Over | Noted:
+    async def answer(self, asked: Say | LeaveOut) -> Reply | Over | Noted:
         """Answers an environment. Raises InferenceError, PromptError, PromptTooLongError and PromptRefusedError."""
         if isinstance(asked, LeaveOut):
             self._untrained.add(asked.turn)
@@ -142,7 +142,7 @@ class Conversations:
 
     async def _add(
         self, place: Place, given: Sequence[int], prompt: Prompt, completion: Completion, asked: Say
-    ) -> Said:
+    ) -> Reply:
         text = prompt.begun + text_of(completion, self._policy.prompts)
         answer: dict[str, Any] = {"role": "assistant", "content": text}
         if asked.parse and completion.text is None and (asked.tools or self._policy.reasoning):
@@ -151,12 +151,12 @@ class Conversations:
         self._texts[turn.number], self._completions[turn.number] = text, completion
         if turn.parent is None:
             self._asked[turn.number] = prompt
-        return Said(
+        return Reply(
             turn=turn.number,
             text=text,
             answer=answer.get("content") or "",
             reasoning=answer.get("reasoning") or "",
-            tool_calls=list(map(_call, answer.get("tool_calls") or (), _template_calls(turn))),
+            tool_calls=tuple(map(_call, answer.get("tool_calls") or (), _template_calls(turn))),
             finish_reason=completion.finish_reason,
             tokens=completion.length,
         )

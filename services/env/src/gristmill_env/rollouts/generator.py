@@ -19,9 +19,8 @@ from gristmill.logs import line
 from gristmill_env.data import Item
 from gristmill_env.environments import DatasetEnvironment, EnvironmentRunner
 from gristmill_env.errors import ROLLOUT_ERRORS, ROW_ERRORS, EnvError, EpisodeError, RolloutTimeoutError
-from gristmill_env.gateway import Parsers, Policy
+from gristmill_env.gateway import Policy
 from gristmill_env.gather import gather
-from gristmill_env.inference import ModelServers
 from gristmill_env.outages import Outages, Wait, may_pass
 from gristmill_env.rewards import Sample, Scorer
 from gristmill_env.rollouts.conversations import GroupPrompts
@@ -31,9 +30,6 @@ from gristmill_env.rollouts.turns import Ask, RolloutPlayer
 from gristmill_env.settings.run import EnvConfig
 
 logger = logging.getLogger(__name__)
-
-
-_UNKNOWN = Parsers()
 
 
 class Player(Protocol):
@@ -108,51 +104,33 @@ class RolloutGenerator:
     def __init__(
         self,
         config: EnvConfig,
-        prompts: PromptBuilder,
-        server: ModelServers,
+        policy: Policy,
         scorer: Scorer,
         environments: EnvironmentRunner,
-        *,
-        max_length: int,
-        parsers: Parsers = _UNKNOWN,
         agent: Player | None = None,
     ) -> None:
-        """`max_length`: most tokens of a rollout, its prompt included, by configuration and server. `parsers`: of the
-        model servers. `agent`: plays the rollouts in place of the environment."""
+        """`agent`: plays the rollouts in place of the environment."""
+        self.policy = policy
+        """The model, as the environments' rollouts sample it."""
         self._config = config
-        self._prompts = prompts
-        self._server = server
         self._scorer = scorer
         self._environments = environments
-        self._max_length = max_length
-        self._parsers = parsers
         self._agent = agent
-        dataset = config.dataset
-        policy = Policy(
-            "", prompts, server, max_length, parsers.tools, parsers.reasoning, tuple(dataset.stop),
-            tuple(dataset.stop_token_ids),
-        )  # fmt: skip
         self._player = RolloutPlayer(config, policy, environments)
         self._outages = Outages(config.patience, "environment", EnvError)
 
     def for_task(self, scorer: Scorer, environments: EnvironmentRunner) -> RolloutGenerator:
         """Returns a generator with the same model, which uses other rewards and environments."""
-        return RolloutGenerator(
-            self._config, self._prompts, self._server, scorer, environments, max_length=self._max_length,
-            parsers=self._parsers, agent=self._agent,
-        )  # fmt: skip
+        return RolloutGenerator(self._config, self.policy, scorer, environments, self._agent)
 
     def with_agent(self, agent: Player) -> RolloutGenerator:
         """Returns a generator whose rollouts `agent` plays."""
-        return RolloutGenerator(
-            self._config, self._prompts, self._server, self._scorer, self._environments, max_length=self._max_length,
-            parsers=self._parsers, agent=agent,
-        )  # fmt: skip
+        return RolloutGenerator(self._config, self.policy, self._scorer, self._environments, agent)
 
     @property
     def prompts(self) -> PromptBuilder:
         """Renders the prompts."""
-        return self._prompts
+        return self.policy.prompts
 
     async def generate_and_score(
         self,
@@ -195,7 +173,7 @@ class RolloutGenerator:
         """
         started = time.monotonic()
         sampling = sampling or self.sampling(step)
-        ask = Ask(GroupPrompts(self._prompts), sampling, evaluation, kept)
+        ask = Ask(GroupPrompts(self.prompts), sampling, evaluation, kept)
         results = await self._rollouts(item, ask, count)
         rollouts, failed = results.rollouts, results.failed
         self._log_rollouts(item, rollouts, name, time.monotonic() - started)
@@ -303,16 +281,13 @@ def _trained(rollout: Rollout) -> list[int]:
 
 
 def _sample(item: Item, rollout: Rollout, step: int | None) -> Sample:
-    return Sample(
-        completion=rollout.text,
-        answer=item.answer,
-        prompt=item.prompt,
+    return Sample.of(
+        item,
+        rollout.text,
         tokens=[token for branch in rollout.branches for token in _trained(branch)] if rollout.token_ids else None,
         finish_reason=rollout.finish_reason,
-        row=item.columns,
         messages=rollout.prompt.messages,
         conversation=rollout.messages,
         episode_reward=rollout.reward,
-        conversational=item.conversation is not None,
         step=step,
     )

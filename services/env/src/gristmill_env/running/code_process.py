@@ -87,10 +87,11 @@ class _Working:
 class CodeProcess:
     """The process for one piece of code, with all calls of it. The end of the context (`async with`) ends it."""
 
-    def __init__(self, target: str, settings: bytes, what: str) -> None:
-        """`target`: "package.module:factory" (`host.Start`). `what`: the code's name, for messages."""
+    def __init__(self, target: str, settings: bytes, what: str, *, quiet: bool = False) -> None:
+        """`target`: "package.module:factory" (`host.Start`). `what`: the code's name, for messages. `quiet`: the
+        process's standard error is discarded."""
         self._start = host.Start(target, settings, list(sys.path))
-        self._what = what
+        self._what, self._quiet = what, quiet
         self._life: _Life | None = None
         self._starting = asyncio.Lock()
         self._closed = False
@@ -112,6 +113,13 @@ class CodeProcess:
         """
         return await (await self._living()).call(body, answer)
 
+    async def kill(self) -> int | None:
+        """Kills the process, if one was started. Returns its exit status, negative for a signal.
+
+        Calls in work end with LostProcessError. The next call starts another process.
+        """
+        return None if self._life is None else await self._life.kill()
+
     async def close(self) -> None:
         """Ends the process. Calls in work are cancelled and have `GRACE` seconds."""
         self._closed = True
@@ -130,7 +138,7 @@ class CodeProcess:
             if self._closed:
                 raise LostProcessError("process_closed", f"the process of {self._what} is closed")
             if self._life is None or not self._life.alive:
-                self._life = await _Life.begin(self._start, self._what)
+                self._life = await _Life.begin(self._start, self._what, quiet=self._quiet)
             return self._life
 
 
@@ -145,12 +153,18 @@ class _Life:
         self._reader: asyncio.Task[None] | None = None
 
     @classmethod
-    async def begin(cls, start: host.Start, what: str) -> Self:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "gristmill_env.running.host",
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,  # its own child processes are in its group and are killed with it
-        )  # fmt: skip
+    async def begin(cls, start: host.Start, what: str, *, quiet: bool) -> Self:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", "gristmill_env.running.host",
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL if quiet else None,
+                start_new_session=True,  # its own child processes are in its group and are killed with it
+            )  # fmt: skip
+        except OSError as error:
+            raise LostProcessError(
+                "process_not_started", f"the process of {what} could not be started: {error}", what=what
+            ) from error
         life = cls(process, what)
         assert process.stdout is not None
         try:
@@ -213,13 +227,14 @@ class _Life:
                 await self._process.wait()
         await self.kill()
 
-    async def kill(self) -> None:
-        """Kills the process and the processes that it has started."""
+    async def kill(self) -> int:
+        """Kills the process and the processes that it has started. Returns its exit status."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        await self._process.wait()
+        status = await self._process.wait()
         if self._reader is not None:
             await asyncio.wait([self._reader])
+        return status
 
     def _send(self, message: host.FromOwner) -> None:
         assert self._process.stdin is not None

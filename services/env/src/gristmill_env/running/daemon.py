@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
+
+
+def loop_in_thread(name: str) -> asyncio.AbstractEventLoop:
+    """Returns an event loop that runs in a daemon thread of this name, for as long as the process runs."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name=name, daemon=True).start()
+    return loop
 
 
 class DaemonExecutor(ThreadPoolExecutor):

@@ -20,11 +20,12 @@ import itertools
 import os
 import select
 import signal
+import struct
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -33,9 +34,13 @@ import msgspec
 from gristmill import GristmillError
 from gristmill_env.errors import EnvError
 from gristmill_env.outages import may_pass
-from gristmill_env.running.child import HEAD, plain
 from gristmill_env.values import whole
 
+_HEAD = struct.Struct("<I")
+"""The length of a message."""
+_PLAIN = frozenset({type(None), bool, float})
+_MOST = 1 << 63
+"""Integers from here on do not fit into a message."""
 THREADS = 256
 """Number of plain calls that run at the same time."""
 GRACE = 5.0
@@ -139,7 +144,23 @@ _to_owner: msgspec.msgpack.Decoder[ToOwner] = msgspec.msgpack.Decoder(ToOwner)
 def framed(message: FromOwner | ToOwner) -> bytes:
     """Returns the bytes of a message with its length."""
     body = _encoder.encode(message)
-    return HEAD.pack(len(body)) + body
+    return _HEAD.pack(len(body)) + body
+
+
+def plain(value: object) -> Any:
+    """Converts a value of an error to types that a message can hold. Other objects become text.
+
+    Half characters in text are replaced.
+    """
+    if isinstance(value, str):
+        return whole(value)
+    if type(value) in _PLAIN or (type(value) is int and -_MOST <= value < _MOST):
+        return value
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {whole(str(name)): plain(item) for name, item in value.items()}
+    return whole(str(value))
 
 
 async def run(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
@@ -187,7 +208,7 @@ async def read_report(stream: asyncio.StreamReader) -> ToOwner:
 
 
 async def _read(stream: asyncio.StreamReader) -> bytes:
-    (size,) = HEAD.unpack(await stream.readexactly(HEAD.size))
+    (size,) = _HEAD.unpack(await stream.readexactly(_HEAD.size))
     return await stream.readexactly(size)
 
 

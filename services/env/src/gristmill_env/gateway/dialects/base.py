@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from gristmill_env.data import Message
+from gristmill_env.data import Message, object_of
 from gristmill_env.values import half_characters
 
 JsonObject = dict[str, Any]
@@ -258,15 +258,6 @@ def _template_call(call: Any) -> JsonObject:
         "arguments": object_of(arguments) if isinstance(arguments, str) else arguments or {},
     }
     return {"id": call.get("id"), "type": "function", "function": named}
-
-
-def object_of(arguments: str) -> Any:
-    """Returns the object in the text of a call's arguments, and the text itself if the model wrote no object."""
-    try:
-        found = json.loads(arguments or "{}")
-    except ValueError:
-        return arguments
-    return found if isinstance(found, dict) else arguments
 
 
 def function_tool(tool: Any) -> JsonObject:

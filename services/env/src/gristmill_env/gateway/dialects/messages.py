@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+from gristmill_env.data import object_of
 from gristmill_env.gateway.dialects.base import (
     ChatRequest,
     Dialect,
@@ -16,7 +17,6 @@ from gristmill_env.gateway.dialects.base import (
     event,
     function_tool,
     invalid,
-    object_of,
     read_count,
     read_messages,
     read_stop,

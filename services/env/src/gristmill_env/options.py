@@ -1,0 +1,79 @@
+"""The options of a reward or an environment, which a configuration sets under `params`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from inspect import Parameter
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from gristmill.redaction import redact
+from gristmill.settings import did_you_mean
+from gristmill_env.errors import EnvError
+
+REQUIRED = Parameter.empty
+"""Marks an option without a default."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """A parameter that a configuration sets under `params`."""
+
+    type: TypeAdapter[Any]
+    default: Any
+    """REQUIRED if the option has no default."""
+
+
+def refuse_unknown(
+    params: Mapping[str, Any], known: Collection[str], owner: str, error: type[EnvError], **values: object
+) -> None:
+    """Raises `error` if a parameter does not exist; the message lists all options and suggests the nearest.
+
+    `owner`: "reward 'length'". `values`: more values of the error.
+    """
+    for key in params:
+        if key not in known:
+            has = ", ".join(known) or "none"
+            raise error(
+                "unknown_parameter",
+                f"{owner} has no parameter '{key}'; it has {has}.{did_you_mean(str(key), known)}",
+                parameter=key,
+                known=list(known),
+                **values,
+            )
+
+
+def checked_options(
+    params: Mapping[str, Any], options: Mapping[str, Option], owner: str, error: type[EnvError], **values: object
+) -> dict[str, Any]:
+    """Returns `params` converted to the types that the options declare.
+
+    Raises `error` if an option does not exist, has another type, or has no default and is not set.
+    `owner` and `values`: as for `refuse_unknown`.
+    """
+    refuse_unknown(params, options, owner, error, **values)
+    checked = {}
+    for key, value in params.items():
+        try:
+            checked[key] = options[key].type.validate_python(value)
+        except ValidationError as invalid:
+            first = invalid.errors()[0]
+            where = "".join(f"[{step!r}]" for step in first["loc"])
+            problem = first["msg"]
+            raise error(
+                "parameter_invalid",
+                f"parameter '{key}'{where} of {owner}: {problem} (found {redact(value, key)!r})",
+                parameter=f"{key}{where}",
+                problem=first["type"],
+                **values,
+            ) from invalid
+    if missing := [key for key, option in options.items() if option.default is REQUIRED and key not in params]:
+        raise error(
+            "parameter_missing",
+            f"{owner} needs the parameter '{missing[0]}'; set it under params",
+            parameter=missing[0],
+            **values,
+        )
+    return checked
