@@ -54,19 +54,19 @@ def test_cosine_scaled_score_matches_the_servers_embeddings(params: dict[str, An
 
 def test_cosine_scaled_refuses_a_too_long_text_unless_max_characters_cuts_it(params: dict[str, Any]) -> None:
     long = "a banana " * 100
-    with raises(RewardError, "embeddings_refused", status=400) as raised:
+    with raises(RewardError, "reward_server_refused", status=400) as raised:
         scored("cosine_scaled", params, long, answer=ANSWER)
     assert "max_characters" in str(raised.value)
     assert scored("cosine_scaled", {**params, "max_characters": 60}, long, answer=ANSWER) is not None
 
 
 def test_cosine_scaled_names_a_wrong_api_key(params: dict[str, Any]) -> None:
-    with raises(RewardError, "embeddings_refused", status=401) as raised:
+    with raises(RewardError, "reward_server_refused", status=401) as raised:
         scored("cosine_scaled", {**params, "api_key": "sk-wrong"}, "A banana.", answer=ANSWER)
     assert "api_key" in str(raised.value)
 
 
 def test_cosine_scaled_names_a_wrong_model_name(params: dict[str, Any]) -> None:
-    with raises(RewardError, "embeddings_refused", status=404) as raised:
+    with raises(RewardError, "reward_server_refused", status=404) as raised:
         scored("cosine_scaled", {**params, "model_name": "large"}, "A banana.", answer=ANSWER)
     assert "model_name" in str(raised.value)

@@ -23,6 +23,7 @@ from gristmill_env.errors import PromptError
 from gristmill_env.gateway import Policy
 from gristmill_env.inference import ModelServers, ServedModel, Thinking
 from gristmill_env.rewards import Execution, Scorer, WeightedReward, create_reward
+from gristmill_env.rewards.judge import refuse_own_judges
 from gristmill_env.rollouts.generator import RolloutGenerator
 from gristmill_env.rollouts.prompts import PromptBuilder, load_tokenizer
 from gristmill_env.run_settings import RunSettings
@@ -56,6 +57,8 @@ class Task:
         spec = run.config.environment
         environments = EnvironmentRunner(create_environment(spec.type, spec.params, folder), spec.step_timeout)
         rewards = create_rewards(config, folder)
+        servers = (server.base_url for server in run.config.server_configs)
+        refuse_own_judges((weighted.reward for weighted in rewards), servers)
         dataset = PromptDataset(config, folder)
         has_answer, how = config.gold_field is not None, execution(run.config)
         scorer = Scorer(

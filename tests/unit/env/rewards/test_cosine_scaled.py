@@ -18,7 +18,7 @@ from tests.support.errors import raises
 from tests.support.scoring import scored
 
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards import Sample, Scorer, WeightedReward, create_reward, embeddings
+from gristmill_env.rewards import Sample, Scorer, WeightedReward, create_reward, embeddings, remote
 from gristmill_env.rewards.embeddings import cosine_distances
 from gristmill_env.settings.run import EnvConfig
 
@@ -112,7 +112,7 @@ def test_cosine_scaled_reports_a_refusal_with_the_remedy_and_does_not_retry(
     server: LettersServer, status: int, remedy: str
 ) -> None:
     server.replies = [(status, {"error": {"message": "no"}})]
-    with raises(RewardError, "embeddings_refused", url=f"{server.url}/v1/embeddings", status=status) as raised:
+    with raises(RewardError, "reward_server_refused", url=f"{server.url}/v1/embeddings", status=status) as raised:
         similarity(server, "a", "a")
     assert remedy in str(raised.value)
     assert len(server.asked) == 1
@@ -150,14 +150,14 @@ def test_cosine_scaled_refuses_a_cached_vector_of_another_length(server: Letters
 
 def test_cosine_scaled_error_names_an_unreachable_server(server: LettersServer) -> None:
     server.close()
-    with raises(RewardError, "embeddings_unreachable", url=f"{server.url}/v1/embeddings"):
+    with raises(RewardError, "reward_server_unreachable", url=f"{server.url}/v1/embeddings"):
         similarity(server, "a", "b")
 
 
 async def test_run_waits_for_an_embeddings_server_that_is_away(
     server: LettersServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embeddings, "_PAUSES", (0.0,))
+    monkeypatch.setattr(remote, "_PAUSES", (0.0,))
     server.replies = [(503, {"error": "starting"})] * 4  # two calls with two requests each
     made = create_reward("cosine_scaled", {"base_url": server.url})
     async with Scorer([WeightedReward(made, 1.0)], has_answer=True, patience=60) as scorer:
@@ -170,7 +170,7 @@ async def test_run_waits_for_an_embeddings_server_that_is_away(
 async def test_embeddings_server_that_stays_away_ends_the_run_after_the_patience(
     server: LettersServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embeddings, "_PAUSES", (0.0,))
+    monkeypatch.setattr(remote, "_PAUSES", (0.0,))
     server.close()
     made = create_reward("cosine_scaled", {"base_url": server.url})
     async with Scorer([WeightedReward(made, 1.0)], has_answer=True, patience=0.5) as scorer:

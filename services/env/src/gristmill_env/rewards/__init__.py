@@ -7,7 +7,7 @@ As a library::
 """
 
 # Importing a module registers its rewards.
-from gristmill_env.rewards import accuracy, builtin, code, composed, embeddings, mcq  # noqa: F401
+from gristmill_env.rewards import accuracy, builtin, code, composed, embeddings, judge, mcq  # noqa: F401
 from gristmill_env.rewards.calls import Execution
 from gristmill_env.rewards.create import create_reward
 from gristmill_env.rewards.inputs import Sample

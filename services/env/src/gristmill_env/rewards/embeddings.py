@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib.util
-import random
-import ssl
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
@@ -19,11 +17,11 @@ from pydantic import Field, SecretStr
 from gristmill.redaction import redact_text
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards.registry import reward
+from gristmill_env.rewards.remote import RewardServer
 from gristmill_env.settings.run import Url
 
 if TYPE_CHECKING:
     # Imported where they are used: every process with rewards imports this module, and few use it.
-    import httpx
     import numpy as np
     import numpy.typing as npt
 
@@ -60,9 +58,12 @@ class CosineScaled:
                 "embeddings_source",
                 "cosine_scaled needs base_url, of an embeddings server, or local: true; set one of them",
             )
-        self._embedder: Embedder = (
-            LocalModel(model_name) if base_url is None else EmbeddingServer(base_url, model_name, api_key)
-        )
+        self._embedder: Embedder
+        if base_url is None:
+            self._embedder = LocalModel(model_name)
+        else:
+            server = RewardServer(base_url, api_key, "embeddings server", remedies=_REMEDIES)
+            self._embedder = EmbeddingServer(server, model_name)
         self._most = max_characters
         self._scale = scale_factor
         self._low, self._high = sorted((min_reward, max_reward))
@@ -126,11 +127,6 @@ def cosine_distances(vectors: Vectors, other: Vectors) -> Vectors:
     return np.asarray(1 - vectors @ other / norms, np.float64)
 
 
-_TIMEOUT = 60.0
-_PAUSES = (0.25, 0.5, 1.0)
-"""Seconds before each retry, with jitter of 0.5 to 1.5 times."""
-
-
 class _Embedding(msgspec.Struct):
     index: int
     embedding: list[float]
@@ -142,101 +138,34 @@ class _Embeddings(msgspec.Struct):
 
 @dataclass(frozen=True)
 class EmbeddingServer:
-    """An embedding model on a server. Not tied to an event loop."""
+    """An embedding model on a server."""
 
-    base_url: str
-    """The server's address, with or without /v1."""
+    server: RewardServer
     model: str
-    api_key: SecretStr | None = None
 
     async def embed(self, texts: Sequence[str]) -> Vectors:
-        """Returns f64[n, d], with one request. Raises RewardError when the server refuses it or fails four times.
-
-        The error of a server that fails may pass, so the run waits for the server."""
+        """Returns f64[n, d], with one request. Raises RewardError as RewardServer.post does, and for a wrong answer."""
         import numpy as np
 
-        from gristmill import connections
-
-        request: dict[str, object] = {"model": self.model, "input": list(texts), "encoding_format": "float"}
-        headers = {"Authorization": f"Bearer {self.api_key.get_secret_value()}"} if self.api_key else {}
-        async with connections.async_client(self._url, headers=headers, timeout=_TIMEOUT, verify=_tls()) as http:
-            answer = await self._ask(http, request)
+        request = {"model": self.model, "input": list(texts), "encoding_format": "float"}
+        answer = await self.server.post("embeddings", request)
+        named = f"the embeddings server at {redact_text(self.server.base_url)}"
         try:
-            data = msgspec.json.decode(answer.content, type=_Embeddings).data
+            data = msgspec.json.decode(answer, type=_Embeddings).data
         except msgspec.DecodeError as error:
-            raise RewardError(
-                "embeddings_invalid", f"{self._named} does not answer as OpenAI's does: {error}", url=self._shown
-            ) from error
+            raise RewardError("embeddings_invalid", f"{named} does not answer as OpenAI's does: {error}") from error
         rows = {item.index: item.embedding for item in data}
         if sorted(rows) != list(range(len(texts))) or len({len(row) for row in rows.values()}) != 1:
             raise RewardError(
                 "embeddings_incomplete",
-                f"{self._named} was sent {len(texts)} texts and did not return a vector for each",
-                url=self._shown,
+                f"{named} was sent {len(texts)} texts and did not return a vector for each",
                 texts=len(texts),
             )
         return np.array([rows[index] for index in range(len(texts))], np.float64)
 
-    @property
-    def _url(self) -> str:
-        return self.base_url.rstrip("/").removesuffix("/v1") + "/v1/embeddings"
-
-    @property
-    def _named(self) -> str:
-        return f"the embeddings server at {self._shown}"
-
-    @property
-    def _shown(self) -> str:
-        """The address for messages, without a password."""
-        return redact_text(self._url)
-
-    async def _ask(self, http: httpx.AsyncClient, request: dict[str, object]) -> httpx.Response:  # noqa: TID251
-        import httpx
-
-        problem = ""
-        for pause in (*_PAUSES, None):
-            try:
-                answer = await http.post(self._url, json=request)
-                if answer.is_success:
-                    return answer
-                problem = f"HTTP {answer.status_code}: {answer.text[:300]}"
-                if answer.status_code < 500 and answer.status_code not in (408, 429):
-                    raise RewardError(
-                        "embeddings_refused",
-                        f"{self._named} refuses: {problem}{_REMEDIES.get(answer.status_code, '')}",
-                        url=self._shown,
-                        status=answer.status_code,
-                    )
-            except httpx.TransportError as error:
-                problem = str(error) or type(error).__name__
-            if pause is not None:
-                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-        away = RewardError(
-            "embeddings_unreachable",
-            f"{self._named} does not answer ({problem}); is it running, and is base_url its address?",
-            url=self._shown,
-        )
-        away.may_pass = True
-        raise away
-
 
 _TOO_LONG = "; where a text is too long for the model, set max_characters"
-_REMEDIES = {
-    400: _TOO_LONG,
-    413: _TOO_LONG,
-    422: _TOO_LONG,
-    401: "; set api_key",
-    403: "; set api_key",
-    404: "; are base_url and model_name right?",
-}
-
-
-@functools.cache
-def _tls() -> ssl.SSLContext:
-    """Creates the context once, because reading all certificate authorities takes longer than a request."""
-    import httpx
-
-    return httpx.create_ssl_context()
+_REMEDIES = {400: _TOO_LONG, 413: _TOO_LONG, 422: _TOO_LONG}
 
 
 _ONE_AT_A_TIME = threading.Lock()

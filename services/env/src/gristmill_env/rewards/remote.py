@@ -1,0 +1,87 @@
+"""A server with OpenAI's API that a reward asks: embeddings, or a judge."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import random
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import SecretStr
+
+from gristmill import connections
+from gristmill.redaction import redact_text
+from gristmill_env.errors import RewardError
+
+_PAUSES = (0.25, 0.5, 1.0)
+"""Seconds before each retry, with jitter of 0.5 to 1.5 times."""
+_REMEDIES = {401: "; set api_key", 403: "; set api_key", 404: "; are base_url and model_name right?"}
+
+
+@dataclass(frozen=True)
+class RewardServer:
+    """The server's address and key. Not tied to an event loop. Equal servers give equal answers."""
+
+    base_url: str
+    """With or without /v1."""
+    api_key: SecretStr | None = None
+    what: str = "server"
+    """For messages: "embeddings server"."""
+    timeout: float = 60.0
+    """Seconds for each answer."""
+    remedies: Mapping[int, str] = field(default_factory=dict, compare=False)
+    """Text for the message of a refusal, by HTTP status."""
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> bytes:
+        """Returns the answer to a request, `path` for example "embeddings".
+
+        Raises RewardError if the server refuses the request, or fails four times. The second error may pass, so that
+        the run waits for the server.
+        """
+        import httpx  # here, because every process with rewards imports this module, and few use it
+
+        url = self.base_url.rstrip("/").removesuffix("/v1") + f"/v1/{path}"
+        shown = redact_text(url)  # without a password
+        headers = {"Content-Type": "application/json"}
+        if self.api_key is not None:
+            headers["Authorization"] = f"Bearer {self.api_key.get_secret_value()}"
+        content = json.dumps(body)  # escapes half characters, which UTF-8 cannot hold
+        problem = ""
+        async with connections.async_client(url, headers=headers, timeout=self.timeout, verify=_tls()) as http:
+            for pause in (*_PAUSES, None):
+                try:
+                    answer = await http.post(url, content=content)
+                    if answer.is_success:
+                        return answer.content
+                    problem = f"HTTP {answer.status_code}: {answer.text[:300]}"
+                    if answer.status_code < 500 and answer.status_code not in (408, 429):
+                        remedy = {**_REMEDIES, **self.remedies}.get(answer.status_code, "")
+                        raise RewardError(
+                            "reward_server_refused",
+                            f"the {self.what} at {shown} refuses: {problem}{remedy}",
+                            url=shown,
+                            status=answer.status_code,
+                        )
+                except httpx.TransportError as error:
+                    problem = str(error) or type(error).__name__
+                if pause is not None:
+                    await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+        away = RewardError(
+            "reward_server_unreachable",
+            f"the {self.what} at {shown} does not answer ({problem}); is it running, and is base_url its address?",
+            url=shown,
+        )
+        away.may_pass = True
+        raise away
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    """Creates the context once, because reading all certificate authorities takes longer than a request."""
+    import httpx
+
+    return httpx.create_ssl_context()

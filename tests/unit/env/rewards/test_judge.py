@@ -1,0 +1,259 @@
+"""judge and judge_group: what is asked, how replies are read, limits, the cache, and errors that are never a 0."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.errors import raises
+from tests.support.scoring import scored
+
+from gristmill_env.errors import RewardError
+from gristmill_env.rewards import Sample, Scorer, WeightedReward, create_reward, remote
+from gristmill_env.rewards.judge import filled, refuse_own_judges
+
+pytestmark = pytest.mark.slow
+
+
+class JudgeServer:
+    """Answers POST /v1/chat/completions with `reply(question)`."""
+
+    def __init__(self) -> None:
+        self.reply: Callable[[str], str] = lambda question: "Score: 10"
+        self.asked: list[dict[str, Any]] = []
+        self.statuses: list[int] = []
+        """Statuses to answer with, one per request, until they are used up."""
+        self.gate = threading.Semaphore(1000)
+        """Each answer takes one."""
+        self.working = self.most_working = 0
+        lock = threading.Lock()
+        served = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with lock:
+                    served.asked.append({"path": self.path, "key": self.headers["Authorization"], **body})
+                    served.working += 1
+                    served.most_working = max(served.most_working, served.working)
+                served.gate.acquire()
+                status = served.statuses.pop(0) if served.statuses else 200
+                text = served.reply(body["messages"][0]["content"])
+                usage = {"prompt_tokens": 100, "completion_tokens": 10}
+                raw = json.dumps({"choices": [{"message": {"content": text}}], "usage": usage}).encode()
+                with lock:
+                    served.working -= 1
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(raw)))
+                self.end_headers()
+                self.wfile.write(raw)
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    @property
+    def questions(self) -> list[str]:
+        return [asked["messages"][0]["content"] for asked in self.asked]
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def server() -> Iterator[JudgeServer]:
+    server = JudgeServer()
+    yield server
+    server.close()
+
+
+def params(server: JudgeServer, **more: Any) -> dict[str, Any]:
+    return {"base_url": server.url, "model_name": "grader", **more}
+
+
+def score(server: JudgeServer, completion: str = "42", **more: Any) -> float | None:
+    return scored("judge", params(server, **more), completion, prompt="What is 6 x 7?", answer="42")
+
+
+@pytest.mark.parametrize(
+    ("reply", "more", "value"),
+    [
+        ("It is right.\nScore: 10", {}, 1.0),
+        ("Score: 1", {}, 0.0),
+        ("score 5.5", {}, 0.5),
+        ("**Score:** 10", {}, 1.0),
+        ("- Score: **10**.", {}, 1.0),
+        ("Score: 10/10", {}, 1.0),
+        ("Score: 2\nNo, that was too strict.\nScore: 10", {}, 1.0),
+        ("Score: 0", {"scale": [-1, 1]}, 0.5),
+        ("Score: -1", {"scale": [-1, 1]}, 0.0),
+        ("1: yes\n2: no", {"rubric": ["right", "short"]}, 0.5),
+        ("1. **Yes**, it is.\n2) YES", {"rubric": ["right", "short"]}, 1.0),
+        ("Reasons first.\n1: no", {"rubric": ["right"]}, 0.0),
+    ],
+)
+def test_the_judges_grade_becomes_a_score_from_0_to_1(
+    server: JudgeServer, reply: str, more: dict[str, Any], value: float
+) -> None:
+    server.reply = lambda question: reply
+    assert score(server, **more) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("reply", "more"),
+    [
+        ("", {}),
+        ("It is good.", {}),
+        ("Score: 11", {}),
+        ("Score: -3", {}),
+        ("The score of the game was 3 to 2.", {}),
+        ("1: yes", {"rubric": ["right", "short"]}),
+        ("1: yes\n3: yes", {"rubric": ["right", "short"]}),
+        ("1: maybe\n2: no", {"rubric": ["right", "short"]}),
+    ],
+)
+def test_a_reply_without_a_grade_is_an_error(server: JudgeServer, reply: str, more: dict[str, Any]) -> None:
+    server.reply = lambda question: reply
+    with raises(RewardError, "judge_unreadable"):
+        score(server, **more)
+    assert len(server.asked) == 1
+
+
+def test_the_request_has_the_filled_template(server: JudgeServer) -> None:
+    score(server, "{answer} is \ud800", template="{prompt}|{completion}|{answer}", api_key="sk-1", max_tokens=9)
+    [asked] = server.asked
+    assert asked["path"] == "/v1/chat/completions"
+    assert asked["key"] == "Bearer sk-1"
+    assert (asked["model"], asked["temperature"], asked["max_tokens"]) == ("grader", 0, 9)
+    assert server.questions[0].startswith("What is 6 x 7?|{answer} is \ud800|42\n")
+
+
+def test_placeholders_are_filled_at_once_and_unknown_ones_are_errors() -> None:
+    assert filled("{a} {b} { } {}", {"a": "{b}", "b": 2}) == "{b} 2 { } {}"
+    with raises(RewardError, "judge_placeholder", placeholder="c"):
+        filled("{c}", {"a": 1})
+
+
+def test_parts_are_time_tokens_and_cost(server: JudgeServer) -> None:
+    made = create_reward("judge", params(server, prices=[3.0, 15.0]))
+
+    async def parts() -> dict[str, float | None]:
+        async with Scorer([WeightedReward(made, 1.0)], has_answer=True) as scorer:
+            [result] = await scorer.score([Sample("42", answer="42", prompt="p")])
+            return dict(result.parts)
+
+    found = asyncio.run(parts())
+    assert found["judge/tokens"] == 110
+    assert found["judge/cost"] == pytest.approx((100 * 3 + 10 * 15) / 1e6)
+    assert found["judge/seconds"] is not None
+    assert found["judge/seconds"] > 0
+
+
+async def test_requests_are_limited(server: JudgeServer) -> None:
+    server.gate = threading.Semaphore(0)
+    made = create_reward("judge", params(server, at_once=3))
+    async with Scorer([WeightedReward(made, 1.0)], has_answer=True) as scorer:
+        samples = [Sample(str(number), answer="", prompt="p") for number in range(8)]
+        scoring = asyncio.create_task(scorer.score(samples))
+        while len(server.asked) < 3:  # noqa: ASYNC110  the server is in a thread
+            await asyncio.sleep(0.01)
+        server.gate.release(8)
+        await scoring
+    assert len(server.asked) == 8
+    assert server.most_working == 3
+
+
+def test_replies_are_kept_in_a_file(server: JudgeServer, tmp_path: Path) -> None:
+    cache = str(tmp_path / "new" / "judge.sqlite")
+    assert score(server, cache=cache) == score(server, cache=cache) == 1.0
+    assert len(server.asked) == 1
+    score(server, "43", cache=cache)
+    score(server, cache=cache, model_name="other")
+    score(server, cache=cache, max_tokens=5)
+    assert len(server.asked) == 4, "another completion, model or limit is another question"
+    (tmp_path / "broken").write_text("no table, but text that is long enough to be read as one" * 20)
+    with raises(RewardError, "judge_cache_unusable", path=tmp_path / "broken"):
+        score(server, cache=str(tmp_path / "broken"))
+
+
+async def test_a_judge_that_is_away_is_waited_for(server: JudgeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_PAUSES", (0.0,))
+    server.statuses = [503, 429, 500]
+    made = create_reward("judge", params(server))
+    async with Scorer([WeightedReward(made, 1.0)], has_answer=True, patience=60) as scorer:
+        [result] = await scorer.score([Sample("42", answer="42", prompt="p")])
+    assert result.total == 1.0
+    assert len(server.asked) == 4
+
+
+async def test_a_refusal_leaves_the_completion_without_a_score(server: JudgeServer) -> None:
+    server.statuses = [400]
+    made = create_reward("judge", params(server))
+    async with Scorer([WeightedReward(made, 1.0)], has_answer=True, patience=60) as scorer:
+        [result] = await scorer.score([Sample("42", answer="42", prompt="p")])
+    assert result.total is None
+    assert result.failed["judge"].code == "reward_server_refused"
+
+
+@pytest.mark.parametrize(
+    ("more", "error"),
+    [({"scale": [5, 5]}, "judge_scale"), ({"rubric": []}, "judge_scale"), ({"at_once": 0}, "parameter_invalid")],
+)
+def test_wrong_params_are_refused(server: JudgeServer, more: dict[str, Any], error: str) -> None:
+    with raises(RewardError, error):
+        create_reward("judge", params(server, **more))
+
+
+# --- All completions of a group at once -------------------------------------------------------------------------------
+
+
+async def grades(server: JudgeServer, *completions: str) -> list[Any]:
+    made = create_reward("judge_group", params(server))
+    async with Scorer([WeightedReward(made, 1.0)], has_answer=True) as scorer:
+        return list(await scorer.score([Sample(text, answer="", prompt="The task") for text in completions]))
+
+
+async def test_a_group_is_one_request_and_grades_belong_to_their_answers(server: JudgeServer) -> None:
+    server.reply = lambda question: "A2 is best.\nA3: 0\nA1: 2.5\n**A2**: 10"
+    found = await grades(server, "first", "second", "third")
+    assert [result.total for result in found] == [0.25, 1.0, 0.0]
+    assert [result.parts["judge_group/tokens"] for result in found] == pytest.approx([110 / 3] * 3)
+    assert "The task" in server.questions[0]
+    assert "<A2>\nsecond\n</A2>" in server.questions[0]
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "reply", ["A1: 5", "A1: 5\nA2: 5\nA3: 5", "A1: 5\nA1: 6\nA2: 5", "A1: 5\nA2: 11", "A1: 5\nB: 5"]
+)
+async def test_a_reply_without_each_id_once_is_an_error(server: JudgeServer, reply: str) -> None:
+    server.reply = lambda question: reply
+    found = await grades(server, "first", "second")
+    assert [result.total for result in found] == [None, None]
+    assert {result.failed["judge_group"].code for result in found} == {"judge_unreadable"}
+
+
+# --- The policy as its own judge --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["judge", "judge_group"])
+def test_a_judge_on_the_runs_own_server_is_refused_unless_it_is_frozen(server: JudgeServer, name: str) -> None:
+    own = [server.url.removesuffix("/v1"), "http://127.0.0.1:1"]
+    made = create_reward(name, params(server))
+    with raises(RewardError, "judge_not_frozen", reward=name, url=server.url):
+        refuse_own_judges([made], own)
+    inside = create_reward("combined", {"rewards": [{"type": name, "params": params(server)}, "length"]})
+    with raises(RewardError, "judge_not_frozen"):
+        refuse_own_judges([inside], own)
+    refuse_own_judges([made], ["http://127.0.0.1:1"])
+    refuse_own_judges([create_reward(name, params(server, frozen=True)), create_reward("length", {})], own)
