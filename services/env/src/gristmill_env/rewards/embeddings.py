@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib.util
-import random
 import ssl
 import threading
 from collections import OrderedDict
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeAlias
 import msgspec
 from pydantic import Field, SecretStr
 
+from gristmill.backoff import Backoff
 from gristmill.redaction import redact_text
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards.registry import reward
@@ -127,8 +127,8 @@ def cosine_distances(vectors: Vectors, other: Vectors) -> Vectors:
 
 
 _TIMEOUT = 60.0
-_PAUSES = (0.25, 0.5, 1.0)
-"""Seconds before each retry, with jitter of 0.5 to 1.5 times."""
+_CALLS = 4
+"""Requests until the server counts as away."""
 
 
 class _Embedding(msgspec.Struct):
@@ -193,8 +193,10 @@ class EmbeddingServer:
     async def _ask(self, http: httpx.AsyncClient, request: dict[str, object]) -> httpx.Response:  # noqa: TID251
         import httpx
 
-        problem = ""
-        for pause in (*_PAUSES, None):
+        problem, backoff = "", Backoff(0.25, 1.0)
+        for number in range(_CALLS):
+            if number:
+                await asyncio.sleep(backoff.next())
             try:
                 answer = await http.post(self._url, json=request)
                 if answer.is_success:
@@ -209,8 +211,6 @@ class EmbeddingServer:
                     )
             except httpx.TransportError as error:
                 problem = str(error) or type(error).__name__
-            if pause is not None:
-                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
         away = RewardError(
             "embeddings_unreachable",
             f"{self._named} does not answer ({problem}); is it running, and is base_url its address?",
