@@ -14,10 +14,9 @@ from typing import Annotated, Any, BinaryIO, Final
 import msgspec
 
 from gristmill.group import SamplingParams
+from gristmill.lines import decoded, whole_lines
 
 FORMAT: Final = 1
-MAX_LINE: Final = 256 << 20
-"""Most bytes of a line that `saved_groups` reads: a file of another program may hold anything."""
 
 Message = dict[str, Any]
 """A chat message in the form of chat templates: `role`, `content`, and other keys that a template uses."""
@@ -163,17 +162,8 @@ class SavedGroup(msgspec.Struct, frozen=True, kw_only=True):
 _GROUP: Final = msgspec.json.Decoder(SavedGroup)
 
 
-def decode_saved(line: bytes) -> SavedGroup | None:
-    """Returns the group of a line; None for a torn line and for a line of another format."""
-    try:
-        group = _GROUP.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    return group if group.format == FORMAT else None
-
-
-def saved_groups(file: BinaryIO) -> Iterator[SavedGroup]:
-    """Yields the groups of a file. Leaves out lines that are torn or hold something else, without a warning."""
-    while line := file.readline(MAX_LINE):
-        if line.endswith(b"\n") and (group := decode_saved(line)) is not None:
+def saved_groups(file: BinaryIO, start: int = 0) -> Iterator[SavedGroup]:
+    """Yields the groups of a file from byte `start`. Leaves out torn lines and lines of another format."""
+    for _, line in whole_lines(file, start):
+        if (group := decoded(_GROUP, line)) is not None and group.format == FORMAT:
             yield group

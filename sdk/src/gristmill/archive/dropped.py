@@ -15,11 +15,10 @@ import msgspec
 
 from gristmill import foreign
 from gristmill.archive.drops import Drop
-from gristmill.saved import SavedGroup, decode_saved
+from gristmill.lines import decoded, whole_lines
+from gristmill.saved import SavedGroup, saved_groups
 
 DROPPED_FOLDER: Final = "dropped"
-_LONGEST: Final = 32 << 20
-"""Bytes of a line; the environment writes shorter ones. Another's file may hold anything."""
 _REASON: Final = re.compile(r"[a-z0-9_]{1,64}")
 
 
@@ -60,16 +59,10 @@ class DroppedContents:
                 opened = foreign.open_file(path)
             except (FileNotFoundError, foreign.ForeignFileError):
                 continue
-            start = 0
             with opened as file:
-                while line := file.readline(_LONGEST):
-                    try:
-                        one = _ID.decode(line)
-                    except (msgspec.DecodeError, UnicodeDecodeError):  # a torn line
-                        pass
-                    else:
+                for start, line in whole_lines(file):
+                    if (one := decoded(_ID, line)) is not None:
                         found[one.creation_ms, one.group_id] = (path, start)
-                    start += len(line)
         return found
 
 
@@ -77,10 +70,9 @@ def _read_at(path: Path, start: int, drop: Drop) -> SavedGroup | None:
     """Returns the group at a place; None if the file was replaced since it was searched."""
     try:
         with foreign.open_file(path) as file:
-            file.seek(start)
-            found = decode_saved(file.readline(_LONGEST))
+            group = next(saved_groups(file, start), None)
     except (FileNotFoundError, foreign.ForeignFileError):
         return None
-    if found is None or (found.creation_ms, found.group_id) != (drop.creation, drop.group_id):
+    if group is None or (group.creation_ms, group.group_id) != (drop.creation, drop.group_id):
         return None
-    return found
+    return group

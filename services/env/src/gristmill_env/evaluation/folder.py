@@ -17,7 +17,7 @@ import msgspec
 
 from gristmill.disk import complete_file, write_file
 from gristmill.folders import EVALUATION_FILE, EVALUATION_GROUPS_FILE
-from gristmill.lines import LineFile, read_lines
+from gristmill.lines import LineFile, read_lines, whole_lines
 from gristmill.redaction import redact_text
 from gristmill.saved import SavedGroup
 from gristmill_env.errors import BusyEvaluationError, DropReason, EvaluationError, RewardError
@@ -147,8 +147,8 @@ class EvaluationFolder:
     def _lines(self) -> Iterator[tuple[int, int]]:
         """Yields the number of each finished prompt, and where its line begins in the file."""
         with _errors(self.folder / EVALUATION_GROUPS_FILE), (self.folder / EVALUATION_GROUPS_FILE).open("rb") as file:
-            for _, line in read_lines(file):
-                yield _ROW.decode(line).row, file.tell() - len(line)
+            for start, line in whole_lines(file):
+                yield _ROW.decode(line).row, start
 
     def _check(self, resume: bool) -> None:
         if not resume:
