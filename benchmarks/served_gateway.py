@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 
 from gristmill import SamplingParams
+from gristmill.disk import write_file
 from gristmill_env.gateway import Policy, Session, Sessions, serving
 from gristmill_env.inference import ModelServers
 from gristmill_env.rollouts.prompts import PromptBuilder
@@ -40,10 +41,9 @@ async def _serve(model_url: str, tokenizer: str, count: int, folder: Path) -> No
             sessions = [Session(policy, sampling, folder=folder / str(number)) for number in range(count)]
             for session in sessions:
                 gateway.sessions.add(session)
-            answer = folder / f".{ANSWER}"
             keys = [session.key for session in sessions]
-            answer.write_text(json.dumps({"url": gateway.url, "model": served.name, "keys": keys}))
-            answer.rename(folder / ANSWER)
+            answer = json.dumps({"url": gateway.url, "model": served.name, "keys": keys})
+            write_file(folder / ANSWER, answer.encode())
             with cProfile.Profile() if _PROFILE else contextlib.nullcontext() as profile:
                 await stop.wait()
             if profile is not None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from tests.support.groups import make_group
 
@@ -14,6 +15,7 @@ from gristmill import TrajectoryGroup
 from gristmill.archive.drops import Drop, append_drops
 from gristmill.archive.trained import TOKENIZER_FOLDER, TRAINED, TRAINED_SCHEMA, TrainedGroup, TrainedSequence
 from gristmill.archive.writer import RunWriter
+from gristmill.saved import SavedCompletion, SavedGroup
 
 CREATED = 1_790_000_000_000
 
@@ -64,14 +66,17 @@ class RunFolderWriter:
         folder = self.path / "evaluations" / name
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "evaluation.json").write_text(json.dumps({"weights": weights, "creation": creation}))
-        sample = {"text": "4", "tokens": 1, "finish_reason": "stop", "answer": "4", "right": True, "total": 1.0}
-        sample |= {"parts": {"accuracy": 1.0, "format": None}, "versions": [weights]}
-        lines = [
-            {"number": n, "index": n, "prompt": "2+2", "answer": "4", "prompt_tokens": 3, "max_tokens": 8}
-            | {"samples": [sample]}
+        completion = SavedCompletion(
+            text="4", tokens=1, finish_reason="stop", scores={"accuracy": 1.0, "format": None}, total=1.0, right=True,
+            extracted="4", versions=[weights],
+        )  # fmt: skip
+        groups = [
+            SavedGroup(
+                run=self.path.name, row=n, index=n, prompt="2+2", answer="4", prompt_tokens=3, completions=[completion]
+            )
             for n in range(prompts)
         ]
-        (folder / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (folder / "groups.jsonl").write_bytes(b"".join(msgspec.json.encode(group) + b"\n" for group in groups))
         if finished:
             (folder / "results.json").write_text("{}")
 

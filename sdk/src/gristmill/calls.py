@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import random
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -14,14 +13,13 @@ from typing import Any
 import httpx
 import msgspec
 
+from gristmill.backoff import Backoff, asked_pause
 from gristmill.errors import ApiError, ApiUnreachable, ConfigError, ErrorCode, GroupError
 from gristmill.group import GROUP_MEDIA_TYPE, TrajectoryGroup
 from gristmill.run import RunEvent
 
 _LOG = logging.getLogger(__name__)
 _TRANSIENT = frozenset({429, 502, 503, 504})
-# A separate generator, because a trainer saves the process' generator in checkpoints, and retries must not advance it.
-_JITTER = random.Random()
 _BATCH = msgspec.msgpack.Decoder(list[bytes])
 WORD_HEADER = "Gristmill-Word"
 """The header with the word of the caller's registrations."""
@@ -57,7 +55,7 @@ class Retries:
         self._request = request
         self._patience = patience
         self._started = time.monotonic()
-        self._pause = 0.1
+        self._backoff = Backoff(0.1, 3.0)
         self._logged = False
 
     def result(self, answer: httpx.Response) -> httpx.Response | None:
@@ -74,7 +72,7 @@ class Retries:
         asked = 0.0
         if isinstance(failure, httpx.Response):
             problem = f"HTTP {failure.status_code}: {_problem(failure)[1]}"
-            asked = _seconds(failure.headers.get("Retry-After"))
+            asked = asked_pause(failure.headers)
         else:
             problem = str(failure) or type(failure).__name__
         spent = time.monotonic() - self._started
@@ -91,9 +89,7 @@ class Retries:
         if not self._logged and spent > 1.0:
             _LOG.warning("trajectory API at %s: %s; trying on for up to %.0f s", self._url, problem, patience)
             self._logged = True
-        seconds = min(max(self._pause * _JITTER.uniform(0.5, 1.5), asked), patience - spent)
-        self._pause = min(self._pause * 2, 3.0)
-        return seconds
+        return min(max(self._backoff.next(), asked), patience - spent)
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,10 +135,3 @@ def _problem(answer: httpx.Response) -> tuple[str, str, str]:
         return str(error["code"]), str(error["message"]), str(error.get("remedy", ""))
     except (ValueError, KeyError, TypeError):
         return ErrorCode.UNEXPECTED, f"{answer.request.url} answered {answer.status_code}: {answer.text[:200]}", ""
-
-
-def _seconds(header: str | None) -> float:
-    try:
-        return float(header) if header else 0.0
-    except ValueError:
-        return 0.0  # The header holds an HTTP date: the client's own back-off is good enough.

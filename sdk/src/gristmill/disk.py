@@ -38,11 +38,12 @@ def make_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def complete_file(path: Path, *, mode: int = 0o644, several: bool = False) -> Iterator[Path]:
+def complete_file(path: Path, *, mode: int | None = 0o644, several: bool = False) -> Iterator[Path]:
     """Yields a temporary path beside `path`, which becomes `path` when the block ends without an error.
 
-    A reader, or a restart after a crash, finds either the old file or the new file. `mode`: the file's permissions.
-    `several`: several processes may write the file at the same time, also from other machines. Raises OSError.
+    A reader, or a restart after a crash, finds either the old file or the new file. `mode`: the file's permissions;
+    None: as the block leaves them. `several`: several processes may write the file at the same time, also from other
+    machines. Raises OSError.
     """
     # Processes in containers have the same process ids, and different host names.
     end = f"{socket.gethostname()}.{os.getpid()}" if several else "new"
@@ -50,7 +51,8 @@ def complete_file(path: Path, *, mode: int = 0o644, several: bool = False) -> It
     temporary.unlink(missing_ok=True)
     try:
         yield temporary
-        temporary.chmod(mode)
+        if mode is not None:
+            temporary.chmod(mode)
         sync(temporary)
         temporary.replace(path)
         sync(path.parent)
@@ -59,6 +61,11 @@ def complete_file(path: Path, *, mode: int = 0o644, several: bool = False) -> It
 
 
 def write_file(path: Path, content: bytes, *, mode: int = 0o644, several: bool = False) -> None:
-    """Writes a file completely or not at all, as `complete_file` does. Raises OSError."""
-    with complete_file(path, mode=mode, several=several) as temporary, temporary.open("xb") as file:  # through no link
-        file.write(content)
+    """Writes a file completely or not at all, as `complete_file` does. Raises OSError.
+
+    Until the file is complete, only its owner can read it.
+    """
+    with complete_file(path, mode=mode, several=several) as temporary:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # through no link
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)

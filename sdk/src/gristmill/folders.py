@@ -38,7 +38,8 @@ from gristmill.run import RunRecord
 
 _LOG = logging.getLogger(__name__)
 ROLLOUTS_FOLDER, EVALUATIONS_FOLDER, LOGS_FOLDER, MODEL_FOLDER = "rollouts", "evaluations", "logs", "model"
-EVALUATION_FILE = "evaluation.json"
+EVALUATION_FILE, EVALUATION_GROUPS_FILE = "evaluation.json", "groups.jsonl"
+EVALUATION_RESULTS_FILE = "results.json"
 REPORT_FILE = "report.html"
 FORK_FILE = "fork.json"
 """The run and the step from which `gristmill fork` began this run."""
@@ -177,7 +178,8 @@ class RunFolder:
     def evaluations(self) -> list[Path]:
         """Returns the folders of evaluations, by name."""
         base = self.folder(EVALUATIONS_FOLDER)
-        return [] if base is None else [one for one in foreign.entries(base) if foreign.is_file(one / "samples.jsonl")]
+        folders = () if base is None else foreign.entries(base)
+        return [folder for folder in folders if foreign.is_file(folder / EVALUATION_GROUPS_FILE)]
 
     def made(self, evaluation: Path, record: RunRecord | None) -> bool:
         """Returns whether the training of `record` made the evaluation, not an earlier training of the same run id.

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Final, Self
+from typing import Any, BinaryIO, Final, Self, TypeVar
 
 import msgspec
 
@@ -28,6 +28,9 @@ _BLOCK: Final = 1 << 16
 _FILES: Final = 64
 _MOST_BYTES: Final = 512 << 20
 """Most bytes of a file that are read at once."""
+MAX_LINE: Final = 256 << 20
+"""Most bytes of a line."""
+T = TypeVar("T")
 
 
 class LineFile:
@@ -149,11 +152,31 @@ def read_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
             yield number, line
 
 
+def whole_lines(file: BinaryIO, start: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Yields (offset, line) of the lines from byte `start`. Leaves out a last line without a newline: it may grow.
+
+    A line of more than `MAX_LINE` bytes comes in pieces, which are no JSON.
+    """
+    file.seek(start)
+    while line := file.readline(MAX_LINE):
+        if not line.endswith(b"\n") and len(line) < MAX_LINE:
+            return
+        yield start, line
+        start += len(line)
+
+
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Returns the file's objects. Leaves out a last line without a newline, which a kill tore, and damaged lines."""
     with path.open("rb") as file:
-        rows = (decode_line(line) for line in file if line.endswith(b"\n"))
-        return [row for row in rows if row is not None]
+        return [row for _, line in whole_lines(file) if (row := decode_line(line)) is not None]
+
+
+def decoded(decoder: msgspec.json.Decoder[T], line: bytes) -> T | None:
+    """Returns what the decoder makes of a line; None for a damaged, too deeply nested or unknown line."""
+    try:
+        return decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def decode_line(line: bytes) -> dict[str, Any] | None:
@@ -176,7 +199,7 @@ class _Known:
     end: int = 0
     """Byte after the last whole line."""
     last: bytes = b""
-    """The last whole line. If it is not at its place any more, another file has the inode."""
+    """The last whole line with its newline. If it is not at its place any more, another file has the inode."""
     rows: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -195,16 +218,13 @@ def read_growing_jsonl(path: Path) -> list[dict[str, Any]]:
         known = _known.pop(path, None)
         if known is None or not _continues(known, file, stat):
             known = _Known(stat.st_ino)
-        file.seek(known.end)
         if stat.st_size - known.end > _MOST_BYTES:
             text = f"{path} has {stat.st_size} bytes, more than a run's files of lines have; remove or shorten it"
             raise foreign.ForeignFileError("file_too_large", text, path=path)
-        whole, newline, _ = file.read(_MOST_BYTES).rpartition(b"\n")
-        if newline:
-            lines = whole.split(b"\n")
-            known.rows += [row for row in map(decode_line, lines) if row is not None]
-            known.end += len(whole) + 1
-            known.last = lines[-1]
+        for start, line in whole_lines(file, known.end):
+            known.end, known.last = start + len(line), line
+            if (row := decode_line(line)) is not None:
+                known.rows.append(row)
         _known[path] = known
         while len(_known) > _FILES:
             _known.popitem(last=False)
@@ -214,8 +234,8 @@ def read_growing_jsonl(path: Path) -> list[dict[str, Any]]:
 def _continues(known: _Known, file: Any, stat: os.stat_result) -> bool:
     if stat.st_ino != known.inode or stat.st_size < known.end:
         return False
-    file.seek(max(0, known.end - len(known.last) - 1))
-    return bool(file.read(len(known.last) + 1) == known.last + b"\n") or known.end == 0
+    file.seek(known.end - len(known.last))
+    return bool(file.read(len(known.last)) == known.last)
 
 
 def _is_complete(line: bytes) -> bool:

@@ -16,7 +16,9 @@ import pytest
 from tests.integration.env.conftest import HandTrainer
 from tests.support.stack import Vllm
 
-from gristmill_env.evaluation.samples import SAMPLES_FILE, PromptRecord, read_plan, read_samples
+from gristmill.folders import EVALUATION_GROUPS_FILE as GROUPS_FILE
+from gristmill.saved import SavedGroup
+from gristmill_env.evaluation.folder import read_evaluation, read_plan
 
 RUN = """
 max_token_length: 96
@@ -60,8 +62,8 @@ class Evaluate:
     def results(self, folder: str) -> Any:
         return json.loads((self.folder / folder / "results.json").read_text())
 
-    def samples(self, folder: str) -> list[PromptRecord]:
-        return read_samples(self.folder / folder)
+    def groups(self, folder: str) -> list[SavedGroup]:
+        return read_evaluation(self.folder / folder)
 
 
 @pytest.fixture
@@ -76,15 +78,15 @@ def evaluate(tmp_path: Path, vllm: Vllm) -> Evaluate:
 def test_repeated_greedy_evaluation_writes_identical_samples(evaluate: Evaluate) -> None:
     said = evaluate("--out", "a", "--eval_limit", "40")
     evaluate("--out", "b", "--eval_limit", "40", "--max_eval_workers", "3", "--seed", "7")
-    assert (evaluate.folder / "a" / SAMPLES_FILE).read_bytes() == (evaluate.folder / "b" / SAMPLES_FILE).read_bytes()
-    records, plan = evaluate.samples("a"), read_plan(evaluate.folder / "a")
-    assert [record.number for record in records] == [record.index for record in records] == list(range(40))
-    assert {len(record.samples) for record in records} == {1}
+    assert (evaluate.folder / "a" / GROUPS_FILE).read_bytes() == (evaluate.folder / "b" / GROUPS_FILE).read_bytes()
+    records, plan = evaluate.groups("a"), read_plan(evaluate.folder / "a")
+    assert [group.row for group in records] == [group.index for group in records] == list(range(40))
+    assert {len(group.completions) for group in records} == {1}
     assert (plan.model, plan.sampling.temperature, plan.samples, plan.decides) == ("tiny", 0, 1, "accuracy")
     found = evaluate.results("a")
-    right = sum(bool(record.samples[0].right) for record in records)
-    assert found["results"]["sums"]["pass@1,none"] == pytest.approx(right / 40)
-    assert found["results"]["sums"]["reward/accuracy,none"] == pytest.approx(right / 40)
+    right = sum(bool(group.completions[0].right) for group in records)
+    assert found["figures"]["pass@1"] == pytest.approx(right / 40)
+    assert found["figures"]["reward/accuracy"] == pytest.approx(right / 40)
     for part in ("40 of 60 prompts, 1 sample each, greedy", "pass@1", "40 of 40 prompts evaluated", "tokens/s"):
         assert part in said
     assert "0, 0, 40" in evaluate("--compare", "a", "b")  # better, worse, same
@@ -98,11 +100,11 @@ def test_sampled_evaluation_reports_majority_and_pass_at_k(evaluate: Evaluate) -
     assert not (evaluate.folder / "a").exists()  # reported before the work, not after
     evaluate("--out", "greedy", "--eval_limit", "20")
     said = evaluate("--out", "a", "--eval_limit", "20", "--eval_samples", "4", "--compare", "greedy")
-    records = evaluate.samples("a")
-    assert {len(record.samples) for record in records} == {4}
-    assert any(len({sample.text for sample in record.samples}) > 1 for record in records)
-    results = evaluate.results("a")["results"]["sums"]
-    assert results["pass@1,none"] <= results["pass@2,none"] <= results["pass@4,none"]
+    records = evaluate.groups("a")
+    assert {len(group.completions) for group in records} == {4}
+    assert any(len({one.text for one in group.completions}) > 1 for group in records)
+    results = evaluate.results("a")["figures"]
+    assert results["pass@1"] <= results["pass@2"] <= results["pass@4"]
     for part in ("temperature 1, top_p 1", "maj@4", "20 prompts", "samples is 1"):
         assert part in said
     assert (evaluate.folder / "a" / "comparison.json").exists()
@@ -115,7 +117,7 @@ def test_killed_evaluation_resumes_where_it_stopped(evaluate: Evaluate) -> None:
     done = _wait_for_lines(evaluate.folder / "runs" / "sums" / "evaluations", 5)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    (path,) = (evaluate.folder / "runs").rglob(SAMPLES_FILE)
+    (path,) = (evaluate.folder / "runs").rglob(GROUPS_FILE)
     before = path.read_bytes()
     kept = before[: before.rfind(b"\n") + 1].splitlines(keepends=True)
     assert 5 <= done <= len(kept) < 60
@@ -126,7 +128,7 @@ def test_killed_evaluation_resumes_where_it_stopped(evaluate: Evaluate) -> None:
     assert f"{len(kept)} prompts resumed" in evaluate(*flags, "--resume")
     after = path.read_bytes().splitlines(keepends=True)
     assert after[: len(kept)] == kept  # one worker: in order
-    assert [record.number for record in read_samples(path.parent)] == list(range(60))
+    assert [group.row for group in read_evaluation(path.parent)] == list(range(60))
     assert "[nothing_to_resume] " in evaluate(*flags, "--resume", code=1)
     assert "60 prompts resumed" in evaluate(*flags, "--resume", "--out", str(path.parent))
 
@@ -138,15 +140,16 @@ def test_stopped_evaluation_keeps_its_samples_and_resumes(evaluate: Evaluate) ->
     process.send_signal(signal.SIGTERM)
     process.communicate()
     assert process.returncode == 143
-    assert len(evaluate.samples("a")) >= 3
+    assert len(evaluate.groups("a")) >= 3
     evaluate("--out", "a", "--max_eval_workers", "1", "--eval_samples", "2", "--resume")
-    assert len(evaluate.samples("a")) == 60
+    assert len(evaluate.groups("a")) == 60
 
 
 def test_prompts_that_leave_no_room_are_counted_and_not_wrong(evaluate: Evaluate) -> None:
     said = evaluate("--out", "a", "--max_token_length", "4", "--eval_limit", "3")
     assert "not asked: 3 too_long" in said
-    assert evaluate.results("a")["n-samples"] == {"sums": {"original": 60, "effective": 0}}
+    found = evaluate.results("a")
+    assert (found["rows"], found["prompts"]) == (60, 0)
 
 
 @pytest.mark.long
@@ -168,7 +171,7 @@ def test_evaluation_of_the_runs_weights_is_reported_to_the_api(evaluate: Evaluat
 def _wait_for_lines(folder: Path, lines: int) -> int:
     deadline = time.monotonic() + 60
     while True:
-        found = sum(path.read_bytes().count(b"\n") for path in folder.rglob(SAMPLES_FILE))
+        found = sum(path.read_bytes().count(b"\n") for path in folder.rglob(GROUPS_FILE))
         if found >= lines:
             return found
         assert time.monotonic() < deadline, "no samples came"

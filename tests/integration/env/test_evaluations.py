@@ -19,9 +19,10 @@ from gristmill_api.store import keys
 from gristmill_env.errors import EnvError, EvaluationError, InferenceError, RewardError
 from gristmill_env.evaluation import run as evaluation_run
 from gristmill_env.evaluation.plan import Plan
-from gristmill_env.evaluation.results import Evaluated, RewardFigures, summarise
+from gristmill_env.evaluation.results import Evaluated, summarise
 from gristmill_env.evaluation.run import RunEvaluations
 from gristmill_env.inference.http import RefusedError
+from gristmill_env.saved.summary import GroupStats, Values
 from gristmill_env.settings.run import EnvConfig, EvalHandling
 from gristmill_env.tracking import Observers
 
@@ -29,7 +30,6 @@ PLAN = Plan(
     task="sums", model="tiny", weights="1.0", dataset="sums", rows=0, prompts=0, samples=1,
     sampling=SamplingParams(temperature=0, max_tokens=8), max_length=64, decides="length", compares=False, settings={},
 )  # fmt: skip
-NOTHING = RewardFigures(mean=None, low=None, high=None, scored=0, skipped=0, errors=0)
 
 
 class Environment:
@@ -40,7 +40,7 @@ class Environment:
     ) -> None:
         self.slots = Slots(workers)
         self.measured: list[str] = []
-        self.rewards: dict[str, RewardFigures] = {}
+        self.stats = GroupStats()
         self.begun = asyncio.Event()
         self.may_end = asyncio.Event()
         self.may_end.set()
@@ -59,7 +59,7 @@ class Environment:
         await self.may_end.wait()
         if self.error is not None:
             raise self.error
-        summary = replace(summarise(PLAN, []), rewards=self.rewards)
+        summary = replace(summarise(PLAN, []), stats=self.stats)
         return Evaluated(PLAN, summary, Path("nowhere"), started=0, ended=1, resumed=0)
 
 
@@ -247,11 +247,11 @@ async def test_metrics_refused_by_the_api_do_not_end_or_repeat_an_evaluation(
 ) -> None:
     """A metric of a reward whose name is not valid for a metric. Such metrics are in the run's folder."""
     env = Environment(api, "a")
-    env.rewards = {"längd": NOTHING}
+    env.stats = GroupStats(parts={"längd": Values()})
     await env.sees("1.0")
     await env.evaluations.at_end(PolicyVersion(1, 0))
     assert (env.measured, await steps(api)) == (["1.0"], [0])
     assert [record.args[0] for record in caplog.records if isinstance(record.args, tuple)] == [Path("nowhere")]
-    env.rewards = {}
+    env.stats = GroupStats()
     await env.sees("1.10")
     assert (env.measured, await steps(api)) == (["1.0", "1.10"], [0, 10])

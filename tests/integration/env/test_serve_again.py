@@ -26,7 +26,7 @@ from gristmill.archive.run_file import write_run_file
 from gristmill_env.commands import ProcessOptions
 from gristmill_env.commands.process import process
 from gristmill_env.errors import SavedError
-from gristmill_env.evaluation.samples import read_plan
+from gristmill_env.evaluation.folder import read_plan
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.serve import record_row_count, serve
 from gristmill_view.facts import read_files

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.integration.env.conftest import Environments, HandTrainer
 
-from gristmill_env.evaluation.samples import read_samples
+from gristmill_env.evaluation.folder import read_evaluation
 
 FLAGS = ("--eval_split", "train[30:36]", "--steps_per_eval", "2", "--max_eval_workers", "2")
 
@@ -43,10 +43,10 @@ def test_serve_evaluates_a_run_from_its_first_version_to_its_last(
     kept = sorted(folder.iterdir())
     assert [path.name.partition("-")[0] for path in kept] == ["1.0", "1.2", "1.3"]
     for path in kept:
-        assert [record.prompt.count(f"What is {n} + 1?") for n, record in enumerate(read_samples(path), 30)] == [1] * 6
-        assert {"results.json", "metrics.json"} <= {file.name for file in path.iterdir()}
+        assert [group.prompt for group in read_evaluation(path)] == [f"What is {n} + 1?" for n in range(30, 36)]
+        assert {"results.json", "report.html"} <= {file.name for file in path.iterdir()}
     # All are the same weights under three names, with greedy sampling.
-    texts = [[record.samples[0].text for record in read_samples(path)] for path in kept]
+    texts = [[group.completions[0].text for group in read_evaluation(path)] for path in kept]
     assert texts[0] == texts[1] == texts[2]
     assert (2, "data set 'sums.jsonl' (split train[30:36])") in [record.args for record in caplog.records]
     assert caplog.text.count("evaluated run=sums") == 3

@@ -33,7 +33,7 @@ from gristmill_env.rewards import Scorer, WeightedReward, create_reward
 from gristmill_env.rollouts.generator import RolloutGenerator
 from gristmill_env.rollouts.groups import RolloutGroup, build_group, version_spans
 from gristmill_env.rollouts.prompts import PromptBuilder
-from gristmill_env.saved.group import SavedGroup
+from gristmill_env.saved.group import Attempt, saved_group
 from gristmill_env.settings.run import EnvConfig
 
 SIZE: Final = 3
@@ -183,7 +183,7 @@ async def test_rollout_that_fails_again_is_left_out_and_named(make: Make, caplog
     spans = [version_spans(rollout, "1.0", published=True) for rollout in group.rollouts]
     sent = build_group(group, Permit(group_id="g00000000", row=0), "run", "env", spans)
     assert (sent.size, sent.rewards.tolist(), sent.meta["failed"]) == (2, [0.0, 2.0], failed)
-    assert SavedGroup.of(group, run="run", model="tiny", config=EnvConfig()).failed == failed
+    assert saved_group(Attempt.of(group), run="run", model="tiny", settings=None).failed == failed
 
 
 @pytest.mark.parametrize(

@@ -109,12 +109,12 @@ async def test_saved_groups_pages_evaluations_and_logs_hold_no_secret(
     await run_evaluate(asked, EvaluateOptions(out=tmp_path / "evaluated"), console)
     for path in (tmp_path / "evaluated").iterdir():
         text = path.read_text()
-        if path.name == "samples.jsonl":
-            record = json.loads(text)
-            assert "RuntimeError: 401: *** and *** are refused" in record["samples"][0]["failed"]["judged"]
-            text = json.dumps(record | {"prompt": ""})
-        if path.name == "report.html":
-            text = text.replace(f"me:{IN_URL}@judge, or {FILLED}", "")  # it shows the prompt, as samples.jsonl
+        if path.name == "groups.jsonl":
+            completion = json.loads(text)["completions"][0]
+            assert "RuntimeError: 401: *** and *** are refused" in completion["errors"]["judged"]
+            assert leaks(settings_in(path)) == []
+        if path.name in ("groups.jsonl", "report.html"):
+            text = text.replace(f"me:{IN_URL}@judge, or {FILLED}", "")  # they have the prompt
         assert leaks(text) == [], path.name
     shown.seek(0)
     assert leaks(shown.read()) == []

@@ -96,3 +96,17 @@ def test_file_that_is_closed_twice_is_closed(tmp_path: Path) -> None:
     file = LineFile(tmp_path / "samples.jsonl")
     file.close()
     file.close()
+
+
+def test_unfinished_file_is_readable_by_its_owner_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    chmod = Path.chmod
+
+    def recorded(path: Path, mode: int) -> None:
+        seen.append(path.stat().st_mode & 0o777)
+        chmod(path, mode)
+
+    monkeypatch.setattr(Path, "chmod", recorded)
+    write_file(tmp_path / "secret", b"word", mode=0o640)
+    assert seen == [0o600]
+    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o640

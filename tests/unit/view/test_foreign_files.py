@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 FILES = (
     "metrics.jsonl", "receipts.jsonl", RUN_FILE, "fork.json", "drops.jsonl", "drops.1.jsonl", "logs/trainer.log",
     "rollouts/000001.gmz", "trained/000001.gmz", "trained/tokenizer/tokenizer.json", "model/tokenizer.json",
-    "evaluations/1.1-a/samples.jsonl", "evaluations/1.1-a/results.json", "evaluations/1.1-a/evaluation.json",
+    "evaluations/1.1-a/groups.jsonl", "evaluations/1.1-a/results.json", "evaluations/1.1-a/evaluation.json",
 )  # fmt: skip
 
 
@@ -165,7 +165,7 @@ def test_odd_contents_of_files_do_not_hide_the_table_of_a_run(tmp_path: Path, mo
         (run.path / name).parent.mkdir(parents=True, exist_ok=True)
         (run.path / name).write_bytes(b"".join(CONTENTS))
     for number, content in enumerate(CONTENTS):
-        for name in ("samples.jsonl", "evaluation.json"):
+        for name in ("groups.jsonl", "evaluation.json"):
             run.evaluation(f"1.1-{number}-{name}", "1.1", 1)
             (run.path / "evaluations" / f"1.1-{number}-{name}" / name).write_bytes(content)
     found = queries.rollouts_of((tmp_path,), "victim", RolloutQuery())

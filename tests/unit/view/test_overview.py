@@ -313,8 +313,7 @@ def test_overview_of_a_finished_run_is_read_from_its_files(tmp_path: Path) -> No
     append_drops(folder, [dropped, dropped, Drop(creation=1, group_id="g2", row=2, what="let_go", time_ms=1)])
     evaluation = folder / "evaluations" / "1.0-0badcafe"
     evaluation.mkdir(parents=True)
-    figures = {"pass@1,none": 0.04, "pass@1_stderr,none": 0.014}
-    results = {"results": {"quickstart": figures}, "n-samples": {"quickstart": {"original": 200, "effective": 200}}}
+    results = {"figures": {"pass@1": 0.04, "pass@1_stderr": 0.014}, "prompts": 200}
     (evaluation / "results.json").write_text(json.dumps(results))
     facts = read_files("quickstart", [tmp_path])
     found = overview(facts)

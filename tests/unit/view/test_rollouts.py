@@ -154,7 +154,7 @@ def content(group_id: str, *completions: dict[str, Any], **fields: Any) -> bytes
     """A line of the environment's files of dropped groups."""
     line = {"group_id": group_id, "creation_ms": CREATED, "format": 1, "run": "test", "prompt": "1 / 0?", "index": 41}
     line |= {"prompt_text": "<user>1 / 0?", "messages": [{"role": "user", "content": "1 / 0?"}], "answer": "no"}
-    line |= {"versions": ["1.10", "1.9"], "sampling": {"temperature": 1.0, "top_p": 1.0}, "error": "of the group"}
+    line |= {"versions": ["1.10", "1.9"], "sampling": {"temperature": 1.0, "max_tokens": 8}, "error": "of the group"}
     return json.dumps(line | {"completions": completions} | fields).encode() + b"\n"
 
 

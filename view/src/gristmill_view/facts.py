@@ -24,7 +24,7 @@ import msgspec
 from gristmill import connections, foreign
 from gristmill.archive.drops import read_drops
 from gristmill.errors import GristmillError
-from gristmill.folders import EVALUATIONS_FOLDER, RunFolder, last_change
+from gristmill.folders import EVALUATION_RESULTS_FILE, EVALUATIONS_FOLDER, RunFolder, last_change
 from gristmill.group import PolicyVersion
 from gristmill.metrics import METRICS_FILE, readable
 from gristmill.model_servers import ServerAddresses, find_all
@@ -392,21 +392,18 @@ def _evaluations(run: RunFolder, record: RunRecord | None) -> Iterator[dict[str,
     """Yields what `serve` measured in this training, in order of steps. Their folders begin with a policy version."""
     found = []
     for folder in run.folders:
-        for path in (one / "results.json" for one in foreign.entries(folder / EVALUATIONS_FOLDER)):
+        for path in (one / EVALUATION_RESULTS_FILE for one in foreign.entries(folder / EVALUATIONS_FOLDER)):
             version = re.match(r"(\d+)\.(\d+)-", path.parent.name)
             try:
                 results = json.loads(foreign.read_file(path))
-                (figures,) = results["results"].values()
-                prompts = next(iter(results["n-samples"].values()))["effective"]
-            except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, StopIteration):
+                row = {**results["figures"], "prompts": results["prompts"]}
+            except (OSError, ValueError, LookupError, TypeError, RecursionError):
                 continue  # not finished, or written by something else
             except foreign.ForeignFileError:
                 continue
             if version is None or not run.made(path.parent, record):
                 continue
-            row = {name.removesuffix(",none"): value for name, value in figures.items()}
-            row |= {"step": int(version[2]), "prompts": prompts}
-            found.append(row)
+            found.append(row | {"step": int(version[2])})
     yield from sorted(found, key=lambda row: row["step"])
 
 

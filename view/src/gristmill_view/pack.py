@@ -33,6 +33,7 @@ from gristmill import foreign
 from gristmill.archive import segment
 from gristmill.archive.trained import TOKENIZER_FOLDER, TRAINED_FOLDER
 from gristmill.deployment import RUN_ID
+from gristmill.disk import complete_file
 from gristmill.errors import GristmillError
 from gristmill.folders import ORIGIN_FOLDER, RunFolder
 from gristmill.redaction import redact, redact_text
@@ -137,20 +138,19 @@ def write_pack(
     own_tokenizer = f"{TRAINED_FOLDER}/{TOKENIZER_FOLDER}/tokenizer.json"
     if tokenizer is not None:
         sources.setdefault(own_tokenizer, tokenizer.resolve())
-    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with zipfile.ZipFile(partial, "x", zipfile.ZIP_DEFLATED, allowZip64=True) as archive:
+        with (
+            complete_file(target, mode=None, several=True) as partial,
+            zipfile.ZipFile(partial, "x", zipfile.ZIP_DEFLATED, allowZip64=True) as archive,
+        ):
             files = [_add(archive, run_id, name, sources[name], search) for name in sorted(sources)]
             contents = PackContents(run_id=run_id, files=tuple(files), left_out=dict(sorted(left_out.items())))
             archive.writestr(_member(CONTENTS_FILE), msgspec.json.format(msgspec.json.encode(contents), indent=2))
-        partial.rename(target)
     except OSError as error:
         raise PackError(
             "pack_not_written", f"{target} cannot be written: {error}; name another file with --out", path=target
         ) from error
-    finally:
-        partial.unlink(missing_ok=True)
     return contents
 
 

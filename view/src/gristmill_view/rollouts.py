@@ -35,7 +35,7 @@ from gristmill.archive.drops import Drop, read_drops
 from gristmill.archive.trained import TrainedGroup
 from gristmill.disk import write_file
 from gristmill.errors import GristmillError
-from gristmill.folders import RunFolder
+from gristmill.folders import EVALUATION_RESULTS_FILE, RunFolder
 from gristmill_view.pack import open_run
 from gristmill_view.rows import OTHER_TRAINING, SCHEMA, SCHEMA_VERSION, Rows, Texts, evaluation_rows, read_submitted
 
@@ -295,7 +295,10 @@ class _Builder:
             if content is None:
                 self._rows.add_absent(drop, record if drop.what == "let_go" else None)
             else:
-                self._rows.add_dropped(drop, content)
+                self._rows.add_saved(
+                    content, "dropped", drop.creation, drop.group_id, row=drop.row, reason=drop.reason,
+                    env_id=drop.env_id,
+                )  # fmt: skip
             self._flush()
 
     def _read_archive(self) -> None:
@@ -361,7 +364,7 @@ class _Builder:
     def _read_evaluations(self, *, finished: bool) -> None:
         record = self._source.record()
         for folder in self._source.evaluations():
-            if folder.name in self._state.evaluations or foreign.is_file(folder / "results.json") != finished:
+            if folder.name in self._state.evaluations or foreign.is_file(folder / EVALUATION_RESULTS_FILE) != finished:
                 continue
             mine = self._source.made(folder, record)
             prompts = evaluation_rows(self._rows, folder, self._state.creation if mine else OTHER_TRAINING)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -20,18 +20,22 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gristmill import foreign
-from gristmill.archive.dropped import DroppedCompletion, DroppedGroup
 from gristmill.archive.drops import Drop
 from gristmill.archive.segment import ArchivedGroup
 from gristmill.archive.trained import NOT_RECORDED, TRAINED, TrainedGroup, TrainedSequence
 from gristmill.errors import GristmillError
+from gristmill.folders import EVALUATION_GROUPS_FILE
 from gristmill.group import PolicyVersion, TrajectoryGroup
 from gristmill.run import RunRecord
+from gristmill.saved import SavedCompletion, SavedGroup, saved_groups
 
 _LOG = logging.getLogger(__name__)
 SCHEMA_VERSION: Final = 5
 OTHER_TRAINING: Final = -1
 """`creation` of an evaluation that an earlier training of the same run id made."""
+
+EVALUATION: Final = "evaluation"
+"""Outcome of the completions of an evaluation."""
 
 SCHEMA: Final = pa.schema(
     [
@@ -399,67 +403,38 @@ class Rows:
                 advantage=None if sequence is None else _mean(sequence.token_advantages),
             )
 
-    def add_dropped(self, drop: Drop, content: DroppedGroup) -> None:
-        """Adds the rows of a group that the environment dropped, and whose content it kept."""
-        labels = sorted(filter(_is_version, content.versions), key=PolicyVersion.parse)
-        single = all(completion.why is None for completion in content.completions)
-        completions: Sequence[DroppedCompletion | None] = content.completions or [None]
+    def add_saved(
+        self, group: SavedGroup, outcome: str, creation: int, group_id: str, *, row: int, reason: str | None,
+        env_id: str | None = None,
+    ) -> None:  # fmt: skip
+        """Adds the rows of a group whose content the environment saved: of a dropped group, or of an evaluation."""
+        single = all(completion.why is None for completion in group.completions)
+        completions: Sequence[SavedCompletion | None] = group.completions or [None]
         for index, completion in enumerate(completions):
+            labels = completion.versions if completion is not None and completion.versions else group.versions
+            labels = sorted(filter(_is_version, labels), key=PolicyVersion.parse)
             self._append(
-                creation=drop.creation,
-                group_id=drop.group_id,
+                creation=creation,
+                step=PolicyVersion.parse(labels[0]).step if labels and outcome == EVALUATION else None,
+                group_id=group_id,
                 sequence=None if completion is None else index,
                 rollout=None if completion is None else index,
                 branch=None if completion is None else 0,
-                env_id=drop.env_id or content.env_id,
-                row=drop.row,
-                index=content.index,
+                env_id=env_id or group.env_id,
+                row=row,
+                index=group.index,
                 version_first=labels[0] if labels else None,
                 version_last=labels[-1] if labels else None,
-                prompt=content.prompt_text or content.prompt or None,
-                prompt_tokens=content.prompt_tokens,
-                temperature=None if content.sampling is None else content.sampling.temperature,
-                outcome="dropped",
-                outcome_reason=drop.reason,
-                error=content.error if completion is None or single else completion.why,
+                prompt=group.prompt_text or group.prompt or None,
+                prompt_tokens=group.prompt_tokens,
+                temperature=None if group.sampling is None else group.sampling.temperature,
+                outcome=outcome,
+                outcome_reason=reason or (None if completion is None else completion.error),
+                error=group.error if completion is None or single else completion.why,
                 acked=False,
-                answer=content.answer,
-                seconds=content.seconds,
-                **({} if completion is None else _of_dropped(completion, content)),
-            )
-
-    def add_evaluation(self, creation: int, folder: str, weights: str | None, record: Mapping[str, Any]) -> None:
-        """Adds the rows of one prompt of an evaluation: a line of its samples.jsonl."""
-        version = weights if weights is not None and _is_version(weights) else None
-        for index, sample in enumerate(record["samples"]) if record["samples"] else ((None, {}),):
-            labels = sample.get("versions") or ([version] if version else [])
-            text = sample.get("text")
-            self._append(
-                creation=creation,
-                step=PolicyVersion.parse(labels[0]).step if labels and _is_version(labels[0]) else None,
-                group_id=f"{folder}/{record['number']}",
-                sequence=index,
-                rollout=index,
-                branch=None if index is None else 0,
-                row=record["index"],
-                index=record["index"],
-                version_first=labels[0] if labels else None,
-                version_last=labels[-1] if labels else None,
-                prompt=record["prompt"],
-                completion=text,
-                prompt_tokens=record["prompt_tokens"],
-                completion_tokens=sample.get("tokens"),
-                reward=sample.get("total"),
-                reward_parts=[(name, value) for name, value in sample.get("parts", {}).items() if value is not None],
-                finish_reason=sample.get("finish_reason"),
-                outcome="evaluation",
-                outcome_reason=record.get("skipped") or sample.get("error"),
-                error=sample.get("error"),
-                acked=False,
-                answer=record["answer"],
-                extracted=sample.get("answer"),
-                answer_searched=sample.get("answer") is not None or sample.get("right") is not None,
-                garbled=None if text is None else _garbled(text),
+                answer=group.answer,
+                seconds=group.seconds,
+                **({} if completion is None else _of_saved(completion, group)),
             )
 
     def _append(self, **values: Any) -> None:
@@ -470,65 +445,14 @@ class Rows:
 
 def evaluation_rows(rows: Rows, folder: Path, creation: int) -> int:
     """Adds the rows of the evaluation in `folder`. Returns its prompts."""
-    try:
-        weights = msgspec.json.decode(foreign.read_file(folder / "evaluation.json"), type=_Evaluation).weights
-    except (FileNotFoundError, msgspec.DecodeError, RecursionError):
-        weights = None
     prompts = 0
-    with foreign.open_file(folder / "samples.jsonl") as file:
-        for line in file:
-            if line.endswith(b"\n"):
-                record = _sampled(line)
-                if record is not None:
-                    rows.add_evaluation(creation, folder.name, weights, msgspec.to_builtins(record))
-                    prompts += 1
+    with foreign.open_file(folder / EVALUATION_GROUPS_FILE) as file:
+        for group in saved_groups(file):
+            if group.row is not None:
+                place = f"{folder.name}/{group.row}"
+                rows.add_saved(group, EVALUATION, creation, place, row=group.row, reason=group.reason)
+                prompts += 1
     return prompts
-
-
-_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
-
-
-class _Evaluation(msgspec.Struct):
-    """The part of evaluation.json that the tables need."""
-
-    weights: str | None = None
-
-
-class _EvaluationSample(msgspec.Struct):
-    """One completion of a line of samples.jsonl."""
-
-    text: str | None = None
-    tokens: _Count | None = None
-    finish_reason: str | None = None
-    answer: str | None = None
-    right: bool | None = None
-    total: float | None = None
-    parts: dict[str, float | None] = {}
-    versions: list[str] | None = None
-    error: str | None = None
-
-
-class _EvaluationPrompt(msgspec.Struct):
-    """A line of samples.jsonl."""
-
-    number: int
-    index: int
-    prompt: str | None
-    answer: str | None
-    prompt_tokens: _Count
-    samples: list[_EvaluationSample]
-    skipped: str | None = None
-
-
-_SAMPLED: Final = msgspec.json.Decoder(_EvaluationPrompt)
-
-
-def _sampled(line: bytes) -> _EvaluationPrompt | None:
-    """Returns a prompt of an evaluation; None for a line that no evaluation wrote."""
-    try:
-        return _SAMPLED.decode(line)
-    except (msgspec.DecodeError, RecursionError):
-        return None
 
 
 def _outcome(record: TrainedGroup | None, sequence: TrainedSequence | None) -> tuple[str, str | None]:
@@ -542,16 +466,18 @@ def _outcome(record: TrainedGroup | None, sequence: TrainedSequence | None) -> t
     return "dropped", sequence.outcome
 
 
-def _of_dropped(completion: DroppedCompletion, content: DroppedGroup) -> dict[str, Any]:
-    after = completion.messages or [{"role": "assistant", "content": completion.text}]
+def _of_saved(completion: SavedCompletion, group: SavedGroup) -> dict[str, Any]:
+    turns = completion.turns
     return {
         "completion": completion.text,
         "completion_tokens": completion.tokens,
         "reward": completion.total,
         "reward_parts": [(name, value) for name, value in completion.scores.items() if value is not None],
         "finish_reason": completion.finish_reason,
-        "turns": sum(message.get("role") == "assistant" for message in after),
-        "messages": None if content.messages is None else _json([*content.messages, *after]),
+        "turns": sum(message.get("role") == "assistant" for message in turns),
+        "messages": None if group.messages is None else _json([*group.messages, *turns]),
+        "extracted": completion.extracted,
+        "answer_searched": completion.extracted is not None or completion.right is not None,
         "garbled": _garbled(completion.text),
     }
 

@@ -15,7 +15,7 @@ import msgspec
 
 from gristmill import foreign
 from gristmill.disk import make_folder, sync
-from gristmill.lines import LineFile
+from gristmill.lines import LineFile, decoded, whole_lines
 
 DROPS_FILE, OLDER_DROPS_FILE = "drops.jsonl", "drops.1.jsonl"
 MAX_BYTES = 64 << 20
@@ -76,12 +76,8 @@ def read_drops(path: Path, start: int = 0, end: int | None = None) -> Iterator[t
     except FileNotFoundError:
         return
     with opened as file:
-        file.seek(start)
-        for line in file:
-            if not line.endswith(b"\n") or (end is not None and start >= end):
+        for begin, line in whole_lines(file, start):
+            if end is not None and begin >= end:
                 return
-            start += len(line)
-            try:
-                yield _DECODER.decode(line), start
-            except (msgspec.DecodeError, RecursionError):
-                continue
+            if (drop := decoded(_DECODER, line)) is not None:
+                yield drop, begin + len(line)

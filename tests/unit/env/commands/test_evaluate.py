@@ -1,19 +1,29 @@
-"""`evaluate`: its report to the API."""
+"""`evaluate`: its report to the API, and other commands that read an evaluation."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import json
 import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from rich.console import Console
 from tests.unit.env.conftest import FailingServer
 from tests.unit.env.evaluation.made import judged, plan
+from tests.unit.env.inference.conftest import CHAT, answers, said
 
-from gristmill_env.commands import evaluate
+from gristmill_env.commands import DpoOptions, EvaluateOptions, ReplayOptions, SftOptions, evaluate
+from gristmill_env.commands.export import dpo, sft
+from gristmill_env.commands.replay import replay
 from gristmill_env.evaluation.results import SOURCE_BY_HAND, Evaluated, summarise
 from gristmill_env.run_settings import RunSettings
+from gristmill_env.saved import read_groups
+
+from .test_rows_that_fail import LONG, REFUSAL, launch
 
 
 def run_at(url: str) -> RunSettings:
@@ -46,3 +56,40 @@ async def test_report_that_the_api_refuses_does_not_end_the_command(
     with caplog.at_level(logging.WARNING):
         await evaluate._tell(run_at(failing_server.url), evaluated("c1"))
     assert "created again" in caplog.text
+
+
+async def test_exports_and_replay_read_an_evaluation_as_they_read_saved_groups(
+    tmp_path: Path, failing_server: FailingServer, console: Console
+) -> None:
+    failing_server.takes_tokens = False
+    replies = itertools.cycle(["#### 2", "#### 3"])
+
+    def answer() -> tuple[int, Any]:
+        asked = failing_server.now.body["messages"][-1]["content"]
+        return REFUSAL if asked == LONG else answers(said(next(replies)))
+
+    failing_server.answers[CHAT] = answer
+    run = launch(tmp_path, failing_server.url, ["1 + 1?", LONG, "2 + 2?"])
+    dataset = run.config.dataset.model_copy(update={"eval_samples": 2})
+    run = dataclasses.replace(run, config=run.config.model_copy(update={"dataset": dataset}))
+    folder = tmp_path / "evaluated"
+    await evaluate.run_evaluate(run, EvaluateOptions(out=folder), console)
+    groups = list(read_groups(folder))
+    assert [sorted((one.right, one.extracted) for one in group.completions) for group in groups] == [
+        [(False, "3"), (True, "2")],
+        [],
+        [(False, "3"), (True, "2")],
+    ]
+    assert [group.reason for group in groups] == [None, "prompt_refused", None]
+    alone = RunSettings.read([], {"GRISTMILL_MODELS_DIR": "/nowhere"}, "test")
+    await sft(alone, SftOptions(saved=folder, out=tmp_path / "sft.jsonl"), console)
+    await dpo(alone, DpoOptions(saved=folder, out=tmp_path / "dpo.jsonl"), console)
+    rows = [json.loads(line)["messages"] for line in (tmp_path / "sft.jsonl").read_text().splitlines()]
+    assert [[message["content"] for message in row] for row in rows] == [["1 + 1?", "#### 2"], ["2 + 2?", "#### 2"]]
+    pairs = [json.loads(line) for line in (tmp_path / "dpo.jsonl").read_text().splitlines()]
+    assert [[pair[side][0]["content"] for side in ("chosen", "rejected")] for pair in pairs] == [
+        ["#### 2", "#### 3"]
+    ] * 2
+    await replay(alone, ReplayOptions(saved=folder, out=tmp_path / "again.jsonl"), console)
+    again = list(read_groups(tmp_path / "again.jsonl"))
+    assert [group.totals for group in again] == [group.totals for group in groups if group.completions]

@@ -19,7 +19,7 @@ from gristmill_env.commands.evaluate import run_evaluate
 from gristmill_env.commands.process import process
 from gristmill_env.commands.try_items import try_items
 from gristmill_env.errors import InferenceError
-from gristmill_env.evaluation.samples import read_samples
+from gristmill_env.evaluation.folder import read_evaluation
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved import read_groups
 
@@ -78,9 +78,9 @@ async def test_evaluate_counts_a_refused_prompt_and_does_not_ask_it_again(
 ) -> None:
     server = Server(failing_server, {LONG})
     await run_evaluate(launch(tmp_path, server.url), EvaluateOptions(out=tmp_path / "out"), console)
-    records = read_samples(tmp_path / "out")
-    assert [record.skipped for record in records] == ["prompt_refused", None, "prompt_refused", None, "prompt_refused"]
-    assert "context_length_exceeded" in (records[0].why or "")
+    groups = read_evaluation(tmp_path / "out")
+    assert [group.reason for group in groups] == ["prompt_refused", None, "prompt_refused", None, "prompt_refused"]
+    assert "context_length_exceeded" in (groups[0].error or "")
     assert "not asked: 3 prompt_refused" in shown(console)
     await run_evaluate(launch(tmp_path, server.url), EvaluateOptions(out=tmp_path / "out", resume=True), console)
     assert server.asked.count(LONG) == 3
@@ -125,7 +125,7 @@ async def test_command_ends_with_the_servers_message_if_every_prompt_is_refused(
         await run_evaluate(launch(tmp_path, server.url, questions), EvaluateOptions(out=tmp_path / "out"), console)
     assert "HTTP 400" in str(raised.value)
     assert "context_length_exceeded" in str(raised.value)
-    assert read_samples(tmp_path / "out") == [], "nothing is taken for done"
+    assert read_evaluation(tmp_path / "out") == [], "nothing is taken for done"
 
 
 async def test_command_ends_if_the_server_starts_to_refuse_everything(
@@ -148,8 +148,8 @@ async def test_process_and_evaluate_skip_a_row_with_half_a_character(
     await process(run, ProcessOptions(groups=3, out=tmp_path / "groups"), console)
     assert [group.row for group in read_groups(tmp_path / "groups" / "groups.jsonl")] == [0, 1]
     await run_evaluate(run, EvaluateOptions(out=tmp_path / "out"), console)
-    record = read_samples(tmp_path / "out")[2]
-    assert (record.skipped, "field 'question' of row 2" in (record.why or "")) == ("bad_row", True)
+    group = read_evaluation(tmp_path / "out")[2]
+    assert (group.reason, "field 'question' of row 2" in (group.error or "")) == ("bad_row", True)
 
 
 async def test_half_a_character_in_the_error_of_a_reward_loses_no_group(

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from gristmill import SamplingParams
+from gristmill.saved import SavedCompletion, SavedGroup
 from gristmill_env.evaluation.plan import Plan
-from gristmill_env.evaluation.samples import PromptRecord, SampleRecord
 
 PLAN = Plan(
     task="sums", model="tiny", weights="1.20", dataset="data set 'sums.jsonl' (split test)", rows=4, prompts=4,
@@ -22,34 +22,36 @@ def plan(**changes: Any) -> Plan:
     return msgspec.structs.replace(PLAN, **changes)
 
 
-def sample(accuracy: float | None, *, error: str | None = None, length: float = 0.5, **changes: Any) -> SampleRecord:
+def sample(accuracy: float | None, *, error: str | None = None, length: float = 0.5, **changes: Any) -> SavedCompletion:
     fields: dict[str, Any] = {
         "text": "#### 1",
         "tokens": 4,
         "finish_reason": "stop",
-        "answer": "1",
+        "extracted": "1",
         "right": None if accuracy is None else accuracy >= 1,
         "total": None if accuracy is None or error else accuracy + length,
-        "parts": {"accuracy": accuracy, "length": length},
+        "scores": {"accuracy": accuracy, "length": length},
         "error": error,
         "versions": ["1.20"],
     }
-    return SampleRecord(**(fields | changes))
+    return SavedCompletion(**(fields | changes))
 
 
-def prompt(number: int, samples: Sequence[SampleRecord], **changes: Any) -> PromptRecord:
+def prompt(number: int, completions: Sequence[SavedCompletion], max_tokens: int = 8, **changes: Any) -> SavedGroup:
     fields: dict[str, Any] = {
-        "number": number,
+        "run": "sums",
+        "row": number,
         "index": number,
         "prompt": f"What is {number} + 1?",
+        "prompt_text": f"What is {number} + 1?",
         "answer": str(number + 1),
         "prompt_tokens": 10,
-        "max_tokens": 8,
-        "samples": list(samples),
+        "sampling": SamplingParams(temperature=1.0, max_tokens=max_tokens),
+        "completions": list(completions),
     }
-    return PromptRecord(**(fields | changes))
+    return SavedGroup(**(fields | changes))
 
 
-def judged(number: int, *scores: float | None) -> PromptRecord:
+def judged(number: int, *scores: float | None) -> SavedGroup:
     """A prompt whose completions have these accuracies."""
     return prompt(number, [sample(score) for score in scores])

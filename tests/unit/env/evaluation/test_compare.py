@@ -9,18 +9,19 @@ import msgspec
 import pytest
 from tests.support.errors import raises
 
+from gristmill.folders import EVALUATION_FILE, EVALUATION_GROUPS_FILE
+from gristmill.saved import SavedGroup
 from gristmill_env.errors import EvaluationError
 from gristmill_env.evaluation.compare import compare
 from gristmill_env.evaluation.plan import Plan
-from gristmill_env.evaluation.samples import PLAN_FILE, SAMPLES_FILE, PromptRecord
 
 from .made import PLAN, judged, plan, prompt, sample
 
 
-def evaluation(folder: Path, records: list[PromptRecord], of: Plan = PLAN) -> Path:
+def evaluation(folder: Path, records: list[SavedGroup], of: Plan = PLAN) -> Path:
     folder.mkdir()
-    (folder / PLAN_FILE).write_bytes(msgspec.json.encode(of))
-    (folder / SAMPLES_FILE).write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
+    (folder / EVALUATION_FILE).write_bytes(msgspec.json.encode(of))
+    (folder / EVALUATION_GROUPS_FILE).write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
     return folder
 
 
@@ -62,7 +63,7 @@ def test_comparison_of_an_evaluation_with_itself_finds_no_difference(tmp_path: P
 
 
 def test_comparison_uses_shared_values_and_reports_other_differences(tmp_path: Path) -> None:
-    a = evaluation(tmp_path / "a", [judged(0, 1, 1), judged(1, 1, 1), prompt(2, [], skipped="too_long")])
+    a = evaluation(tmp_path / "a", [judged(0, 1, 1), judged(1, 1, 1), prompt(2, [], reason="too_long")])
     other = plan(samples=1, model="other", dataset="elsewhere")
     b = evaluation(tmp_path / "b", [judged(1, 0), judged(2, 1), prompt(3, [sample(1)])], other)
     found = compare(a, b)
@@ -74,7 +75,7 @@ def test_comparison_uses_shared_values_and_reports_other_differences(tmp_path: P
 
 def test_comparison_reports_different_prompts_of_the_same_rows(tmp_path: Path) -> None:
     a = evaluation(tmp_path / "a", [judged(0, 1), judged(1, 1)])
-    b = evaluation(tmp_path / "b", [judged(0, 1), prompt(1, [sample(1)], prompt="Think! What is 1 + 1?")])
+    b = evaluation(tmp_path / "b", [judged(0, 1), prompt(1, [sample(1)], prompt_text="Think! What is 1 + 1?")])
     assert compare(a, b).cautions == ["1 of 2 prompts are not the same, word for word"]
 
 
@@ -85,5 +86,5 @@ def test_evaluations_of_different_data_are_refused(tmp_path: Path) -> None:
         compare(a, b)
     with raises(EvaluationError, "no_common_rows", first=a, second=tmp_path / "c"):
         compare(a, evaluation(tmp_path / "c", [judged(7, 1)]))
-    with raises(EvaluationError, "evaluation_missing", path=tmp_path / "gone" / PLAN_FILE):
+    with raises(EvaluationError, "evaluation_missing", path=tmp_path / "gone" / EVALUATION_FILE):
         compare(a, tmp_path / "gone")

@@ -7,8 +7,8 @@ from typing import Any
 
 from gristmill import SamplingParams
 from gristmill_env.data import Item
+from gristmill_env.evaluation.folder import judged
 from gristmill_env.evaluation.results import Summary, summarise
-from gristmill_env.evaluation.samples import answered
 from gristmill_env.rewards import Sample, Scorer, WeightedReward, create_reward
 from gristmill_env.rollouts.groups import Rollout, RolloutGroup
 from gristmill_env.rollouts.prompts import Prompt
@@ -40,7 +40,7 @@ async def summary(
         group = RolloutGroup(
             item, SamplingParams(temperature=1.0, max_tokens=8), [rollout(text) for text in completions], scores, 1.0
         )
-        return summarise(made, [await answered(0, group, scorer)])
+        return summarise(made, [await judged(group, scorer, made)])
 
 
 def majority(found: Summary) -> float:
@@ -97,6 +97,10 @@ async def test_every_failure_is_counted_with_the_reward_that_failed() -> None:
     found = await summary(["accuracy", "length", part, (metric, 0.0)], ["#### 2"], "2", tokens=None)
     for name in ("length", "combined", "combined/cosine_length", "soft_overlong"):
         assert (found.rewards[name].errors, found.rewards[name].skipped) == (1, 0), name
-    assert (found.rewards["accuracy"].errors, found.rewards["accuracy"].scored, found.total.errors) == (0, 1, 1)
+    assert (found.rewards["accuracy"].errors, found.rewards["accuracy"].count, found.rewards["total"].errors) == (
+        0,
+        1,
+        1,
+    )
     only = await summary(["accuracy", (metric, 0.0)], ["#### 2"], "2", tokens=None)
-    assert (only.rewards["soft_overlong"].errors, only.total.errors) == (1, 0)
+    assert (only.rewards["soft_overlong"].errors, only.rewards["total"].errors) == (1, 0)

@@ -7,7 +7,6 @@ from collections import Counter
 import pytest
 
 from gristmill import SamplingParams
-from gristmill_env.backoff import Backoff
 from gristmill_env.errors import InferenceError
 from gristmill_env.inference import GenerationRequest, Thinking
 from gristmill_env.inference.failover import Endpoint, EndpointState, RetryBudget, choose
@@ -82,15 +81,6 @@ def test_balance_counts_a_request_until_it_ends() -> None:
     with pytest.raises(InferenceError):
         fail()
     assert (one.tokens, one.requests, one.evaluations) == (0, 0, 0)
-
-
-def test_backoff_grows_to_its_limit_with_jitter() -> None:
-    backoff = Backoff(1.0, 8.0)
-    for middle in (1, 2, 4, 8, 8, 8):
-        assert 0.5 * middle <= backoff.next() <= 1.5 * middle
-    assert len({backoff.next() for _ in range(8)}) == 8
-    backoff.reset()
-    assert backoff.next() <= 1.5
 
 
 def test_retries_are_limited_to_a_share_of_the_requests_and_a_few_per_second() -> None:

@@ -157,7 +157,7 @@ def test_cosine_scaled_error_names_an_unreachable_server(server: LettersServer) 
 async def test_run_waits_for_an_embeddings_server_that_is_away(
     server: LettersServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "_PAUSES", (0.0,))
+    monkeypatch.setattr(remote, "_CALLS", 2)
     server.replies = [(503, {"error": "starting"})] * 4  # two calls with two requests each
     made = create_reward("cosine_scaled", {"base_url": server.url})
     async with Scorer([WeightedReward(made, 1.0)], has_answer=True, patience=60) as scorer:
@@ -170,7 +170,7 @@ async def test_run_waits_for_an_embeddings_server_that_is_away(
 async def test_embeddings_server_that_stays_away_ends_the_run_after_the_patience(
     server: LettersServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "_PAUSES", (0.0,))
+    monkeypatch.setattr(remote, "_CALLS", 2)
     server.close()
     made = create_reward("cosine_scaled", {"base_url": server.url})
     async with Scorer([WeightedReward(made, 1.0)], has_answer=True, patience=0.5) as scorer:

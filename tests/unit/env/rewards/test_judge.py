@@ -187,7 +187,7 @@ def test_replies_are_kept_in_a_file(server: JudgeServer, tmp_path: Path) -> None
 
 
 async def test_a_judge_that_is_away_is_waited_for(server: JudgeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "_PAUSES", (0.0,))
+    monkeypatch.setattr(remote, "_CALLS", 2)
     server.statuses = [503, 429, 500]
     made = create_reward("judge", params(server))
     async with Scorer([WeightedReward(made, 1.0)], has_answer=True, patience=60) as scorer:

@@ -5,7 +5,7 @@ It also writes what became of the other groups to `<run>/drops.jsonl`: dropped, 
 An acked group stays in Redis, and counts against its caps, until it is on disk. A crash of the API, of Redis or of the
 machine loses no group. A process that continues an archive passes over the groups that are on disk already. While the
 disk fails, acked groups are not archived; they are counted and logged. Training never waits for the archive longer than
-the few seconds of `_PAUSES_S`.
+the few seconds of `_TRIES`.
 
 Groups are archived as they were submitted, with one exception. If a trainer of /v1 has taken the run, groups that
 Atropos' protocol submitted are archived in binary, as that trainer leased them.
@@ -33,6 +33,7 @@ from redis.exceptions import RedisError
 from gristmill import GroupError
 from gristmill.archive.drops import DROPS_FILE, Drop, append_drops
 from gristmill.archive.writer import NoRoomError, RunWriter, free_bytes
+from gristmill.backoff import Backoff
 from gristmill.logs import line
 from gristmill_api import errors
 from gristmill_api.conversion import to_binary
@@ -47,7 +48,8 @@ _LOG = logging.getLogger(__name__)
 RECHECK_S = 2.0
 _BATCH_GROUPS, _BATCH_BYTES, _BATCH_FATES = 64, 16 << 20, 1024
 """The most that is written between two fsyncs."""
-_PAUSES_S = (0.2, 1.0, 3.0)
+_TRIES = 4
+"""Writes of the same groups, with pauses of some seconds together."""
 _LAST_S = 5.0
 _OPEN_RUNS = 16
 """Runs whose newest segment is kept open."""
@@ -213,7 +215,8 @@ class Archiver:
         if self._runs_dir is None:
             _LOG.warning(line("archive", run=run.run_id, state="off", let_go=len(ids)))
             return ids, False
-        for pause in (*_PAUSES_S, None):
+        backoff = Backoff(0.5, 3.0)
+        for number in range(1, _TRIES + 1):
             try:
                 written = await self._append(self._runs_dir / run.run_id / "rollouts", run, ids)
             except NoRoomError as error:
@@ -221,10 +224,10 @@ class Archiver:
                 return ids, True
             except OSError as error:
                 await self._discard(run)
-                if pause is None or run.run_id in self._failing:
+                if number == _TRIES or run.run_id in self._failing:
                     self._give_up(run, ids, error)
                     return ids, True
-                await _wait(self._stopping, pause)
+                await _wait(self._stopping, backoff.next())
                 if self._stopping.is_set():
                     return (), False
             else:

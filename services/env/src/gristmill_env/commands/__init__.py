@@ -65,7 +65,8 @@ class ReplayOptions(Settings):
     """Flags of `replay`."""
 
     saved: Path
-    """Groups to score again: a file of process or serve, one of Atropos, or a run's folder (runs/quickstart)."""
+    """Groups to score again: a file of process or serve, one of Atropos, an evaluation's folder, or a run's folder
+    (runs/quickstart)."""
 
     out: Path | None = None
     """Where the groups with their new scores go, as .jsonl. Unset: nowhere, the comparison is only shown."""
@@ -75,7 +76,8 @@ class SftOptions(Settings):
     """Flags of `sft`."""
 
     saved: Path
-    """Groups to take from: a file of process or serve, one of Atropos, or a run's folder (runs/quickstart)."""
+    """Groups to take from: a file of process or serve, one of Atropos, an evaluation's folder, or a run's folder
+    (runs/quickstart)."""
 
     out: Path
     """File to write, .jsonl."""
@@ -91,7 +93,8 @@ class DpoOptions(Settings):
     """Flags of `dpo`."""
 
     saved: Path
-    """Groups to take from: a file of process or serve, one of Atropos, or a run's folder (runs/quickstart)."""
+    """Groups to take from: a file of process or serve, one of Atropos, an evaluation's folder, or a run's folder
+    (runs/quickstart)."""
 
     out: Path
     """File to write, .jsonl."""

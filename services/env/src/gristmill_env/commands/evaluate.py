@@ -13,10 +13,12 @@ from rich.console import Console
 
 from gristmill import ApiError, ApiUnreachable, PolicyVersion, RunRecord
 from gristmill.disk import write_file
+from gristmill.folders import EVALUATION_FILE, EVALUATION_RESULTS_FILE
 from gristmill_env.commands import EvaluateOptions
 from gristmill_env.console import Steps
 from gristmill_env.errors import EvaluationError
 from gristmill_env.evaluation.compare import Comparison, compare
+from gristmill_env.evaluation.folder import EvaluationFolder
 from gristmill_env.evaluation.plan import (
     count_training_rows,
     evaluation_task,
@@ -27,9 +29,8 @@ from gristmill_env.evaluation.plan import (
     training_dataset,
 )
 from gristmill_env.evaluation.report import show, show_comparison
-from gristmill_env.evaluation.results import RESULTS_FILE, SOURCE_BY_HAND, Evaluated, row
+from gristmill_env.evaluation.results import SOURCE_BY_HAND, Evaluated, row
 from gristmill_env.evaluation.run import evaluate, weight_label
-from gristmill_env.evaluation.samples import PLAN_FILE, SampleFile
 from gristmill_env.rollouts.groups import is_version
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.session import connect_api, open_session
@@ -70,7 +71,7 @@ async def _evaluate(run: RunSettings, options: EvaluateOptions) -> Evaluated:
         plan = make_plan(
             run, session.task, model=session.served.name, weights=label, creation=creation, training_rows=seen
         )
-        with SampleFile(folder, plan, resume=options.resume) as file:
+        with EvaluationFolder(folder, plan, resume=options.resume) as file:
             progress = Steps("prompts evaluated", plan.prompts, done=len(file.done))
             return await evaluate(
                 file, dataset, session.generator.generate_and_score, scorer=scorer,
@@ -84,8 +85,8 @@ def _folder(run: RunSettings, options: EvaluateOptions) -> Path:
     base = evaluations_folder(run)
     if not options.resume:
         return base / f"evaluate-{time.strftime('%Y-%m-%dT%H-%M-%S')}"
-    begun = sorted(path.parent for path in base.glob(f"evaluate-*/{PLAN_FILE}"))
-    unfinished = [folder for folder in begun if not (folder / RESULTS_FILE).exists()]
+    begun = sorted(path.parent for path in base.glob(f"evaluate-*/{EVALUATION_FILE}"))
+    unfinished = [folder for folder in begun if not (folder / EVALUATION_RESULTS_FILE).exists()]
     if not unfinished:
         raise EvaluationError(
             "nothing_to_resume",

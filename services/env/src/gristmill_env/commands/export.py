@@ -12,13 +12,12 @@ from typing import Any, TypeVar
 import msgspec
 from rich.console import Console
 
+from gristmill.saved import Message, SavedCompletion, SavedGroup, content_of
 from gristmill_env.commands import DpoOptions, SftOptions
 from gristmill_env.commands.source import count_lines, open_groups, require_turns
 from gristmill_env.console import Steps, say
 from gristmill_env.errors import SavedError
 from gristmill_env.run_settings import RunSettings
-from gristmill_env.saved import Message, SavedCompletion, SavedGroup
-from gristmill_env.saved.group import content_of
 from gristmill_env.saved.summary import SAME
 from gristmill_env.saved.writer import new_file
 
@@ -193,7 +192,7 @@ def turns(group: SavedGroup, completion: SavedCompletion) -> tuple[list[Message]
     if group.messages is None:
         return None
     prompt = list(group.messages)
-    answer = list(completion.messages or [{"role": "assistant", "content": completion.text}])
+    answer = completion.turns
     if prompt and prompt[-1].get("role") == "assistant" and answer[0].get("role") == "assistant":
         begun = prompt.pop()
         answer[0] = {**answer[0], "content": content_of(begun) + content_of(answer[0])}

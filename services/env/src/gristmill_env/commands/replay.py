@@ -23,6 +23,7 @@ from gristmill_env.rewards import Sample, Score, Scorer
 from gristmill_env.rollouts.prompts import opened_thought
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved import GroupWriter, SavedGroup
+from gristmill_env.saved.group import errors_of
 from gristmill_env.saved.summary import SAME, GroupStats, figure
 from gristmill_env.saved.writer import new_file
 from gristmill_env.session import create_rewards, execution
@@ -155,7 +156,7 @@ async def score_group(scorer: Scorer, group: SavedGroup, answer_field: str | Non
                 finish_reason=completion.finish_reason or "stop",
                 row=group.columns,
                 messages=messages,
-                conversation=[*messages, *(completion.messages or [{"role": "assistant", "content": text}])],
+                conversation=[*messages, *msgspec.structs.replace(completion, text=text).turns],
                 episode_reward=completion.episode_reward,
                 conversational=group.conversational,
             )
@@ -167,9 +168,12 @@ async def score_group(scorer: Scorer, group: SavedGroup, answer_field: str | Non
 def _with(group: SavedGroup, scores: list[Score], config: DatasetConfig) -> SavedGroup:
     """Returns the group with new scores, and with the rewards that gave them."""
     completions = [
-        msgspec.structs.replace(completion, scores=dict(score.parts), total=score.total, error=score.error)
+        msgspec.structs.replace(
+            completion, scores=dict(score.parts), total=score.total, error=score.error, errors=errors_of(score),
+            right=None, extracted=None,
+        )
         for completion, score in zip(group.completions, scores, strict=True)
-    ]
+    ]  # fmt: skip
     settings = redact(group.settings)
     if settings is not None and config.reward_functions:
         rewards = config.recorded()["reward_functions"]

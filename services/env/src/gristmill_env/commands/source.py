@@ -18,7 +18,7 @@ from gristmill_env.session import prompt_builder, read_manifest, tokenizer_name
 
 
 def open_groups(run: RunSettings, source: Path) -> Iterator[SavedGroup]:
-    """Yields the groups of `source`. Groups that hold only tokens are decoded with the run's tokenizer.
+    """Yields the groups of `source` that have completions. Decodes groups that hold only tokens.
 
     If the run's data set is configured, its rows add messages and answers.
     Raises SavedError, PromptError, DatasetError, ArchiveError.
@@ -47,6 +47,8 @@ def open_groups(run: RunSettings, source: Path) -> Iterator[SavedGroup]:
         return prompts().decode(token_ids, special=special)
 
     for group in read_groups(source, decode):
+        if not group.completions:
+            continue
         if group.columns or group.row is None or (rows := dataset()) is None:
             yield group
         else:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gristmill.saved import SavedCompletion, SavedGroup
 from gristmill_env.errors import EvaluationError
 from gristmill_env.evaluation.estimators import Estimate, mean, pass_at_k, pass_ks
+from gristmill_env.evaluation.folder import read_evaluation, read_plan
 from gristmill_env.evaluation.plan import Plan
-from gristmill_env.evaluation.samples import PromptRecord, SampleRecord, read_plan, read_samples
 
 
 @dataclass(frozen=True)
@@ -88,10 +89,10 @@ def compare(first: Path, second: Path) -> Comparison:
     )
 
 
-Value = Callable[[PromptRecord], float | None]
+Value = Callable[[SavedGroup], float | None]
 
 
-def difference(name: str, pairs: Sequence[tuple[PromptRecord, PromptRecord]], value: Value) -> Difference | None:
+def difference(name: str, pairs: Sequence[tuple[SavedGroup, SavedGroup]], value: Value) -> Difference | None:
     """Returns the paired difference of a per-prompt figure; None when no pair has the figure on both sides."""
     known = [(x, y) for one, other in pairs if (x := value(one)) is not None and (y := value(other)) is not None]
     deltas = [y - x for x, y in known]
@@ -111,48 +112,48 @@ def difference(name: str, pairs: Sequence[tuple[PromptRecord, PromptRecord]], va
     )
 
 
-def _answered(folder: Path) -> dict[int, PromptRecord]:
-    return {record.index: record for record in read_samples(folder) if record.skipped is None}
+def _answered(folder: Path) -> dict[int, SavedGroup]:
+    return {group.row: group for group in read_evaluation(folder) if group.row is not None and group.completions}
 
 
-def _figures(a: Plan, b: Plan, pairs: Sequence[tuple[PromptRecord, PromptRecord]]) -> dict[str, Value]:
+def _figures(a: Plan, b: Plan, pairs: Sequence[tuple[SavedGroup, SavedGroup]]) -> dict[str, Value]:
     figures: dict[str, Value] = {"right": _right}
     figures |= {f"pass@{k}": _passes(k) for k in pass_ks(min(a.samples, b.samples)) if k > 1}
-    one, other = (side.samples[0].parts for side in pairs[0])
+    one, other = (side.completions[0].scores for side in pairs[0])
     figures |= {name: _mean_of(_part(name)) for name in one if name in other}
-    return {**figures, "total": _mean_of(lambda sample: sample.total)}
+    return {**figures, "total": _mean_of(lambda one: one.total)}
 
 
-def _right(record: PromptRecord) -> float | None:
-    judged = [sample.right for sample in record.samples if sample.right is not None]
+def _right(group: SavedGroup) -> float | None:
+    judged = [one.right for one in group.completions if one.right is not None]
     return sum(judged) / len(judged) if judged else None
 
 
 def _passes(k: int) -> Value:
-    def value(record: PromptRecord) -> float | None:
-        judged = [sample.right for sample in record.samples if sample.right is not None]
+    def value(group: SavedGroup) -> float | None:
+        judged = [one.right for one in group.completions if one.right is not None]
         return pass_at_k(len(judged), sum(judged), k) if len(judged) >= k else None
 
     return value
 
 
-def _part(name: str) -> Callable[[SampleRecord], float | None]:
-    return lambda sample: sample.parts[name]
+def _part(name: str) -> Callable[[SavedCompletion], float | None]:
+    return lambda one: one.scores.get(name)
 
 
-def _mean_of(part: Callable[[SampleRecord], float | None]) -> Value:
-    def value(record: PromptRecord) -> float | None:
-        known = [found for sample in record.samples if (found := part(sample)) is not None]
+def _mean_of(part: Callable[[SavedCompletion], float | None]) -> Value:
+    def value(group: SavedGroup) -> float | None:
+        known = [found for one in group.completions if (found := part(one)) is not None]
         return math.fsum(known) / len(known) if known else None
 
     return value
 
 
-def _cautions(a: Plan, b: Plan, pairs: Sequence[tuple[PromptRecord, PromptRecord]]) -> list[str]:
+def _cautions(a: Plan, b: Plan, pairs: Sequence[tuple[SavedGroup, SavedGroup]]) -> list[str]:
     differences = []
     if a.dataset != b.dataset:
         differences.append(f"the data sets are named differently: {a.dataset}; {b.dataset}")
-    if other := sum(x.prompt != y.prompt for x, y in pairs):
+    if other := sum(x.prompt_text != y.prompt_text for x, y in pairs):
         differences.append(f"{other} of {len(pairs)} prompts are not the same, word for word")
     what: Mapping[str, tuple[object, object]] = {
         "samples": (a.samples, b.samples),

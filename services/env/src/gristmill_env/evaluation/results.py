@@ -1,54 +1,34 @@
-"""The figures of an evaluation, computed from its records, and the files and the metrics row that report them.
+"""The figures of an evaluation, computed from its groups, and the file and the metrics row that report them.
 
-results.json has the format of lm-evaluation-harness' results_*.json. metrics.json has the format of lighteval, which
-Atropos' evaluate_log also writes. Both are made from samples.jsonl and the plan, and can be made again.
+results.json is made from groups.jsonl and the plan, and can be made again.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import platform
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from gristmill.disk import write_file
+from gristmill.folders import EVALUATION_RESULTS_FILE
+from gristmill.saved import SavedCompletion, SavedGroup
 from gristmill_env.evaluation.estimators import Estimate, majority, mean, pass_at_k, pass_ks, share
 from gristmill_env.evaluation.plan import Plan
-from gristmill_env.evaluation.samples import PromptRecord, SampleRecord
+from gristmill_env.saved.summary import GroupStats, Values
 
-RESULTS_FILE, METRICS_FILE = "results.json", "metrics.json"
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 SOURCE = "eval"
 """Evaluations of `serve`."""
 SOURCE_BY_HAND = "evaluate"
 """Evaluations of the command. They may sample differently, and do not replace the evaluations of `serve`."""
 _PACKAGES = ("gristmill", "gristmill-env", "math-verify", "datasets", "transformers", "numpy")
-_BAD = frozenset({"extraction_failures", "truncated", "all_wrong"})
-_NEITHER = frozenset({"completion_tokens_mean"})
-
-
-@dataclass(frozen=True)
-class RewardFigures:
-    """One reward, or the total, over all completions."""
-
-    mean: Estimate | None
-    """Mean over prompts of the means of their scored completions; None when nothing was scored."""
-    low: float | None
-    high: float | None
-    """Least and greatest value."""
-    scored: int
-    skipped: int
-    """Completions for which the reward returned no value."""
-    errors: int
-    """Completions on which the reward failed. The mean excludes both these and the skipped completions."""
 
 
 @dataclass(frozen=True)
@@ -61,20 +41,16 @@ class Summary:
     """mean@n: the share of right completions per prompt."""
     majority: Estimate | None
     """maj@n; None for one sample, or if the completions have no answer to vote on."""
-    rewards: dict[str, RewardFigures]
-    total: RewardFigures
+    stats: GroupStats
+    """Completions, tokens, truncation, and the values of the rewards and of the total."""
     asked: int
     """Prompts that were answered."""
     skipped: dict[str, int]
     """Skipped prompts by reason. No other figure includes them."""
-    completions: int
     unextracted: float | None
     """Share of judged completions that are not right and in which no final answer is found."""
-    truncated: float | None
-    """Share of completions truncated at max_tokens."""
     lengths: dict[float, float]
     """Quantiles of the completions' tokens; empty if the server reports no lengths."""
-    length_mean: float | None
     all_right: float | None
     """Share of prompts whose completions are all right. They give no gradient."""
     all_wrong: float | None
@@ -84,11 +60,21 @@ class Summary:
     versions: dict[str, int]
     """Completions by the weight labels that sampled them; "1.20+1.21" if the weights changed during a completion."""
 
-    def estimates(self, samples: int) -> dict[str, Estimate]:
-        """Returns the shares of right answers by name, for `samples` completions per prompt."""
-        found = {f"pass@{k}": estimate for k, estimate in self.passes.items()}
-        several = {f"mean@{samples}": self.mean, f"maj@{samples}": self.majority} if samples > 1 else {}
-        return found | {name: estimate for name, estimate in several.items() if estimate is not None}
+    @property
+    def rewards(self) -> dict[str, Values]:
+        """The values of each reward, and of the total."""
+        return {**self.stats.parts, "total": self.stats.rewards}
+
+    @property
+    def truncated(self) -> float | None:
+        """Share of completions truncated at max_tokens."""
+        return self.stats.truncated / self.stats.completions if self.stats.completions else None
+
+    @property
+    def length_mean(self) -> float | None:
+        """Mean number of tokens in a completion; None if the server reports no lengths."""
+        tokens = self.stats.tokens
+        return sum(tokens) / len(tokens) if tokens else None
 
 
 @dataclass(frozen=True)
@@ -105,41 +91,48 @@ class Evaluated:
     """Prompts finished by an earlier process. `started` to `ended` excludes them."""
 
 
-def summarise(plan: Plan, records: Sequence[PromptRecord]) -> Summary:
-    """Returns the figures of `records`, which may be a part of the plan's prompts."""
-    answered = [record for record in records if record.skipped is None]
-    samples = [sample for record in answered for sample in record.samples]
-    judged = [kept for record in answered if (kept := _judged(record))]
+def summarise(plan: Plan, groups: Sequence[SavedGroup]) -> Summary:
+    """Returns the figures of `groups`, which may be a part of the plan's prompts."""
+    answered = [group for group in groups if group.reason is None]
+    stats = GroupStats.of(answered)
+    judged = [kept for group in answered if (kept := [one for one in group.completions if one.right is not None])]
     whole = [group for group in judged if len(group) == plan.samples]
-    lengths = [sample.tokens for sample in samples if sample.tokens is not None]
-    room = [record.max_tokens for record in answered]
+    room = [group.sampling.max_tokens for group in answered if group.sampling is not None]
+    versions = ("+".join(one.versions) for group in answered for one in group.completions if one.versions)
     return Summary(
         passes={k: estimate for k in pass_ks(plan.samples) if (estimate := _pass(judged, k)) is not None},
         mean=share(_right(group) / len(group) for group in judged),
         majority=_majority(whole) if plan.compares and plan.samples > 1 else None,
-        rewards={name: _reward(answered, name) for name in dict.fromkeys(n for s in samples for n in s.parts)},
-        total=_figures(answered, lambda sample: sample.total, lambda sample: sample.error is not None),
+        stats=stats,
         asked=len(answered),
-        skipped=dict(Counter(record.skipped for record in records if record.skipped is not None)),
-        completions=len(samples),
+        skipped=dict(Counter(group.reason for group in groups if group.reason is not None)),
         unextracted=_unextracted(judged) if plan.compares else None,
-        truncated=_share(sample.finish_reason == "length" for sample in samples),
-        lengths=dict(zip(QUANTILES, np.quantile(lengths, QUANTILES).tolist(), strict=True)) if lengths else {},
-        length_mean=math.fsum(lengths) / len(lengths) if lengths else None,
+        lengths=dict(zip(QUANTILES, np.quantile(stats.tokens, QUANTILES).tolist(), strict=True))
+        if stats.tokens
+        else {},
         all_right=_share(_right(group) == len(group) for group in whole),
         all_wrong=_share(_right(group) == 0 for group in whole),
         max_tokens=(min(room), max(room)) if room else None,
-        versions=dict(Counter("+".join(sample.versions) for sample in samples if sample.versions)),
+        versions=dict(Counter(versions)),
     )
 
 
-def metrics(summary: Summary, samples: int) -> dict[str, float]:
+def estimates(plan: Plan, summary: Summary) -> dict[str, Estimate]:
+    """Returns pass@k and, for several completions per prompt, mean@n and maj@n."""
+    found: dict[str, Estimate | None] = {f"pass@{k}": estimate for k, estimate in summary.passes.items()}
+    if plan.samples > 1:
+        found |= {f"mean@{plan.samples}": summary.mean, f"maj@{plan.samples}": summary.majority}
+    return {name: estimate for name, estimate in found.items() if estimate is not None}
+
+
+def metrics(plan: Plan, summary: Summary) -> dict[str, float]:
     """Returns all known figures by name, rewards as reward/NAME, and standard errors as NAME_stderr."""
     found: dict[str, float] = {}
-    estimates: dict[str, Estimate | None] = {f"pass@{k}": estimate for k, estimate in summary.passes.items()}
-    estimates |= {f"mean@{samples}": summary.mean, f"maj@{samples}": summary.majority, "total": summary.total.mean}
-    estimates |= {f"reward/{name}": figures.mean for name, figures in summary.rewards.items()}
-    for name, estimate in estimates.items():
+    known: dict[str, Estimate | None] = {f"mean@{plan.samples}": summary.mean, **estimates(plan, summary)}
+    known |= {
+        name if name == "total" else f"reward/{name}": mean(values.means) for name, values in summary.rewards.items()
+    }
+    for name, estimate in known.items():
         if estimate is not None:
             found[name] = estimate.value
             if estimate.stderr is not None:
@@ -158,8 +151,8 @@ def row(evaluated: Evaluated) -> dict[str, Any]:
     """Returns the values of the metrics row: the figures by name, and the settings behind them."""
     plan, summary = evaluated.plan, evaluated.summary
     return {
-        **metrics(summary, plan.samples),
-        "errors": {name: figures.errors for name, figures in summary.rewards.items()},
+        **metrics(plan, summary),
+        "errors": {name: values.errors for name, values in summary.stats.parts.items()},
         "prompts": summary.asked,
         "prompts_skipped": sum(summary.skipped.values()),
         "training_rows": plan.training_rows or 0,
@@ -172,93 +165,43 @@ def row(evaluated: Evaluated) -> dict[str, Any]:
 
 
 def write_results(evaluated: Evaluated) -> None:
-    """Writes results.json and metrics.json to the samples' folder."""
-    for name, made in ((RESULTS_FILE, _lm_eval(evaluated)), (METRICS_FILE, _lighteval(evaluated))):
-        write_file(evaluated.folder / name, json.dumps(made, indent=2, ensure_ascii=False).encode())
-
-
-def generation_parameters(plan: Plan, summary: Summary) -> dict[str, Any]:
-    """Returns the sampling parameters that were really used."""
-    least, most = summary.max_tokens or (plan.sampling.max_tokens, plan.sampling.max_tokens)
-    return {
-        "temperature": plan.sampling.temperature,
-        "top_p": plan.sampling.top_p,
-        "do_sample": not plan.greedy,
-        "n": plan.samples,
-        "max_new_tokens": most,
-        "max_new_tokens_least": least,
-    }
-
-
-def _lighteval(evaluated: Evaluated) -> dict[str, Any]:
+    """Writes results.json to the evaluation's folder."""
     plan, summary = evaluated.plan, evaluated.summary
-    figures = metrics(summary, plan.samples)
-    return {
-        "config_general": {
-            "model_name": plan.model,
-            "total_evaluation_time_seconds": str(evaluated.ended - evaluated.started),
-            "generation_parameters": generation_parameters(plan, summary),
+    least, most = summary.max_tokens or (plan.sampling.max_tokens, plan.sampling.max_tokens)
+    made = {
+        "task": plan.task,
+        "model": plan.model,
+        "weights": plan.weights,
+        "dataset": plan.dataset,
+        "figures": metrics(plan, summary),
+        "intervals": {
+            name: [estimate.low, estimate.high] for name, estimate in estimates(plan, summary).items()
         },
-        "results": {f"gristmill|{plan.task}|0": figures, "all": figures},
-    }
-
-
-def _lm_eval(evaluated: Evaluated) -> dict[str, Any]:
-    plan, summary, task = evaluated.plan, evaluated.summary, evaluated.plan.task
-    parameters = generation_parameters(plan, summary)
-    figures = metrics(summary, plan.samples)
-    good = {name: name not in _BAD for name in figures if not name.endswith("_stderr") and name not in _NEITHER}
-    return {
-        "results": {task: {"alias": task, **{f"{name},none": value for name, value in figures.items()}}},
-        "group_subtasks": {task: []},
-        "configs": {
-            task: {
-                "task": task,
-                "dataset_path": plan.settings.get("dataset_name") or plan.settings.get("dataset_path"),
-                "dataset_name": plan.settings.get("dataset_config"),
-                "test_split": plan.settings.get("split"),
-                "doc_to_text": plan.settings.get("prompt_field"),
-                "doc_to_target": plan.settings.get("answer_field"),
-                "description": plan.settings.get("system_prompt") or "",
-                "num_fewshot": 0,
-                "output_type": "generate_until",
-                "generation_kwargs": parameters,
-                "repeats": plan.samples,
-                "metric_list": [{"metric": name, "higher_is_better": up} for name, up in good.items()],
-                "metadata": {"digest": plan.digest},
-            }
+        "rewards": {
+            name: {"min": values.low, "max": values.high, "scored": values.count, "skipped": values.skipped,
+                   "errors": values.errors} if values.count else {"skipped": values.skipped, "errors": values.errors}
+            for name, values in summary.rewards.items()
         },
-        "versions": {task: plan.digest[:12]},
-        "n-shot": {task: 0},
-        "higher_is_better": {task: good},
-        "n-samples": {task: {"original": plan.rows, "effective": summary.asked}},
-        "config": {
-            "model": "gristmill",
-            "model_args": f"pretrained={plan.model}",
-            "limit": plan.prompts if plan.prompts < plan.rows else None,
-            "gen_kwargs": parameters,
-            "random_seed": None,
+        "decides": plan.decides,
+        "prompts": summary.asked,
+        "rows": plan.rows,
+        "skipped": summary.skipped,
+        "training_rows": plan.training_rows,
+        "completions": summary.stats.completions,
+        "completion_tokens": {f"{quantile:g}": value for quantile, value in summary.lengths.items()},
+        "versions": summary.versions,
+        "sampling": {
+            "samples": plan.samples, "temperature": plan.sampling.temperature, "top_p": plan.sampling.top_p,
+            "max_tokens": most, "max_tokens_least": least,
         },
-        "date": evaluated.started,
-        "start_time": evaluated.started,
-        "end_time": evaluated.ended,
-        "total_evaluation_time_seconds": str(evaluated.ended - evaluated.started),
-        "model_source": "gristmill",
-        "model_name": plan.model,
-        "model_name_sanitized": plan.model.replace("/", "__"),
-        "system_instruction": plan.settings.get("system_prompt"),
-        "transformers_version": _versions().get("transformers"),
-        "gristmill": {
-            "dataset": plan.dataset,
-            "weights": plan.weights,
-            "digest": plan.digest,
-            "resumed_prompts": evaluated.resumed,
-            "decides": plan.decides,
-            "settings": plan.settings,
-            "summary": msgspec.to_builtins(asdict(summary), str_keys=True),
-            "packages": _versions(),
-        },
-    }
+        "settings": plan.settings,
+        "digest": plan.digest,
+        "started": evaluated.started,
+        "seconds": evaluated.ended - evaluated.started,
+        "resumed_prompts": evaluated.resumed,
+        "packages": _versions(),
+    }  # fmt: skip
+    write_file(evaluated.folder / EVALUATION_RESULTS_FILE, json.dumps(made, indent=2, ensure_ascii=False).encode())
 
 
 def _versions() -> Mapping[str, str]:
@@ -271,48 +214,20 @@ def _versions() -> Mapping[str, str]:
     return found
 
 
-def _judged(record: PromptRecord) -> list[SampleRecord]:
-    """Returns the completions that are known to be right or wrong."""
-    return [sample for sample in record.samples if sample.right is not None]
+def _right(group: Sequence[SavedCompletion]) -> int:
+    return sum(bool(one.right) for one in group)
 
 
-def _right(group: Sequence[SampleRecord]) -> int:
-    return sum(bool(sample.right) for sample in group)
-
-
-def _pass(judged: Sequence[Sequence[SampleRecord]], k: int) -> Estimate | None:
+def _pass(judged: Sequence[Sequence[SavedCompletion]], k: int) -> Estimate | None:
     return share(pass_at_k(len(group), _right(group), k) for group in judged if len(group) >= k)
 
 
-def _unextracted(judged: Sequence[Sequence[SampleRecord]]) -> float | None:
-    return _share(sample.answer is None and not sample.right for group in judged for sample in group)
+def _unextracted(judged: Sequence[Sequence[SavedCompletion]]) -> float | None:
+    return _share(one.extracted is None and not one.right for group in judged for one in group)
 
 
-def _majority(whole: Sequence[Sequence[SampleRecord]]) -> Estimate | None:
-    return share(majority([(sample.answer, bool(sample.right)) for sample in group]) for group in whole)
-
-
-def _reward(answered: Sequence[PromptRecord], name: str) -> RewardFigures:
-    return _figures(answered, lambda sample: sample.parts.get(name), lambda sample: name in sample.failed)
-
-
-def _figures(
-    answered: Sequence[PromptRecord],
-    value: Callable[[SampleRecord], float | None],
-    failed: Callable[[SampleRecord], bool],
-) -> RewardFigures:
-    scored = [[v for sample in record.samples if (v := value(sample)) is not None] for record in answered]
-    values = [v for group in scored for v in group]
-    samples = [sample for record in answered for sample in record.samples]
-    errors = sum(failed(sample) for sample in samples)
-    return RewardFigures(
-        mean=mean(math.fsum(group) / len(group) for group in scored if group),
-        low=min(values, default=None),
-        high=max(values, default=None),
-        scored=len(values),
-        skipped=len(samples) - len(values) - errors,
-        errors=errors,
-    )
+def _majority(whole: Sequence[Sequence[SavedCompletion]]) -> Estimate | None:
+    return share(majority([(one.extracted, bool(one.right)) for one in group]) for group in whole)
 
 
 def _share(values: Iterable[bool]) -> float | None:

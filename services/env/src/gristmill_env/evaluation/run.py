@@ -21,10 +21,11 @@ from typing import Protocol, Self
 from gristmill import ApiError, ApiUnreachable, Client, GristmillError, PolicyVersion, RunRecord, SamplingParams
 from gristmill.logs import line
 from gristmill.permits import Slots
+from gristmill.saved import SavedGroup
 from gristmill_env.console import Steps
 from gristmill_env.data import Item, PromptDataset
 from gristmill_env.errors import ROW_ERRORS, BusyEvaluationError, InferenceError, RewardError, reason_of
-from gristmill_env.evaluation.page import write_evaluation_page
+from gristmill_env.evaluation.folder import EXTRACTION, EvaluationFolder, judged, skipped
 from gristmill_env.evaluation.plan import (
     count_training_rows,
     evaluation_task,
@@ -33,8 +34,8 @@ from gristmill_env.evaluation.plan import (
     number_of_prompts,
     seen_in_training,
 )
+from gristmill_env.evaluation.report import write_evaluation_page
 from gristmill_env.evaluation.results import SOURCE, Evaluated, row, summarise, write_results
-from gristmill_env.evaluation.samples import EXTRACTION, PromptRecord, SampleFile, answered, skipped
 from gristmill_env.gather import gather
 from gristmill_env.inference import ModelServers
 from gristmill_env.inference.http import RefusedError, ServerTroubleError
@@ -66,7 +67,7 @@ class Generate(Protocol):
 
 
 async def evaluate(
-    file: SampleFile,
+    file: EvaluationFolder,
     dataset: PromptDataset,
     generate: Generate,
     *,
@@ -89,19 +90,19 @@ async def evaluate(
                     dataset.item(number), f"e{number:06d}", sampling=plan.sampling, count=plan.samples
                 )
             except ROW_ERRORS as error:
-                record = skipped(number, reason_of(error), str(error))
+                record = skipped(number, reason_of(error), str(error), plan)
             else:
-                record = await answered(number, group, scorer)
+                record = await judged(group, scorer, plan)
             await file.add(record)
-            progress.add(tokens=sum(sample.tokens or 0 for sample in record.samples))
+            progress.add(tokens=sum(completion.tokens or 0 for completion in record.completions))
 
     def conclude() -> Evaluated:
-        records = file.finish()
-        _check_extraction(records, f"{scorer.correctness.name}.{EXTRACTION}")
-        summary = summarise(plan, records)
+        groups = file.finish()
+        _check_extraction(groups, f"{scorer.correctness.name}.{EXTRACTION}")
+        summary = summarise(plan, groups)
         evaluated = Evaluated(plan, summary, file.folder, started=started, ended=time.time(), resumed=resumed)
         write_results(evaluated)
-        write_evaluation_page(evaluated)
+        write_evaluation_page(evaluated, groups)
         return evaluated
 
     with progress:
@@ -110,12 +111,12 @@ async def evaluate(
     return await asyncio.to_thread(conclude)
 
 
-def _check_extraction(records: Sequence[PromptRecord], name: str) -> None:
+def _check_extraction(groups: Sequence[SavedGroup], name: str) -> None:
     """Raises RewardError with the first error if the extraction failed on every completion that was judged."""
-    judged = [sample for record in records for sample in record.samples if sample.right is not None]
-    errors = [sample.failed[name] for sample in judged if name in sample.failed]
-    if errors and len(errors) == len(judged):
-        text = f"{name} failed on all {len(judged)} completions, first: {errors[0]}"
+    known = [completion for group in groups for completion in group.completions if completion.right is not None]
+    errors = [completion.errors[name] for completion in known if name in completion.errors]
+    if errors and len(errors) == len(known):
+        text = f"{name} failed on all {len(known)} completions, first: {errors[0]}"
         raise RewardError("extraction_failed", text, reward=name)
 
 
@@ -173,7 +174,7 @@ class RunMeasure:
             self._run_settings, self._task, model=self._model, weights=version, creation=self.creation, limit=_LIMIT,
             training_rows=self._seen,
         )  # fmt: skip
-        with SampleFile(self._folder / f"{version}-{plan.digest[:8]}", plan, resume=True) as file:
+        with EvaluationFolder(self._folder / f"{version}-{plan.digest[:8]}", plan, resume=True) as file:
             progress = Steps("prompts evaluated", plan.prompts, done=len(file.done), say=logger.info)
             scorer, workers = self._task.scorer, config.max_eval_workers
             return await evaluate(file, dataset, generate, scorer=scorer, workers=workers, progress=progress)

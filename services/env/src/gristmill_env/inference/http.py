@@ -10,6 +10,7 @@ import msgspec
 from pydantic import SecretStr
 
 from gristmill import connections
+from gristmill.backoff import asked_pause
 from gristmill.redaction import redact_text
 from gristmill_env.errors import InferenceError
 
@@ -18,7 +19,6 @@ T = TypeVar("T")
 _CONNECT = 10.0
 """Seconds to connect. Shorter than the time for an answer, so that a missing machine is detected early."""
 _JSON = {"Content-Type": "application/json"}
-_LONGEST_WAIT_ASKED = 120.0
 _OF_THE_REQUEST = frozenset({400, 413, 422})
 
 
@@ -84,7 +84,7 @@ class ServerHttp:
             raise ServerTroubleError(told, str(error) or type(error).__name__) from error
         if answer.status_code >= 500 or answer.status_code == 429:
             problem = f"HTTP {answer.status_code}: {answer.text[:200]}"
-            raise ServerTroubleError(told, problem, _seconds(answer.headers.get("Retry-After")))
+            raise ServerTroubleError(told, problem, asked_pause(answer.headers))
         if not answer.is_success:
             raise self._refusal(answer, told)
         try:
@@ -124,10 +124,3 @@ class ServerHttp:
             url=self.url,
             path=path,
         )
-
-
-def _seconds(retry_after: str | None) -> float:
-    try:
-        return min(max(float(retry_after or 0), 0.0), _LONGEST_WAIT_ASKED)
-    except ValueError:  # a date; dates are rare, and the backoff is enough
-        return 0.0

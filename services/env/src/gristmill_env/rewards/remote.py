@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-import random
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,11 +13,12 @@ from typing import Any
 from pydantic import SecretStr
 
 from gristmill import connections
+from gristmill.backoff import Backoff
 from gristmill.redaction import redact_text
 from gristmill_env.errors import RewardError
 
-_PAUSES = (0.25, 0.5, 1.0)
-"""Seconds before each retry, with jitter of 0.5 to 1.5 times."""
+_CALLS = 4
+"""Requests until the server counts as away."""
 _REMEDIES = {401: "; set api_key", 403: "; set api_key", 404: "; are base_url and model_name right?"}
 
 
@@ -50,9 +50,11 @@ class RewardServer:
         if self.api_key is not None:
             headers["Authorization"] = f"Bearer {self.api_key.get_secret_value()}"
         content = json.dumps(body)  # escapes half characters, which UTF-8 cannot hold
-        problem = ""
+        problem, backoff = "", Backoff(0.25, 1.0)
         async with connections.async_client(url, headers=headers, timeout=self.timeout, verify=_tls()) as http:
-            for pause in (*_PAUSES, None):
+            for number in range(_CALLS):
+                if number:
+                    await asyncio.sleep(backoff.next())
                 try:
                     answer = await http.post(url, content=content)
                     if answer.is_success:
@@ -68,8 +70,6 @@ class RewardServer:
                         )
                 except httpx.TransportError as error:
                     problem = str(error) or type(error).__name__
-                if pause is not None:
-                    await asyncio.sleep(pause * random.uniform(0.5, 1.5))
         away = RewardError(
             "reward_server_unreachable",
             f"the {self.what} at {shown} does not answer ({problem}); is it running, and is base_url its address?",

@@ -1,10 +1,11 @@
 """Groups on disk as text: written by `process` (and `serve`, when asked), read by `replay`, `sft` and `dpo`.
 
-`serve` also saves the groups that it drops.
+`serve` also saves the groups that it drops. `gristmill.saved` has the format, which evaluations have too.
 """
 
-from gristmill_env.saved.dropped import Attempt, DroppedSaver
-from gristmill_env.saved.group import Message, SavedCompletion, SavedGroup
+from gristmill.saved import Message, SavedCompletion, SavedGroup
+from gristmill_env.saved.dropped import DroppedSaver
+from gristmill_env.saved.group import Attempt
 from gristmill_env.saved.reader import read_groups
 from gristmill_env.saved.writer import GroupSaver, GroupWriter, set_other_groups_aside
 

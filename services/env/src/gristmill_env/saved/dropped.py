@@ -10,60 +10,23 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from gristmill import Permit, RunRecord, SamplingParams
+from gristmill import Permit, RunRecord
 from gristmill.archive.dropped import dropped_files
 from gristmill.lines import LineFile
 from gristmill.redaction import redact_text
-from gristmill_env.data import Item
-from gristmill_env.errors import DropReason, EnvError
-from gristmill_env.rewards import Score
-from gristmill_env.rollouts.groups import Rollout, failures
-from gristmill_env.saved.group import SavedCompletion, SavedGroup, json_columns, settings_of
+from gristmill.saved import SavedGroup
+from gristmill_env.errors import DropReason
+from gristmill_env.saved.group import Attempt, saved_group, settings_of
 from gristmill_env.settings.run import EnvConfig
 from gristmill_env.values import is_storable, whole
 
 MAX_BYTES = 16 << 20
 """Largest size of each of a reason's two files."""
-
-
-@dataclass
-class Attempt:
-    """What exists of a row's group so far. The content of a dropped group."""
-
-    index: int
-    """Index into the data set."""
-    item: Item | None = None
-    sampling: SamplingParams | None = None
-    rollouts: Sequence[Rollout] = ()
-    scores: Sequence[Score] = ()
-    """One per rollout, or none."""
-    failed: Sequence[EnvError] = ()
-    """The errors of the rollouts that failed and were left out."""
-    seconds: float | None = None
-
-
-class DroppedGroup(SavedGroup, frozen=True, kw_only=True):
-    """A saved group that was dropped. A group without completions is a row that failed before it had any."""
-
-    group_id: str
-    creation_ms: int
-    """Time of the run's creation, ms of Unix time."""
-    env_id: str
-    reason: str
-    error: str | None = None
-    prompt_tokens: int | None = None
-    seconds: float | None = None
-    """From the first request to the last score."""
-    completions_left_out: int = 0
-    """Completions that are not here, because they made the line too long."""
 
 
 class DroppedSaver:
@@ -97,44 +60,17 @@ class DroppedSaver:
         finally:
             os.close(lock)
 
-    def _group(self, permit: Permit, reason: DropReason, error: str, attempt: Attempt) -> DroppedGroup:
-        item = attempt.item
-        prompt = attempt.rollouts[0].prompt if attempt.rollouts else None
-        messages = prompt.messages if prompt is not None else () if item is None else item.messages
-        scores = attempt.scores or [_UNSCORED] * len(attempt.rollouts)
-        columns, left_out = ({}, []) if item is None else json_columns(item.columns)
-        return DroppedGroup(
-            group_id=permit.group_id,
-            creation_ms=round(self._record.created_at * 1000),
-            env_id=self._env_id,
-            reason=reason.value,
-            error=error or None,
-            prompt_tokens=len(prompt.token_ids) or None if prompt is not None else None,
-            seconds=attempt.seconds,
-            run=self._record.run_id,
-            creation=self._record.creation or None,
-            model=self._model,
-            row=permit.row,
-            index=attempt.index,
-            prompt="" if item is None else item.prompt,
-            prompt_text=None if prompt is None else prompt.text,
-            messages=[dict(message) for message in messages] or None,
-            conversational=item is not None and item.conversation is not None,
-            answer=None if item is None else item.answer,
-            columns=columns,
-            columns_left_out=left_out,
-            sampling=attempt.sampling,
-            settings=self._settings,
-            completions=[
-                SavedCompletion.of(rollout, score, tokens=False)
-                for rollout, score in zip(attempt.rollouts, scores, strict=True)
-            ],
-            failed=failures(attempt.failed),
-            versions=list(dict.fromkeys(span.version for rollout in attempt.rollouts for span in rollout.labels)),
-            time=datetime.now(UTC),
+    def _group(self, permit: Permit, reason: DropReason, error: str, attempt: Attempt) -> SavedGroup:
+        content = saved_group(
+            attempt, run=self._record.run_id, creation=self._record.creation or None, model=self._model,
+            settings=self._settings, tokens=False,
+        )  # fmt: skip
+        return msgspec.structs.replace(
+            content, row=permit.row, group_id=permit.group_id, creation_ms=round(self._record.created_at * 1000),
+            env_id=self._env_id, reason=reason.value, error=error or None,
         )  # fmt: skip
 
-    def _line(self, group: DroppedGroup) -> bytes:
+    def _line(self, group: SavedGroup) -> bytes:
         """Returns the group as a line of at most a quarter of a file, with fewer completions if necessary."""
         line, most = _encoded(group), self._max_bytes // 4
         while len(line) > most and group.completions:
@@ -151,11 +87,8 @@ class DroppedSaver:
         return line
 
 
-def _encoded(group: DroppedGroup) -> bytes:
+def _encoded(group: SavedGroup) -> bytes:
     return msgspec.json.encode(_writable(msgspec.to_builtins(group, enc_hook=repr)))
-
-
-_UNSCORED = Score(None, {})
 
 
 def _writable(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Saved groups as one self-contained HTML page, from templates/groups.html in the look of the other reports.
+"""Saved groups and evaluations as one self-contained HTML page: templates/groups.html.
 
 The page is written group by group, so that the HTML of a long file need not fit into memory. `Reports`
 escapes every text. The page's policy allows only its own script and style.
@@ -7,39 +7,58 @@ escapes every text. The page's policy allows only its own script and style.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from gristmill.disk import complete_file
 from gristmill.redaction import redact
-from gristmill_env.saved.group import Message, SavedCompletion, SavedGroup, content_of
+from gristmill.saved import Message, SavedCompletion, SavedGroup, content_of
 from gristmill_env.saved.summary import SAME, GroupStats, Values, all_same, figure, histogram, quantile
 from gristmill_view.report import Reports
 
 _HEIGHT = 72
+_MOST_TEXT = 32 << 20
+"""Characters of completions on a page; a browser would be slow with more."""
 _TEASER = 140
 _THOUGHT = "<think>"
 
 
-def write_page(groups: Callable[[], Iterable[SavedGroup]], path: Path, title: str) -> GroupStats:
+@dataclass(frozen=True)
+class Head:
+    """What the top of an evaluation's page has that saved groups do not."""
+
+    origin: str
+    facts: Sequence[tuple[str, str, str]]
+    """Name, value and note."""
+    estimates: Sequence[tuple[str, ...]]
+    """Figure, value, standard error, interval, prompts."""
+    note: str
+
+
+def write_page(
+    groups: Callable[[], Iterable[SavedGroup]], path: Path, title: str, head: Head | None = None
+) -> GroupStats:
     """Writes `path` completely or not at all. `groups`: iterates from the start at each call, and is called repeatedly.
 
-    Returns the summary at the top of the page.
+    The page of many or long groups has the first of them, and says so. Returns the summary at the top of the page.
     """
     summary = GroupStats.of(groups())
     first = next(iter(groups()), None)
     scale = Scale(summary.rewards.low, summary.rewards.high) if summary.rewards.count else Scale(0.0, 0.0)
     script = (files("gristmill_env.saved") / "templates" / "groups.js").read_text(encoding="utf-8")
+    shown = _First(groups(), scale, list(summary.parts))
     parts = Reports("gristmill_env.saved").render(
         "groups.html",
         title,
         script,
         empty=first is None,
-        origin=_origin(first),
-        facts=_facts(summary),
-        warning=_every_group_same(summary),
+        origin=_origin(first) if head is None else head.origin,
+        facts=[*(() if head is None else head.facts), *_facts(summary)],
+        estimates=() if head is None else head.estimates,
+        note="" if head is None else head.note,
+        warning=head is None and _every_group_same(summary),
         bars=_bars(summary),
         height=_HEIGHT,
         ends=_ends(summary),
@@ -47,11 +66,29 @@ def write_page(groups: Callable[[], Iterable[SavedGroup]], path: Path, title: st
         settings=_shown(redact(first.settings)) if first is not None and first.settings else {},
         scale=scale if summary.rewards.count else None,
         names=list(summary.parts),
-        groups=(shown_group(group, at, scale, list(summary.parts)) for at, group in enumerate(groups())),
+        groups=shown,
+        left_out=lambda: summary.groups - shown.count,
     )
     with complete_file(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as page:
         page.writelines(parts)
     return summary
+
+
+class _First:
+    """The groups of the page: the first ones, up to `_MOST_TEXT` characters of completions."""
+
+    def __init__(self, groups: Iterable[SavedGroup], scale: Scale, names: Sequence[str]) -> None:
+        self._groups, self._scale, self._names = groups, scale, names
+        self.count = 0
+
+    def __iter__(self) -> Iterator[ShownGroup]:
+        characters = 0
+        for group in self._groups:
+            yield shown_group(group, self.count, self._scale, self._names)
+            self.count += 1
+            characters += sum(len(content_of(turn)) for one in group.completions for turn in one.turns)
+            if characters > _MOST_TEXT:
+                return
 
 
 @dataclass(frozen=True)
@@ -126,11 +163,12 @@ def _ends(summary: GroupStats) -> tuple[str, str]:
 
 
 def _rewards(summary: GroupStats, weights: Mapping[str, float]) -> Iterator[tuple[str, ...]]:
-    """Yields the cells of each reward: name, weight, mean, least, greatest, completions without a score."""
-    for name, values in summary.parts.items():
+    """Yields the cells of each reward and of the total: name, weight, mean, least, greatest, completions with a score,
+    without one, and on which it failed."""
+    for name, values in {**summary.parts, "total": summary.rewards}.items():
         low, high = (figure(values.low), figure(values.high)) if values.count else ("–", "–")
         weight = f"{weights[name]:g}" if name in weights else "–"
-        yield name, weight, figure(values.mean), low, high, str(values.unscored)
+        yield name, weight, figure(values.mean), low, high, *map(str, (values.count, values.skipped, values.errors))
 
 
 def _weights(group: SavedGroup | None) -> dict[str, float]:
@@ -199,6 +237,8 @@ class Shown:
     tokens: int | None
     truncated: bool
     error: str | None
+    right: bool | None
+    extracted: str | None
     turns: Sequence[Turn]
     """One turn without a role: a single answer."""
 
@@ -211,11 +251,13 @@ class ShownGroup:
     place: str
     teaser: str
     marks: Sequence[tuple[str, str]]
-    """Class and total of each completion."""
+    """Class and total of each completion; of an evaluation, how many of its completions are right."""
     turns: Sequence[Turn]
     raw: str | None
     raw_tokens: int | None
-    completions: Sequence[Shown] = field(default_factory=list)
+    completions: Sequence[Shown]
+    why: str
+    """Why the group was dropped, or was not asked."""
 
 
 def shown_group(group: SavedGroup, at: int, scale: Scale, names: Sequence[str]) -> ShownGroup:
@@ -246,12 +288,22 @@ def shown_group(group: SavedGroup, at: int, scale: Scale, names: Sequence[str]) 
         data=data,
         place=f"row {group.index if group.index is not None else group.row}" if _has_row(group) else f"group {at + 1}",
         teaser=teaser if len(teaser) <= _TEASER else teaser[:_TEASER] + "…",
-        marks=[(scale.shade(c), _total(c)) for c in group.completions],
+        marks=_marks(group, scale),
         turns=turns,
         raw=raw,
-        raw_tokens=len(group.prompt_token_ids) if raw is not None and group.prompt_token_ids is not None else None,
+        raw_tokens=group.prompt_tokens if raw is not None else None,
         completions=list(_collapsed(group, mean, scale)),
+        why=": ".join(filter(None, (group.reason, group.error))),
     )
+
+
+def _marks(group: SavedGroup, scale: Scale) -> list[tuple[str, str]]:
+    judged = [completion.right for completion in group.completions if completion.right is not None]
+    if not judged:
+        return [(scale.shade(completion), _total(completion)) for completion in group.completions]
+    right = sum(judged)
+    shade = "shade-4" if right == len(judged) else "shade-0" if not right else "shade-2"
+    return [(shade, f"{right} / {len(judged)}")]
 
 
 def _collapsed(group: SavedGroup, mean: float | None, scale: Scale) -> Iterator[Shown]:
@@ -261,7 +313,7 @@ def _collapsed(group: SavedGroup, mean: float | None, scale: Scale) -> Iterator[
     firsts: dict[str, SavedCompletion] = {}
     for position, completion in enumerate(group.completions, 1):
         key = repr((completion.text, completion.messages, completion.scores, completion.total, completion.error,
-                    completion.finish_reason, completion.tokens))  # fmt: skip
+                    completion.finish_reason, completion.tokens, completion.right))  # fmt: skip
         places.setdefault(key, []).append(position)
         firsts.setdefault(key, completion)
     for key, completion in firsts.items():
@@ -282,6 +334,8 @@ def _collapsed(group: SavedGroup, mean: float | None, scale: Scale) -> Iterator[
             tokens=completion.tokens,
             truncated=completion.truncated,
             error=completion.error,
+            right=completion.right,
+            extracted=completion.extracted,
             turns=turns,
         )
 

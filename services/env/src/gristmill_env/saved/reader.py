@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gristmill import TrajectoryGroup, read_archive
+from gristmill.folders import EVALUATION_FILE, EVALUATION_GROUPS_FILE
 from gristmill.lines import read_lines
+from gristmill.saved import FORMAT, Message, SavedCompletion, SavedGroup, content_of
 from gristmill_env.errors import SavedError
-from gristmill_env.saved.group import FORMAT, Message, SavedCompletion, SavedGroup, content_of
 
 T = TypeVar("T")
 Decode = Callable[[Sequence[int], bool], str]
@@ -54,12 +55,15 @@ def no_tokenizer(token_ids: Sequence[int], special: bool) -> str:
 
 
 def read_groups(source: Path, decode: Decode = no_tokenizer) -> Iterator[SavedGroup]:
-    """Yields the groups of a file or of a run's folder (`runs/quickstart`, or its rollouts/), one in memory at a time.
+    """Yields the groups of a file or a folder, one in memory at a time. The folder is of an evaluation or of a run
+    (`runs/quickstart`, or its rollouts/).
 
     Of a run that was deleted and created again under its id, yields the groups of the newest training.
     `decode`: converts token ids to text; called only for groups without text. A torn last line after a kill is
     skipped with a warning. Raises SavedError naming the line, and ArchiveError.
     """
+    if (source / EVALUATION_FILE).is_file():
+        source /= EVALUATION_GROUPS_FILE
     if source.is_dir():
         for archived in read_archive(source, newest_only=True):
             if archived.schema == "group":
@@ -146,6 +150,7 @@ def from_trajectory(group: TrajectoryGroup, decode: Decode) -> SavedGroup:
         row=group.row,
         prompt=content_of(messages[-1]) if messages else text or "",
         prompt_text=text,
+        prompt_tokens=len(prompt_ids),
         prompt_token_ids=prompt_ids,
         messages=messages,
         sampling=group.sampling,
@@ -194,6 +199,7 @@ def from_atropos(group: AtroposGroup, name: str, where: str, decode: Decode) -> 
         run=name,
         prompt=prompt,
         prompt_text=prompt_text,
+        prompt_tokens=len(prompt_ids),
         prompt_token_ids=prompt_ids,
         messages=messages,
         completions=[

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from gristmill_env.saved.group import SavedGroup
+from gristmill.saved import SavedGroup
 
 SAME = 1e-9
 """Totals whose difference is less than this are the same, because sums of equal parts may differ in the last bits."""
@@ -17,26 +17,35 @@ class Values:
     """Running statistics of one reward's values, or of the totals."""
 
     count: int = 0
-    total: float = 0.0
+    """Completions with a value."""
     low: float = math.inf
     high: float = -math.inf
-    unscored: int = 0
+    skipped: int = 0
     """Completions for which the reward returned no value."""
+    errors: int = 0
+    """Completions on which the reward failed."""
+    means: list[float] = field(default_factory=list)
+    """The mean of each group's values, of the groups that have any."""
 
-    def add(self, value: float | None) -> None:
-        """Adds a value; None counts as unscored."""
-        if value is None:
-            self.unscored += 1
-            return
-        self.count += 1
-        self.total += value
-        self.low = min(self.low, value)
-        self.high = max(self.high, value)
+    def add(self, values: Sequence[float | None], errors: int) -> None:
+        """Adds one group; None counts as skipped, except for `errors` of them."""
+        known = [value for value in values if value is not None]
+        self.count += len(known)
+        self.skipped += len(values) - len(known) - errors
+        self.errors += errors
+        if known:
+            self.low, self.high = min(self.low, *known), max(self.high, *known)
+            self.means.append(math.fsum(known) / len(known))
+
+    @property
+    def unscored(self) -> int:
+        """Completions without a value."""
+        return self.skipped + self.errors
 
     @property
     def mean(self) -> float | None:
-        """The mean; None without a value."""
-        return self.total / self.count if self.count else None
+        """The mean of the groups' means; None without a value."""
+        return math.fsum(self.means) / len(self.means) if self.means else None
 
 
 @dataclass(frozen=True)
@@ -82,14 +91,15 @@ class GroupStats:
         self.completions += len(group.completions)
         self.same += all_same(group.totals)
         self.totals += group.totals
-        for completion in group.completions:
-            self.truncated += completion.truncated
-            self.failed += completion.error is not None
-            self.rewards.add(completion.total)
-            if completion.tokens is not None:
-                self.tokens.append(completion.tokens)
-            for name, value in completion.scores.items():
-                self.parts.setdefault(name, Values()).add(value)
+        self.truncated += sum(completion.truncated for completion in group.completions)
+        self.failed += sum(completion.error is not None for completion in group.completions)
+        self.tokens += [completion.tokens for completion in group.completions if completion.tokens is not None]
+        failed = sum(completion.error is not None and completion.total is None for completion in group.completions)
+        self.rewards.add([completion.total for completion in group.completions], failed)
+        for name in dict.fromkeys(name for completion in group.completions for name in completion.scores):
+            scored = [completion for completion in group.completions if name in completion.scores]
+            errors = sum(name in completion.errors for completion in scored)
+            self.parts.setdefault(name, Values()).add([completion.scores[name] for completion in scored], errors)
 
 
 def all_same(totals: Sequence[float]) -> bool:

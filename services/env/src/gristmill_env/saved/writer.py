@@ -16,9 +16,10 @@ import msgspec
 
 from gristmill.disk import complete_file
 from gristmill.lines import LineFile
+from gristmill.saved import SavedGroup
 from gristmill_env.errors import SavedError
 from gristmill_env.rollouts.groups import RolloutGroup
-from gristmill_env.saved.group import SavedGroup
+from gristmill_env.saved.group import Attempt, saved_group, settings_of
 from gristmill_env.settings.run import EnvConfig
 
 logger = logging.getLogger(__name__)
@@ -63,11 +64,14 @@ class GroupSaver:
     ) -> None:
         """`run`: its id; `model`: the model's name at the server; `creation`: `RunRecord.creation` of a training."""
         self._writer = writer
-        self._run, self._model, self._config, self._creation = run, model, config, creation
+        self._run, self._model, self._creation = run, model, creation
+        self._settings = settings_of(config, model)
 
     async def save(self, scored: RolloutGroup) -> SavedGroup:
         """Saves a scored group. It is on disk when this returns. Does not block the event loop. Raises SavedError."""
-        group = SavedGroup.of(scored, run=self._run, model=self._model, config=self._config, creation=self._creation)
+        group = saved_group(
+            Attempt.of(scored), run=self._run, model=self._model, settings=self._settings, creation=self._creation
+        )
         await asyncio.to_thread(self._writer.append, group)
         return group
 

@@ -20,7 +20,7 @@ import msgspec
 import torch
 
 from gristmill import Hyperparameters, foreign
-from gristmill.lines import JsonlWriter
+from gristmill.lines import JsonlWriter, whole_lines
 from gristmill_trainer.checkpoint.contents import Progress, read_manifest
 from gristmill_trainer.disk import writing
 from gristmill_trainer.errors import CheckpointError
@@ -28,8 +28,6 @@ from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.settings import TrainerSettings
 
 DIGESTS_FILE: Final = "digests.jsonl"
-_MOST_BYTES: Final = 1 << 30
-"""Most bytes of a digests.jsonl."""
 _SETTINGS = frozenset({*Hyperparameters.model_fields, "ref_model", "device"})
 """The settings that may change a checkpoint's bytes. No other setting is in the file, so it has no secrets."""
 
@@ -155,8 +153,8 @@ def file_digests(folder: Path) -> dict[str, str]:
 def read_digests(path: Path) -> list[CheckpointRecord]:
     """Returns the rows of a digests.jsonl, without a torn last line. Raises CheckpointError and OSError."""
     try:
-        lines = foreign.read_file(path.parent.resolve() / path.name, _MOST_BYTES).split(b"\n")[:-1]
-        return [msgspec.json.decode(line, type=CheckpointRecord) for line in lines]
+        with foreign.open_file(path.parent.resolve() / path.name) as file:
+            return [msgspec.json.decode(line, type=CheckpointRecord) for _, line in whole_lines(file)]
     except (foreign.ForeignFileError, msgspec.MsgspecError, RecursionError) as error:
         raise CheckpointError(
             "digests_unreadable",

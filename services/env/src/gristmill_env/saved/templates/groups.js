@@ -34,13 +34,14 @@ function choose() {
   for (const group of groups) {
     const found = !words || group.textContent.toLowerCase().includes(words);
     let inside = 0;
-    for (const article of group.querySelectorAll("article")) {
+    const articles = group.querySelectorAll("article");
+    for (const article of articles) {
       const text = article.dataset.score;
       const score = text === "" ? NaN : Number(text);
       article.hidden = bounded && !(score >= low && score <= high);
       inside += article.hidden ? 0 : Number(article.dataset.times);
     }
-    group.hidden = !(wanted(group) && found && inside > 0);
+    group.hidden = !(wanted(group) && found && (inside > 0 || (articles.length === 0 && !bounded)));
     groupsShown += group.hidden ? 0 : 1;
     completionsShown += group.hidden ? 0 : inside;
   }

@@ -1,4 +1,4 @@
-"""Finished samples stay finished: kills, torn lines, other settings, two processes."""
+"""Finished prompts stay finished: kills, torn lines, other settings, two processes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import pytest
 from tests.support.errors import raises
 from tests.support.stack import ROOT
 
+from gristmill.folders import EVALUATION_FILE, EVALUATION_GROUPS_FILE
 from gristmill_env.errors import BusyEvaluationError, EvaluationError
-from gristmill_env.evaluation.samples import PLAN_FILE, SAMPLES_FILE, SampleFile, read_samples
+from gristmill_env.evaluation.folder import EvaluationFolder, read_evaluation
 
 from .made import PLAN, judged, plan, prompt, sample
 
@@ -21,87 +22,87 @@ pytestmark = pytest.mark.slow
 
 
 async def test_resumed_evaluation_keeps_finished_samples(tmp_path: Path) -> None:
-    with SampleFile(tmp_path / "e", PLAN, resume=False) as file:
-        assert file.done == {}
+    with EvaluationFolder(tmp_path / "e", PLAN, resume=False) as file:
+        assert file.done == set()
         for number in (2, 0):
             await file.add(judged(number, 1, 0))
-    with SampleFile(tmp_path / "e", PLAN, resume=True) as file:
-        assert file.done == {0: judged(0, 1, 0), 2: judged(2, 1, 0)}
+    with EvaluationFolder(tmp_path / "e", PLAN, resume=True) as file:
+        assert file.done == {0, 2}
         await file.add(judged(1, 0, 0))
-        assert [record.number for record in file.finish()] == [0, 1, 2]
-    assert [record.number for record in read_samples(tmp_path / "e")] == [0, 1, 2]
+        assert [group.row for group in file.finish()] == [0, 1, 2]
+    assert [group.row for group in read_evaluation(tmp_path / "e")] == [0, 1, 2]
 
 
 async def test_torn_last_sample_is_evaluated_again(tmp_path: Path) -> None:
-    with SampleFile(tmp_path, PLAN, resume=False) as file:
+    with EvaluationFolder(tmp_path, PLAN, resume=False) as file:
         await file.add(judged(0, 1, 0))
         await file.add(judged(1, 1, 0))
-    path = tmp_path / SAMPLES_FILE
+    path = tmp_path / EVALUATION_GROUPS_FILE
     path.write_bytes(path.read_bytes()[:-20])
-    with SampleFile(tmp_path, PLAN, resume=True) as file:
-        assert list(file.done) == [0]
+    with EvaluationFolder(tmp_path, PLAN, resume=True) as file:
+        assert file.done == {0}
         await file.add(judged(1, 0, 0))
-    assert read_samples(tmp_path) == [judged(0, 1, 0), judged(1, 0, 0)]
+    assert read_evaluation(tmp_path) == [judged(0, 1, 0), judged(1, 0, 0)]
 
 
 async def test_completions_may_hold_any_character(tmp_path: Path) -> None:
     text = "a\u2028b\x85c\x0cd\r\ne\x00\U0001f600"
-    with SampleFile(tmp_path, PLAN, resume=False) as file:
+    with EvaluationFolder(tmp_path, PLAN, resume=False) as file:
         await file.add(prompt(0, [sample(1, text=text)]))
         await file.add(judged(1, 1))
-    with SampleFile(tmp_path, PLAN, resume=True) as file:
-        assert file.done[0].samples[0].text == text
-        assert list(file.done) == [0, 1]
+    with EvaluationFolder(tmp_path, PLAN, resume=True) as file:
+        assert file.finish()[0].completions[0].text == text
+        assert file.done == {0, 1}
 
 
 def test_finished_samples_are_not_overwritten_without_resume(tmp_path: Path) -> None:
-    SampleFile(tmp_path, PLAN, resume=False).close()
+    EvaluationFolder(tmp_path, PLAN, resume=False).close()
     with raises(EvaluationError, "evaluation_exists", folder=tmp_path):
-        SampleFile(tmp_path, PLAN, resume=False)
+        EvaluationFolder(tmp_path, PLAN, resume=False)
 
 
 def test_resume_with_other_settings_is_refused_and_names_them(tmp_path: Path) -> None:
-    SampleFile(tmp_path, PLAN, resume=False).close()
+    EvaluationFolder(tmp_path, PLAN, resume=False).close()
     hotter = msgspec.structs.replace(PLAN.sampling, temperature=0.5)
     changed = plan(sampling=hotter, settings=PLAN.settings | {"split": "train"})
     assert changed.digest != PLAN.digest
     named = ["sampling.temperature: 1.0 -> 0.5", "settings.split: test -> train"]
     with raises(EvaluationError, "config_differs", path=tmp_path, changed=named):
-        SampleFile(tmp_path, changed, resume=True)
+        EvaluationFolder(tmp_path, changed, resume=True)
 
 
 def test_sample_file_of_another_program_is_refused(tmp_path: Path) -> None:
-    (tmp_path / SAMPLES_FILE).write_text('{"prompt": "hello"}\n')
+    (tmp_path / EVALUATION_GROUPS_FILE).write_text('{"prompt": "hello"}\n')
     for resume in (False, True):
         with raises(EvaluationError, "samples_of_something_else", folder=tmp_path):
-            SampleFile(tmp_path, PLAN, resume=resume)
-    (tmp_path / PLAN_FILE).write_bytes(msgspec.json.encode(PLAN))
-    with raises(EvaluationError, "not_an_evaluation", path=tmp_path / SAMPLES_FILE):
-        SampleFile(tmp_path, PLAN, resume=True)
+            EvaluationFolder(tmp_path, PLAN, resume=resume)
+    (tmp_path / EVALUATION_FILE).write_bytes(msgspec.json.encode(PLAN))
+    with raises(EvaluationError, "not_an_evaluation", path=tmp_path / EVALUATION_GROUPS_FILE):
+        EvaluationFolder(tmp_path, PLAN, resume=True)
 
 
 def test_two_processes_do_not_share_an_evaluation(tmp_path: Path) -> None:
     with (
-        SampleFile(tmp_path, PLAN, resume=False),
+        EvaluationFolder(tmp_path, PLAN, resume=False),
         raises(BusyEvaluationError, "evaluation_busy", folder=tmp_path),
     ):
-        SampleFile(tmp_path, PLAN, resume=True)
+        EvaluationFolder(tmp_path, PLAN, resume=True)
 
 
 def test_evaluation_reports_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with raises(EvaluationError, "output_unwritable", path=tmp_path / "file" / "e"):
-        SampleFile(tmp_path / "file" / "e", PLAN, resume=False)
+        EvaluationFolder(tmp_path / "file" / "e", PLAN, resume=False)
 
 
 APPENDS = """
 import asyncio, sys
 from pathlib import Path
 from tests.unit.env.evaluation.made import PLAN, judged
-from gristmill_env.evaluation.samples import SampleFile
+from gristmill_env.evaluation.folder import EvaluationFolder
 
 async def main():
-    with SampleFile(Path(sys.argv[1]), PLAN, resume=True) as file:
+    with EvaluationFolder(Path(sys.argv[1]), PLAN, resume=True) as file:
         while True:
             number = len(file.done)
             await file.add(judged(number, 1, 0))
@@ -123,6 +124,6 @@ def test_evaluation_keeps_samples_reported_as_done_after_a_kill(tmp_path: Path) 
                     break
             process.send_signal(signal.SIGKILL)
             told = max([told, *map(int, process.stdout.read().split())])
-        numbers = [record.number for record in read_samples(tmp_path)]
+        numbers = [group.row for group in read_evaluation(tmp_path)]
         assert numbers == list(range(len(numbers)))
         assert len(numbers) > told
