@@ -11,7 +11,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from rich.console import Console
@@ -33,8 +34,16 @@ def main() -> int:
     return run_command(sys.argv[1:], dict(os.environ))
 
 
-def run_command(arguments: Sequence[str], environ: Mapping[str, str], prog: str = "gristmill-env") -> int:
-    """Runs one command and returns its exit code. `prog`: the name of the program in --help."""
+def run_command(
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    prog: str = "gristmill-env",
+    around: Callable[[str, RunSettings], AbstractContextManager[None]] = lambda name, run: nullcontext(),
+) -> int:
+    """Runs one command and returns its exit code. `prog`: the name of the program in --help.
+
+    `around`: returns the context of the work of a command, by its name and settings.
+    """
     name, flags = "serve", list(arguments)
     if flags and not flags[0].startswith("-"):
         name = flags.pop(0)
@@ -51,7 +60,8 @@ def run_command(arguments: Sequence[str], environ: Mapping[str, str], prog: str 
         if command.takes and flags and not flags[0].startswith("-"):
             flags = [f"--{command.takes}", *flags]
         run, options = RunSettings.read_with(command.options, flags, environ, f"{prog} {name}", _about())
-        return asyncio.run(_until_signal(command.work(Order(run, options, environ, Console()))))
+        with around(name, run):
+            return asyncio.run(_until_signal(command.work(Order(run, options, environ, Console()))))
     except (GristmillError, OSError) as error:
         shown = FileError.of(error) if isinstance(error, OSError) else error
         for text in shown.report().splitlines():
