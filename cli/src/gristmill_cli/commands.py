@@ -330,16 +330,12 @@ def slurm(options: argparse.Namespace, place: Place, console: Console) -> int:
         servers=options.servers_per_node,
         env_workers=options.env_workers,
     )
-    job = Job.read(
-        options.config,
-        nodes,
-        options.model or os.environ.get("MODEL") or "tiny",
-        os.environ,
-        time=options.time,
-        partition=options.partition,
-        api_port=options.api_port,
-        image=options.image,
-    )
+    with _needs_packages("slurm --set"):
+        job = Job.read(
+            options.config, nodes, options.model or os.environ.get("MODEL") or "tiny", os.environ,
+            assignments=options.set, time=options.time, partition=options.partition, api_port=options.api_port,
+            image=options.image,
+        )  # fmt: skip
     if options.dry_run:
         print(job.script(), end="")
         return 0

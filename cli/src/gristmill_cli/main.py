@@ -162,6 +162,10 @@ def _parser() -> argparse.ArgumentParser:
     placed.add_argument(
         "--model", help="the model that the servers load: tiny, smollm2, a path, a hub id (MODEL, tiny)"
     )
+    placed.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE",
+        help="a key of the YAML, such as trainer.learning_rate=1e-5; may be repeated",
+    )  # fmt: skip
     placed.add_argument("--time", help="time limit, after which the job returns to the queue: 4:00:00")
     placed.add_argument("--partition", help="partition of all nodes")
     placed.add_argument("--api-port", type=int, default=8000, metavar="PORT", help="port on the first node (8000)")
