@@ -55,7 +55,7 @@ ENVIRONMENT = {
     "close": "end a run that is not to be continued",
 }
 """Commands of the package gristmill_env, except `serve`, which is a service."""
-USES_MODEL = ("try", "process", "evaluate")
+USES_MODEL = ("check", "try", "process", "evaluate")
 """Commands of the environment that use a model server which `gristmill model start` has started."""
 TRAIN_AGAIN = {
     "retrain": "train a run again from its archive",

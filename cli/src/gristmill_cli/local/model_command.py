@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from gristmill import GristmillError
+from gristmill.check import Check
 from gristmill.deployment import env_file
+from gristmill_cli import doctor
 from gristmill_cli.local.options import ROOT, read_dotenv, require_clone
 from gristmill_cli.local.processes import LocalStackError, listens
 from gristmill_cli.local.services import MODEL_COMMAND, MODEL_PYTHON, model_environ
@@ -60,11 +64,25 @@ def _start(server: WarmServer, state: Path, model: str) -> None:
 
 
 @contextlib.contextmanager
-def for_command(name: str, run: RunSettings) -> Iterator[None]:
+def for_command(name: str, run: RunSettings) -> Iterator[Iterable[Check]]:
     """Uses the model server that stays on the port of the run's server, within the block. `name`: of the command.
 
-    If there is none and no server answers, `try` starts one and stops it afterwards. Raises GristmillError.
+    If there is none and no server answers, `try` starts one and stops it afterwards. Yields the checks that `check`
+    adds to its own. Raises GristmillError.
     """
+    with contextlib.ExitStack() as using:
+        unusable = []
+        try:
+            using.enter_context(_server(name, run))
+        except GristmillError as error:
+            if name != "check":
+                raise
+            unusable.append(Check("model server", "failed", str(error)))
+        yield itertools.chain(unusable, doctor.beyond_check(run, os.environ)) if name == "check" else ()
+
+
+@contextlib.contextmanager
+def _server(name: str, run: RunSettings) -> Iterator[None]:
     url = urlsplit(run.config.server.base_url)
     if len(run.config.server_configs) > 1 or url.hostname not in _LOOPBACK or url.port is None:
         yield
