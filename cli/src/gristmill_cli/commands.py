@@ -31,7 +31,7 @@ from gristmill.deployment import env_file
 from gristmill.errors import ApiUnreachable, ConfigError, GristmillError
 from gristmill.folders import REPORT_FILE, RunFolder, list_runs
 from gristmill_cli import doctor
-from gristmill_cli.local.options import is_clone
+from gristmill_cli.local.options import is_clone, read_options
 from gristmill_cli.slurm import Job, Nodes, submit
 from gristmill_cli.status import Place
 from gristmill_view.facts import read_files
@@ -360,6 +360,7 @@ def _needs_packages(name: str) -> Iterator[None]:
 
 def run(options: argparse.Namespace, place: Place, console: Console) -> int:
     """Trains on this machine. Needs the packages of all services and .venv-model, as `make setup` installs them."""
+    read_options(options.rest, "gristmill run")  # A wrong flag ends here, before imports that take a second.
     with _needs_packages(options.name):
         from gristmill_cli.local import launcher
     return launcher.main(options.rest)

@@ -245,9 +245,12 @@ def beyond_check(run: RunSettings, environ: Mapping[str, str]) -> Iterator[Check
         from gristmill_trainer import doctor as trainer
         from gristmill_trainer.settings import read_settings
 
-        block, config = run.config.trainer_block(), run.config
-        settings = read_settings(run.deployment.config_dir, block, {}, str(run.config_path))
-        yield from trainer.check_settings(settings, config.dataset.temperature, run.deployment)
+        try:
+            settings = read_settings(run.deployment.config_dir, run.config.trainer_block(), {}, str(run.config_path))
+        except ConfigError as error:
+            yield Check("trainer settings", "failed", error.report())
+            return
+        yield from trainer.check_settings(settings, run.config.dataset.temperature, run.deployment)
 
 
 def after_run(run: RunFolder, config: str | None, environ: Mapping[str, str]) -> Iterator[Check]:

@@ -104,9 +104,7 @@ def test_program_reports_a_trainer_that_was_replaced(server: Server) -> None:
     assert re.match(r"409 .*'fenced'", replaced.stderr)
 
 
-def test_reset_loads_the_first_weights_again_under_their_label(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reset_loads_the_first_weights_again_under_their_label(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRISTMILL_FIRST_WEIGHTS", str(tmp_path / "first"))
     (tmp_path / "weights" / "1.7").mkdir(parents=True)
     (tmp_path / "weights" / "token").write_text("token")
