@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import webbrowser
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from gristmill.deployment import env_file
 from gristmill.errors import ApiUnreachable, ConfigError, GristmillError
 from gristmill.folders import REPORT_FILE, RunFolder, list_runs
 from gristmill_cli import doctor
+from gristmill_cli.local.options import is_clone, read_options
 from gristmill_cli.slurm import Job, Nodes, submit
 from gristmill_cli.status import Place
 from gristmill_view.facts import read_files
@@ -44,7 +45,7 @@ from gristmill_view.secrets import secrets_of, short_secrets
 
 ENVIRONMENT = {
     "check": "look at prompts, answers and rewards; needs no model",
-    "try": "show five items, from prompt to score; needs a model server",
+    "try": "show five items, from prompt to score",
     "process": "write groups to JSONL and a page; needs a model server",
     "evaluate": "measure a model on a fixed set of prompts",
     "compare": "compare two evaluations",
@@ -54,6 +55,8 @@ ENVIRONMENT = {
     "close": "end a run that is not to be continued",
 }
 """Commands of the package gristmill_env, except `serve`, which is a service."""
+USES_MODEL = ("check", "try", "process", "evaluate")
+"""Commands of the environment that use a model server which `gristmill model start` has started."""
 TRAIN_AGAIN = {
     "retrain": "train a run again from its archive",
     "bisect": "find the sequence that causes the value of a metric",
@@ -327,16 +330,12 @@ def slurm(options: argparse.Namespace, place: Place, console: Console) -> int:
         servers=options.servers_per_node,
         env_workers=options.env_workers,
     )
-    job = Job.read(
-        options.config,
-        nodes,
-        options.model or os.environ.get("MODEL") or "tiny",
-        os.environ,
-        time=options.time,
-        partition=options.partition,
-        api_port=options.api_port,
-        image=options.image,
-    )
+    with _needs_packages("slurm --set"):
+        job = Job.read(
+            options.config, nodes, options.model or os.environ.get("MODEL") or "tiny", os.environ,
+            assignments=options.set, time=options.time, partition=options.partition, api_port=options.api_port,
+            image=options.image,
+        )  # fmt: skip
     if options.dry_run:
         print(job.script(), end="")
         return 0
@@ -345,51 +344,59 @@ def slurm(options: argparse.Namespace, place: Place, console: Console) -> int:
     return 0
 
 
-def run(options: argparse.Namespace, place: Place, console: Console) -> int:
-    """Trains on this machine. Needs the packages of all services and .venv-model, as `make setup` installs them."""
+@contextlib.contextmanager
+def _needs_packages(name: str) -> Iterator[None]:
+    """Converts the error of an import within the block. `name`: of the command."""
     try:
-        from gristmill_cli.local import launcher
+        yield
     except ImportError as error:
         raise GristmillError(
-            "services_missing",
-            f"`gristmill run` needs the packages of all services ({error.name} is not installed): run `make local` in "
-            "a clone of the repository",
+            "package_missing",
+            f"`gristmill {name}` needs the package {error.name}, which is not installed in this Python: run it in the "
+            "environment of `make setup`, as .venv/bin/gristmill in a clone",
             package=error.name or "",
         ) from error
+
+
+def run(options: argparse.Namespace, place: Place, console: Console) -> int:
+    """Trains on this machine. Needs the packages of all services and .venv-model, as `make setup` installs them."""
+    read_options(options.rest, "gristmill run")  # A wrong flag ends here, before imports that take a second.
+    with _needs_packages(options.name):
+        from gristmill_cli.local import launcher
     return launcher.main(options.rest)
+
+
+def model(options: argparse.Namespace, place: Place, console: Console) -> int:
+    """Starts or stops a model server that stays: `run`, `try`, `process` and `evaluate` then begin at once, from the
+    weights of its model. `try` needs none, because it starts one for itself."""
+    with _needs_packages(options.name):
+        from gristmill_cli.local import model_command
+    return model_command.main(options)
 
 
 def environment(options: argparse.Namespace, place: Place, console: Console) -> int:
     """Runs a command of the environment's package."""
-    try:
+    with _needs_packages(options.name):
         from gristmill_env.cli import run_command
-    except ImportError as error:
-        raise GristmillError(
-            "env_missing",
-            f"`gristmill {options.name}` needs the environment's package ({error.name} is not installed): run it in "
-            "the environment of `make setup`, or pip install ./services/env",
-            package=error.name or "",
-        ) from error
     given = {
         "GRISTMILL_API_URL": options.api,
         "GRISTMILL_API_TOKEN_FILE": options.token_file,
         "GRISTMILL_RUNS_DIR": options.runs[0] if options.runs else None,
     }
     environ = {**os.environ, **{name: str(value) for name, value in given.items() if value is not None}}
-    return run_command([options.name, *options.rest], environ, "gristmill")
+    if options.name not in USES_MODEL or not is_clone():
+        return run_command([options.name, *options.rest], environ, "gristmill")
+    with _needs_packages(options.name):
+        from gristmill_cli.local import model_command
+    if not environ.get("GRISTMILL_MODELS_DIR") and not Path(".gristmill/models").is_dir():
+        environ["GRISTMILL_MODELS_DIR"] = str(model_command.STATE / "models")
+    return run_command([options.name, *options.rest], environ, "gristmill", model_command.for_command)
 
 
 def train_again(options: argparse.Namespace, place: Place, console: Console) -> int:
     """Runs a command of the trainer's package, which needs torch."""
-    try:
+    with _needs_packages(options.name):
         from gristmill_trainer.replay import commands
-    except ImportError as error:
-        raise GristmillError(
-            "trainer_missing",
-            f"`gristmill {options.name}` needs the trainer's package and torch ({error.name} is not installed): run it "
-            "in the environment of `make setup`, or pip install ./services/trainer",
-            package=error.name or "",
-        ) from error
 
     def show(roots: Sequence[Path], path: str) -> None:
         _serve_page(roots, path, console, opens=True)

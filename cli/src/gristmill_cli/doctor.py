@@ -18,7 +18,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import httpx
 import msgspec
@@ -28,6 +28,9 @@ from gristmill.check import Check, read_memory
 from gristmill.errors import ConfigError
 from gristmill.folders import RunFolder
 from gristmill_view import run_checks
+
+if TYPE_CHECKING:
+    from gristmill_env.run_settings import RunSettings
 
 _GIB = 1024**3
 _TIMEOUT = 10.0
@@ -223,6 +226,31 @@ def before_run(config: str, environ: Mapping[str, str]) -> Iterator[Check]:
         from gristmill_trainer import doctor as trainer
 
         yield from trainer.before_run(config, environ)
+
+
+def beyond_check(run: RunSettings, environ: Mapping[str, str]) -> Iterator[Check]:
+    """Yields the checks of `before_run` that `gristmill check` adds to its own, with the settings `run`."""
+    from gristmill_env import doctor as env
+
+    yield from env.beyond_check(run)
+    if (missing := _missing("gristmill_api")) is not None:
+        yield missing
+    else:
+        from gristmill_api import doctor as api
+
+        yield from api.before_run("", environ)
+    if (missing := _missing("gristmill_trainer")) is not None:
+        yield missing
+    else:
+        from gristmill_trainer import doctor as trainer
+        from gristmill_trainer.settings import read_settings
+
+        try:
+            settings = read_settings(run.deployment.config_dir, run.config.trainer_block(), {}, str(run.config_path))
+        except ConfigError as error:
+            yield Check("trainer settings", "failed", error.report())
+            return
+        yield from trainer.check_settings(settings, run.config.dataset.temperature, run.deployment)
 
 
 def after_run(run: RunFolder, config: str | None, environ: Mapping[str, str]) -> Iterator[Check]:

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 GROUPS = {
     "prepare": ("check", "try", "process"),
-    "train": ("run", "fork", "close"),
+    "train": ("run", "model", "fork", "close"),
     "look": ("status", "tail", "runs", "rollouts", "sql", "view"),
     "measure": ("evaluate", "compare", "replay", "sft", "dpo"),
     "prove and share": ("retrain", "bisect", "report", "pack", "unpack"),
@@ -79,7 +79,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="gristmill",
         usage="gristmill [--api URL] [--token-file FILE] [--runs FOLDER] COMMAND ...",
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,  # Without a line of its own, so that the help fits on a screen.
     )
+    parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
     parser.add_argument("--api", metavar="URL", help="the trajectory API (GRISTMILL_API_URL)")
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="its token (GRISTMILL_API_TOKEN_FILE)")
     parser.add_argument(
@@ -142,6 +144,12 @@ def _parser() -> argparse.ArgumentParser:
     health.add_argument("run", nargs="?", help="id, folder or pack of a run whose files are checked")
     health.add_argument("--config", metavar="NAME", help="name or path of a run's YAML")
     health.add_argument("--json", action="store_true", help="one JSON object")
+    served = command("model", commands.model, "a model server that stays for the next commands")
+    served.set_defaults(name="model")
+    served.add_argument("action", choices=["start", "stop", "status"])
+    served.add_argument("--model", help="tiny, smollm2, a path, a hub id (MODEL, tiny)")
+    served.add_argument("--model_port", type=int, metavar="PORT", help="its port (MODEL_PORT, 9001)")
+    served.add_argument("--state_dir", type=Path, metavar="FOLDER", help="models and published weights, as for `run`")
     placed = command("slurm", commands.slurm, "a training on the nodes of a Slurm cluster")
     placed.add_argument("config", help="name or path of a run's YAML")
     placed.add_argument("--model-nodes", type=int, required=True, metavar="N", help="nodes that run model servers")
@@ -154,6 +162,10 @@ def _parser() -> argparse.ArgumentParser:
     placed.add_argument(
         "--model", help="the model that the servers load: tiny, smollm2, a path, a hub id (MODEL, tiny)"
     )
+    placed.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE",
+        help="a key of the YAML, such as trainer.learning_rate=1e-5; may be repeated",
+    )  # fmt: skip
     placed.add_argument("--time", help="time limit, after which the job returns to the queue: 4:00:00")
     placed.add_argument("--partition", help="partition of all nodes")
     placed.add_argument("--api-port", type=int, default=8000, metavar="PORT", help="port on the first node (8000)")

@@ -70,7 +70,7 @@ def test_commands_of_the_environment_are_those_of_its_package() -> None:
 def test_command_of_the_environment_gets_the_arguments_and_the_api(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[object] = []
 
-    def run_command(arguments: list[str], environ: dict[str, str], prog: str) -> int:
+    def run_command(arguments: list[str], environ: dict[str, str], prog: str, *around: object) -> int:
         found.extend([arguments, environ["GRISTMILL_API_URL"], environ["GRISTMILL_RUNS_DIR"], prog])
         return 7
 

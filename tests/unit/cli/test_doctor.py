@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from gristmill.check import Check
-from gristmill_cli.doctor import Gpu, Machine, checks, examine, port_use, split_gpus
+from gristmill_cli.doctor import Gpu, Machine, beyond_check, checks, examine, port_use, split_gpus
+from gristmill_env.run_settings import RunSettings
 
 GIB = 1024**3
 LAPTOP = Machine(
@@ -117,3 +118,18 @@ def test_free_port_is_free() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         assert port_use(probe.getsockname()[1]) == "free"
+
+
+@pytest.mark.slow
+def test_check_adds_the_checks_of_all_services(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    places = {"GRISTMILL_MODELS_DIR": str(tmp_path), "GRISTMILL_CONFIG_DIR": str(tmp_path)}
+    places |= {"GRISTMILL_MODEL_URL": "http://127.0.0.1:1"}
+    flags = ["--dataset_path", str(tmp_path / "rows.jsonl")]
+    flags += ["--prompt_field", "question", "--answer_field", "answer", "--reward_functions", "accuracy"]
+    run = RunSettings.read(flags, places, "test")
+    states = {check.name: check.state for check in beyond_check(run, {"REDIS_URL": "redis://127.0.0.1:1/0"})}
+    assert states == {
+        "chat template": "warning", "rewards": "ok", "model server http://127.0.0.1:1": "warning", "redis": "warning",
+        "model": "warning",
+    }  # fmt: skip

@@ -220,3 +220,24 @@ def test_sbatch_that_refuses_the_job_is_quoted(home: Path) -> None:
     sbatch.chmod(0o755)
     with raises(GristmillError, "submit_failed", answer="invalid partition specified: gpu"):
         submit(job(home))
+
+
+def test_settings_of_the_command_line_reach_the_environment_as_they_are(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["trainer.learning_rate=1e-5", "dataset.system_prompt=two words; $HOME", "run_id=other"]
+    assert main([*QUICKSTART, *(word for one in given for word in ("--set", one))]) == 0
+    script = capsys.readouterr().out
+    (line,) = re.findall(r"^SETTINGS=.*$", script, re.MULTILINE)
+    shown = subprocess.run(
+        ["/bin/bash", "-uc", f'{line}\nprintf "%s\\n" "${{SETTINGS[@]}}"'], capture_output=True, text=True, check=True
+    )
+    assert shown.stdout.splitlines() == [word for one in given for word in ("--set", one)]
+    assert values(script)["RUN"] == "other"
+
+
+def test_wrong_setting_is_refused_before_the_submission(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*QUICKSTART, "--set", "trainer.learnig_rate=1"]) == 1
+    error = capsys.readouterr().err
+    assert "[unknown_key]" in error
+    assert "'learning_rate'" in error

@@ -104,6 +104,24 @@ def test_program_reports_a_trainer_that_was_replaced(server: Server) -> None:
     assert re.match(r"409 .*'fenced'", replaced.stderr)
 
 
+def test_reset_loads_the_first_weights_again_under_their_label(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRISTMILL_FIRST_WEIGHTS", str(tmp_path / "first"))
+    (tmp_path / "weights" / "1.7").mkdir(parents=True)
+    (tmp_path / "weights" / "token").write_text("token")
+    server = Server(tmp_path / "weights")
+    try:
+        trainer = {"Authorization": "Bearer token"}
+        body = {"path": str(server.weights_dir / "1.7"), "version": "1.7"}
+        assert httpx.post(f"{server.url}/gristmill/publish", json=body, headers=trainer).is_success
+        assert httpx.post(f"{server.url}/gristmill/reset").status_code == 401
+        assert server.label == "1.7"
+        answer = httpx.post(f"{server.url}/gristmill/reset", headers=trainer)
+        assert answer.json() == {"weight_version": "default"}
+        assert (server.loaded[-1], server.label) == (tmp_path / "first", "default")
+    finally:
+        server.close()
+
+
 def test_table_of_answers_has_the_codes_of_the_server(server: Server) -> None:
     answers = PAGE.read_text().partition("\n### Answers\n")[2]
     listed = dict(re.findall(r"^\| (\d+) \| `(\w+)` \|", answers, re.MULTILINE))

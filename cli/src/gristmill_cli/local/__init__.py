@@ -6,6 +6,8 @@ The modules, in the order in which to read them:
     launcher       one run, from the checks to the summary
     checks         everything that can be checked before a service starts
     services       how Redis, API, model server, trainer and environment start
+    warm_server    a model server that stays between commands
+    model_command  `gristmill model`, and the model server of `gristmill try`
     local_run      the run, as the live view and the summary read it
     output         the live view, lines without a terminal, and merged logs
     processes      starts, watches and stops processes

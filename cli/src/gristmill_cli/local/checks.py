@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from gristmill import ApiError, PolicyVersion, RunState
 from gristmill.lines import read_jsonl
 from gristmill.metrics import METRICS_FILE
 from gristmill.settings import load_yaml, merge, parse
-from gristmill_cli.local.options import ROOT, command
+from gristmill_cli.local.options import PROGRAM, ROOT, command
 from gristmill_cli.local.processes import LocalStackError, listens
 from gristmill_cli.local.redis_server import redis_server
 from gristmill_cli.local.services import MODEL_PYTHON, Services
@@ -46,8 +47,7 @@ def check(services: Services) -> Plan:
     for folder in (logs, *(services.state / name for name in ("redis", "models", "weights"))):
         check_folder(folder)
     _check_ports(services)
-    if not services.model_answers():
-        _check_model(services, run)
+    _check_model(services, run)
     redis_server()
     return Plan(run.run_id, settings.training_steps, settings.stop_grace_seconds)
 
@@ -120,7 +120,7 @@ def _finished(services: Services, run_id: str, steps: int) -> LocalStackError:
         "train another run of it": command(options, run_id=f"{run_id}-2"),
     }
     if model.is_dir():
-        commands["serve its model"] = f"MODEL={model} {MODEL_PYTHON.relative_to(ROOT)} -m gristmill_model"
+        commands["serve its model"] = shlex.join([PROGRAM, "model", "start", "--model", str(model)])
     lines = [f"  {purpose + ':':<24} {line}" for purpose, line in commands.items()]
     return LocalStackError(
         "run_finished",
@@ -149,6 +149,21 @@ def _check_ports(services: Services) -> None:
 
 
 def _check_model(services: Services, run: RunSettings) -> None:
+    """Compares the model that the server has, or will load, with the model that this command needs."""
+    record, named_model = services.warm.record(), services.named_model
+    if record is not None:
+        services.warm.check(record, named_model, os.environ)
+        return
+    if served := services.served_models():  # The environment compares them with the configuration.
+        if named_model is not None and services.options.model_name is None and served_name(named_model) not in served:
+            raise LocalStackError(
+                "model_mismatch",
+                f"the model server that answers at {services.model_url} has the model {served[0]!r}, and this command "
+                f"needs {named_model!r}: stop that server, or choose another port with --model_port",
+                model_name=named_model,
+                served=served[0],
+            )
+        return
     name = served_name(services.options.model)
     wanted = run.config.server.model_name
     if wanted not in (None, name):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -14,11 +14,12 @@ from gristmill import ApiError, Deployment, GristmillError, SyncClient
 from gristmill.errors import FileError
 from gristmill_cli.local.checks import Plan, check, check_store, steps_done
 from gristmill_cli.local.local_run import LocalRun, next_commands, saved_step, show_context
-from gristmill_cli.local.options import ROOT, read_dotenv, read_options
+from gristmill_cli.local.options import ROOT, read_dotenv, read_options, require_clone
 from gristmill_cli.local.output import MergedLogs, Output, choose
 from gristmill_cli.local.processes import LocalStack, LocalStackError, Service, StopReceived, StopSignals, answers
 from gristmill_cli.local.secret_files import SecretsError
-from gristmill_cli.local.services import MODEL_TIMEOUT, TRAINER_LAST_SECONDS, Services
+from gristmill_cli.local.services import TRAINER_LAST_SECONDS, Services
+from gristmill_cli.local.warm_server import MODEL_TIMEOUT
 
 ARCHIVE_SECONDS = 30.0
 """Maximum seconds that a deletion waits until the API has archived the run's last groups."""
@@ -48,9 +49,11 @@ class Launcher:
                 try:
                     self._run(stack, run)
                     run.wait_for_report()
-                    lines = run.end(
-                        next_commands(options, ROOT, self.folder, steps=plan.training_steps, question=run.question())
-                    )
+                    commands = next_commands(
+                        options, ROOT, self.folder, steps=plan.training_steps, question=run.question(),
+                        stays=self.services.warm.record() is not None,
+                    )  # fmt: skip
+                    lines = run.end(commands)
                 except StopReceived:
                     self.output.stopping(self._being_finished(stack))
                     raise
@@ -107,7 +110,7 @@ class Launcher:
             env = services.start_env(stack)
             stack.wait_until(env, lambda: env.ready or env.exit_code == 0, MODEL_TIMEOUT)
             trainer = services.start_trainer(stack, grace)
-        watch(stack, env, trainer)
+        watch(stack, env, trainer, services.check_model)
 
     def _discard(self, stack: LocalStack) -> None:
         """Deletes the run from the store, and moves its files to a folder with another name."""
@@ -139,14 +142,16 @@ def close(services: Services, run_id: str) -> None:
     print(f"run {run_id} is closed at version {record.version or 'none'}; its folder is {services.runs_dir / run_id}")
 
 
-def watch(stack: LocalStack, env: Service, trainer: Service) -> None:
+def watch(stack: LocalStack, env: Service, trainer: Service, check_model: Callable[[], None] = lambda: None) -> None:
     """Waits until environment and trainer end without error. The first failure of a service ends the run.
 
-    Raises StopReceived after a stop signal.
+    `check_model`: raises the error of a model server that is not a service of the stack. Raises StopReceived after a
+    stop signal.
     """
     deadline = None
     while True:
         stack.raise_if_stopped()
+        check_model()
         for service in stack.services:
             if service.exit_code or (service.exit_code is not None and service not in (env, trainer)):
                 raise service.failure()
@@ -164,12 +169,7 @@ def main(arguments: Sequence[str], prog: str = "gristmill run") -> int:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        if not (ROOT / "configs" / "trainer.yaml").is_file():
-            raise LocalStackError(
-                "clone_missing",
-                f"`gristmill run` works in a clone of the repository only, and {ROOT} is none: run `make local` in one",
-                path=ROOT,
-            )
+        require_clone("run")
         read_dotenv()
         options = read_options(arguments, prog)
         services = Services(options)

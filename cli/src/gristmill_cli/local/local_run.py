@@ -231,27 +231,37 @@ def show_context(log: Path | None) -> None:
     print("\n".join(f"  {escaped(line)}" for line in lines), flush=True)
 
 
-def next_commands(options: argparse.Namespace, root: Path, folder: Path, *, steps: int, question: str) -> list[Command]:
+def next_commands(
+    options: argparse.Namespace, root: Path, folder: Path, *, steps: int, question: str, stays: bool = False
+) -> list[Command]:
     """Returns the commands that a user probably wants after a run.
 
     `options`: those of this start. `root`: the clone. `folder`: of the run. `question`: a prompt of the run's data.
+    `stays`: the model server of the run continues to run.
     """
     model, port = folder / "model", options.model_port
-    serve = f"MODEL={shlex.quote(str(model))}{'' if port == 9001 else f' MODEL_PORT={port}'}"
+    place = [
+        word
+        for name in ("model_port", "state_dir")
+        if name in options.given
+        for word in (f"--{name}", str(options.given[name]))
+    ]
+    serve = shlex.join([PROGRAM, "model", "start", "--model", str(model), *place])
+    if stays:  # It has the model from which the run began.
+        serve = f"{shlex.join([PROGRAM, 'model', 'stop', *place])} && {serve}"
     chat = {"model": str(model), "messages": [{"role": "user", "content": question}]}
     ask = (
         f"curl http://127.0.0.1:{port}/v1/chat/completions -H 'Content-Type: application/json' "
         f"-d {shlex.quote(json.dumps(chat))}"
     )
-    evaluate = [PROGRAM, "evaluate", options.config]
+    evaluate = [PROGRAM, "evaluate", options.config, "--model", str(model)]
     evaluate += [] if folder.name == Path(options.config).stem else ["--run_id", folder.name]
     evaluate += [] if port == 9001 else ["--base_url", f"http://127.0.0.1:{port}"]
     evaluate += [word for assignment in options.set for word in ("--set", assignment)]
     view = [PROGRAM, *([] if folder.parent == root / "runs" else ["--runs", str(folder.parent)]), "view", folder.name]
     return [
-        Command(
-            "chat with it", [f"{serve} .venv-model/bin/python -m gristmill_model   # then, in another terminal:", ask]
-        ),
+        Command("serve it", [serve]),
+        Command("chat with it", [ask]),
         Command("evaluate it", [shlex.join(evaluate)]),
         Command("train longer", [command(options, training_steps=2 * steps)]),
         Command("see it", [shlex.join(view)]),

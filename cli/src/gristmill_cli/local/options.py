@@ -33,10 +33,11 @@ Variables such as MODEL, CONFIG, RUN_ID, API_PORT and MODEL_PORT may be in .env,
 overrides that file, and the command line overrides both.
 
 The launcher first checks everything that can be checked without a service. A model server that already answers on its
-port is used as it is (--publisher none if its weights may not be updated). After `make secure` the API asks for tokens
-and Redis for a password; the launcher gives them to the services that it starts. It stops all of these services at the
-end or on SIGINT (Ctrl-C), SIGTERM or SIGHUP, and keeps their full output in runs/<run>/logs/. After a signal the
-trainer finishes its step. A second signal changes nothing, and a third one kills. Exit code 0: the run is finished.
+port is used (--publisher none if its weights may not be updated); `gristmill model start` starts one that stays. After
+`make secure` the API asks for tokens and Redis for a password; the launcher gives them to the services that it starts.
+It stops all of these services at the end or on SIGINT (Ctrl-C), SIGTERM or SIGHUP, and keeps their full output in
+runs/<run>/logs/. After a signal the trainer finishes its step. A second signal changes nothing, and a third one kills.
+Exit code 0: the run is finished.
 
 A terminal shows a live view of the run. Without a terminal the launcher prints one line per step and the warnings, and
 with --verbose the output of all services. A summary with the next commands ends the run.
@@ -127,11 +128,28 @@ def command(options: argparse.Namespace, **other: object) -> str:
     return shlex.join(words)
 
 
-def read_dotenv() -> None:
-    """Sets the variables of .env that the environment does not set, and prints those that differ from .env.example."""
+def is_clone() -> bool:
+    """Returns whether this package is in a clone of the repository."""
+    return (ROOT / "configs" / "trainer.yaml").is_file()
+
+
+def require_clone(name: str) -> None:
+    """Raises ConfigError outside of a clone. `name`: of the command that needs one."""
+    if not is_clone():
+        raise ConfigError(
+            "clone_missing",
+            f"`gristmill {name}` works in a clone of the repository only, and {ROOT} is none: run it in one, after "
+            "`make setup`",
+            path=ROOT,
+        )
+
+
+def read_dotenv(*, shown: bool = True) -> None:
+    """Sets the variables of .env that the environment does not set. Prints those that differ from .env.example, if
+    `shown`."""
     found = {name: value for name, value in env_file(Path.cwd(), os.environ).items() if value}
     os.environ.update(found)
     usual = read_env_file(ROOT / ".env.example", {})
-    shown = [f"{name}={redact({name: value})[name]}" for name, value in found.items() if value != usual.get(name)]
-    if shown:
-        print(f"from .env: {', '.join(shown)}", flush=True)
+    differ = [f"{name}={redact({name: value})[name]}" for name, value in found.items() if value != usual.get(name)]
+    if differ and shown:
+        print(f"from .env: {', '.join(differ)}", flush=True)

@@ -19,8 +19,11 @@ from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import TypeVar
 
 from gristmill import GristmillError
+
+T = TypeVar("T")
 
 # A log line of Gristmill or vLLM with its level, an error of Gristmill's commands, or the last line of a traceback.
 _ERROR = re.compile(
@@ -200,6 +203,7 @@ class LocalStack:
         self._logs = logs
         self._signals = signals
         self._services: list[Service] = []
+        self._borrowed = contextlib.ExitStack()
         if logs is not None:
             logs.mkdir(parents=True, exist_ok=True)
 
@@ -216,8 +220,10 @@ class LocalStack:
         *,
         grace: float = GRACE,
         ready_text: str | None = None,
+        keeps: Sequence[int] = (),
     ) -> Service:
-        """Starts a process with `environ` added to this process' environment. The other options are `Service`'s."""
+        """Starts a process with `environ` added to this process' environment. `keeps`: descriptors that the process
+        inherits. The other options are `Service`'s."""
         log = None if self._logs is None else self._logs / f"{name}.log"
         if log is not None:
             log.open("a").close()  # An error of the file is raised here, not in the thread that reads the output.
@@ -227,6 +233,7 @@ class LocalStack:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            pass_fds=keeps,
             start_new_session=True,  # Only the launcher receives Ctrl-C, and it stops the services in order.
         )
         service = Service(name, process, log)
@@ -235,6 +242,10 @@ class LocalStack:
         self._services.append(service)
         service.reader.start()
         return service
+
+    def borrow(self, resource: contextlib.AbstractContextManager[T]) -> T:
+        """Enters a context that ends when all services have stopped. Returns its value."""
+        return self._borrowed.enter_context(resource)
 
     def wait_until(self, service: Service, ready: Callable[[], bool], timeout: float) -> None:
         """Waits until `ready()`. Raises LocalStackError if the process ends first or after `timeout` seconds.
@@ -274,6 +285,7 @@ class LocalStack:
             if not service.stop(service.grace, hurry):
                 late.append(service.name)
             self._services.pop()
+        self._borrowed.close()
         if late:  # Reported when every process has ended, because the output may fail.
             self._complain(f"killed, because they did not stop in time: {', '.join(late)}")
 

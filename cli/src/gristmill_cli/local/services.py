@@ -8,15 +8,17 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from gristmill import Deployment, SyncClient
+import httpx
+
+from gristmill import Deployment, SyncClient, connections
 from gristmill_cli.local.options import ROOT
 from gristmill_cli.local.processes import LocalStack, Service, answers, free_port, listens
 from gristmill_cli.local.redis_server import redis_command
 from gristmill_cli.local.secret_files import ACL, AGENT, PASSWORD, Secrets
+from gristmill_cli.local.warm_server import MODEL_TIMEOUT, WarmServer
 
 MODEL_PYTHON = ROOT / ".venv-model" / "bin" / "python"
-# A first start may download the model.
-MODEL_TIMEOUT = 3600.0
+MODEL_COMMAND = [str(MODEL_PYTHON), "-m", "gristmill_model"]
 TRAINER_LAST_SECONDS = 20.0
 
 
@@ -42,6 +44,9 @@ class Services:
             **_as_in_compose(os.environ),
         }
         self.secrets = Secrets.find(ROOT)
+        self.warm = WarmServer(self.state / "models", options.model_port)
+        self._lock: int | None = None
+        """The lock of the model server that stays, if this run uses it."""
 
     def start_store(self, stack: LocalStack) -> None:
         """Starts Redis and the API."""
@@ -51,22 +56,30 @@ class Services:
         start_api(stack, self.environ, redis_url, self.options.api_port, self.secrets)
 
     def start_model(self, stack: LocalStack, say: Callable[[str], None]) -> None:
-        """Starts the model server and waits until it answers. Uses a server that already answers on the port."""
+        """Starts the model server and waits until it answers. Uses a server that already answers on the port.
+
+        A server of `gristmill model start` belongs to this stack until the stack has stopped.
+        """
+        if (record := self.warm.record()) is not None:
+            say(f"using {self.warm.describe(record)}")
+            self._lock = stack.borrow(self.warm.use(self.named_model, os.environ, say, alone=True))
+            return
         if self.model_answers():
             say(f"using the model server that already answers at {self.model_url}")
             return
-        service = stack.start(
-            "model",
-            [str(MODEL_PYTHON), "-m", "gristmill_model"],
-            {
-                **self.environ,
-                **_hub_token("HF_TOKEN_FILE"),
-                "MODEL": self.options.model,
-                "MODEL_PORT": str(self.options.model_port),
-                **visible_gpus(os.environ, "MODEL_GPU"),
-            },
-        )
+        service = stack.start("model", MODEL_COMMAND, model_environ(self.state, self.options.model, self.warm.port))
         stack.wait_until(service, self.model_answers, MODEL_TIMEOUT)
+
+    def check_model(self) -> None:
+        """Raises LocalStackError if the model server that this run borrowed has ended."""
+        if self._lock is not None:
+            self.warm.raise_if_ended()
+
+    @property
+    def named_model(self) -> str | None:
+        """The model that the user named; None if a model server that already runs may have any model."""
+        given = self.options.given
+        return self.options.model if "model" in given or "preset" in given else None
 
     def start_trainer(self, stack: LocalStack, grace: float) -> Service:
         """Starts the trainer. `grace`: seconds that it may take for the step after SIGTERM."""
@@ -80,6 +93,7 @@ class Services:
                 **visible_gpus(os.environ, "TRAINER_GPU"),
             },
             grace=grace + TRAINER_LAST_SECONDS / 2,
+            keeps=() if self._lock is None else (self._lock,),
         )
 
     def start_env(self, stack: LocalStack) -> Service:
@@ -90,6 +104,14 @@ class Services:
             {**self.environ, **_hub_token("HF_TOKEN_FILE"), **token_files("env", self.secrets)},
             ready_text=" is open at version ",
         )
+
+    def served_models(self) -> list[str]:
+        """Returns the names of the models that the server on the port serves; none if no model server answers."""
+        try:
+            with connections.client(self.model_url, timeout=2.0) as http:
+                return [str(card["id"]) for card in http.get("/v1/models").raise_for_status().json()["data"]]
+        except (httpx.HTTPError, ValueError, LookupError, TypeError):
+            return []
 
     def model_answers(self) -> bool:
         """Returns whether a model server answers on the port."""
@@ -116,6 +138,19 @@ class Services:
 
     def _trainer_flags(self) -> list[str]:
         return [word for name, value in self.trainer_settings().items() for word in (f"--{name}", value)]
+
+
+def model_environ(state: Path, model: str, port: int) -> dict[str, str]:
+    """Returns the variables of the model server that loads `model`, with its files in `state`."""
+    return {
+        "GRISTMILL_MODELS_DIR": str(state / "models"),
+        "GRISTMILL_WEIGHTS_DIR": str(state / "weights"),
+        **_as_in_compose(os.environ),
+        **_hub_token("HF_TOKEN_FILE"),
+        "MODEL": model,
+        "MODEL_PORT": str(port),
+        **visible_gpus(os.environ, "MODEL_GPU"),
+    }
 
 
 def start_redis(stack: LocalStack, state: Path, secrets: Secrets | None) -> str:

@@ -7,7 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -91,6 +91,8 @@ class Job:
     """Interpreter with vLLM."""
     redis: str
     """redis-server, as a name or a path."""
+    assignments: Sequence[str] = ()
+    """KEY=VALUE of `--set`."""
     time: str | None = None
     """Time limit of Slurm; None is the partition's. Before the limit the job stops and returns to the queue."""
     partition: str | None = None
@@ -107,6 +109,7 @@ class Job:
         model: str,
         environ: Mapping[str, str],
         *,
+        assignments: Sequence[str] = (),
         time: str | None = None,
         partition: str | None = None,
         api_port: int = 8000,
@@ -114,8 +117,8 @@ class Job:
     ) -> Job:
         """Finds the configuration, the run's id and the folders as the services do, and the programs on this machine.
 
-        Raises ConfigError for a missing configuration, an invalid or short time limit, and programs that are not
-        installed.
+        Raises ConfigError for a missing configuration, a wrong assignment, an invalid or short time limit, and programs
+        that are not installed.
         """
         if time is not None and not _TIME.fullmatch(time):
             raise ConfigError(
@@ -132,6 +135,11 @@ class Job:
         deployment = Deployment.read(environ)
         path = find_config(config, deployment.config_dir).absolute()
         run_id = deployment.run_id or str(load_yaml(path, environ).get("run_id") or path.stem)
+        flags = [word for assignment in assignments for word in ("--set", assignment)]
+        if flags:
+            from gristmill_env.run_settings import RunSettings
+
+            run_id = RunSettings.read(["--config", config, *flags], environ, "gristmill slurm").run_id
         state = Path(".gristmill/slurm").absolute() / run_id
         python, model_python, redis = Path("python"), Path("python3"), _REDIS
         if image is None:
@@ -148,6 +156,7 @@ class Job:
             python=python,
             model_python=model_python,
             redis=redis,
+            assignments=assignments,
             time=time,
             partition=partition,
             api_port=api_port,
@@ -220,7 +229,9 @@ class Job:
             "IMAGE": self.image or "",
             "MOUNTS": self._mounts() if self.image else "",
         }
+        settings = [word for assignment in self.assignments for word in ("--set", assignment)]
         return [
+            f"SETTINGS=({shlex.join(settings)})",
             *(f"export {name}={shlex.quote(str(value))}" for name, value in exported.items()),
             *(f"{name}={shlex.quote(str(value))}" for name, value in plain.items()),
         ]

@@ -136,7 +136,7 @@ for ((i = 0; i < ENV_WORKERS; i++)); do
   at=$(((${#ALL_NODES[@]} * ENV_WORKERS - 1 - i) % ${#ALL_NODES[@]}))
   GRISTMILL_API_TOKEN_FILE=$STATE/tokens/env keep on-failure "env-$i" $((at >= ${#TRAINER_NODES[@]})) \
     "${ALL_NODES[at]}" env env SLURM_JOB_NODELIST="$ALL_NAMES" NUM_TRAINING_NODES="${#TRAINER_NODES[@]}" \
-    INFER_TP=$((8 / SERVERS_PER_NODE)) "$PYTHON" -m gristmill_env serve --config "$CONFIG" --slurm &
+    INFER_TP=$((8 / SERVERS_PER_NODE)) "$PYTHON" -m gristmill_env serve --config "$CONFIG" "${SETTINGS[@]}" --slurm &
   ENVIRONMENTS+=($!)
 done
 

@@ -11,12 +11,14 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from rich.console import Console
 
 from gristmill import ConfigError, GristmillError
+from gristmill.check import Check
 from gristmill.errors import FileError
 from gristmill.hangup import stop_on_hangup
 from gristmill.logs import setup as set_up_logging
@@ -33,8 +35,17 @@ def main() -> int:
     return run_command(sys.argv[1:], dict(os.environ))
 
 
-def run_command(arguments: Sequence[str], environ: Mapping[str, str], prog: str = "gristmill-env") -> int:
-    """Runs one command and returns its exit code. `prog`: the name of the program in --help."""
+def run_command(
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    prog: str = "gristmill-env",
+    around: Callable[[str, RunSettings], AbstractContextManager[Iterable[Check]]] = lambda name, run: nullcontext(()),
+) -> int:
+    """Runs one command and returns its exit code. `prog`: the name of the program in --help.
+
+    `around`: returns the context of the work of a command, by its name and settings. Its value has further checks for
+    the command `check`, which are made when `check` iterates over them.
+    """
     name, flags = "serve", list(arguments)
     if flags and not flags[0].startswith("-"):
         name = flags.pop(0)
@@ -51,7 +62,8 @@ def run_command(arguments: Sequence[str], environ: Mapping[str, str], prog: str 
         if command.takes and flags and not flags[0].startswith("-"):
             flags = [f"--{command.takes}", *flags]
         run, options = RunSettings.read_with(command.options, flags, environ, f"{prog} {name}", _about())
-        return asyncio.run(_until_signal(command.work(Order(run, options, environ, Console()))))
+        with around(name, run) as more:
+            return asyncio.run(_until_signal(command.work(Order(run, options, environ, Console(), more))))
     except (GristmillError, OSError) as error:
         shown = FileError.of(error) if isinstance(error, OSError) else error
         for text in shown.report().splitlines():

@@ -70,6 +70,12 @@ def before_run(config: str, environ: Mapping[str, str]) -> Iterator[Check]:
     yield from asyncio.run(_gathered(_before(run)))
 
 
+def beyond_check(run: RunSettings) -> list[Check]:
+    """Returns the checks of `before_run` that the command `check` does not make itself."""
+    own = ("data and rewards", "data set", "prompts", "gold answers")
+    return [check for check in asyncio.run(_gathered(_before(run))) if check.name not in own]
+
+
 async def _gathered(checks: AsyncIterator[Check]) -> list[Check]:
     return [check async for check in checks]
 

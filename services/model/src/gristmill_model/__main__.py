@@ -7,27 +7,31 @@ import logging
 import os
 import sys
 from dataclasses import replace
-
-import torch
-from transformers import AutoConfig
-from transformers.utils import logging as transformers_logging
+from typing import TYPE_CHECKING
 
 from gristmill import GristmillError, Manifest
 from gristmill.errors import FileError
 from gristmill.logs import line, setup
 from gristmill_model import parsers
-from gristmill_model.lora import first_adapter
-from gristmill_model.resolve import ResolvedModel, resolve
-from gristmill_model.server import exec_vllm
 from gristmill_model.settings import Settings
+
+if TYPE_CHECKING:
+    from gristmill_model.resolve import ResolvedModel
 
 log = logging.getLogger("gristmill_model")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the service. Returns an exit code for `build` and for errors; serving never returns."""
-    options = _parser().parse_args(argv)
+    options = _parser().parse_args(argv)  # before torch, whose import takes seconds
     setup("model")
+    import torch
+    from transformers.utils import logging as transformers_logging
+
+    from gristmill_model.lora import first_adapter
+    from gristmill_model.resolve import resolve
+    from gristmill_model.server import exec_vllm
+
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a hundred lines in a container's log
     try:
         settings = Settings.read(os.environ, torch.cuda.is_available())
@@ -55,6 +59,8 @@ def describe(resolved: ResolvedModel, settings: Settings) -> Manifest:
 
     Raises ModelError if `settings` name a parser that vLLM does not have.
     """
+    from transformers import AutoConfig
+
     chosen = parsers.choose(settings, resolved.weights_path)
     config = AutoConfig.from_pretrained(resolved.weights_path, trust_remote_code=False)
     own_limit = getattr(config, "max_position_embeddings", None) or settings.max_length

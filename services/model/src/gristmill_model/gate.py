@@ -70,7 +70,7 @@ class DeveloperGate:
         refusal = None if request in OPEN else self._refusal(scope)
         if refusal is not None:
             await refusal.send(send)
-        elif request == ("POST", publication.PATH):
+        elif request in (("POST", publication.PATH), ("POST", publication.RESET_PATH)):
             await self._publications(scope, receive, send, lambda: self._refusal(scope))
         else:
             await self._app(scope, receive, send)

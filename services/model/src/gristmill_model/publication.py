@@ -3,6 +3,11 @@
     {"path": "/weights/RUN/1.20", "version": "1.20"}   a folder with whole weights, or with a LoRA adapter
  -> {"weight_version": "1.20"}
 
+POST /gristmill/reset does the same with the weights that the server was started with. A server that stays between runs
+then has no weights of an earlier run:
+
+    (no body) -> {"weight_version": "default"}
+
 The trainer sends one request and the server does the rest, so a trainer that is killed meanwhile does not leave the
 server paused. Publications run one after another, in the order of their arrival. The server checks each request when
 its turn comes: it refuses a request of a trainer that was replaced while the request waited.
@@ -24,6 +29,7 @@ from typing import Any, Final
 from gristmill_model.asgi import App, Receive, Refusal, Scope, Send, read_body, send_json, with_body
 
 PATH: Final = "/gristmill/publish"
+RESET_PATH: Final = "/gristmill/reset"
 FIRST_WEIGHTS: Final = "GRISTMILL_FIRST_WEIGHTS"
 """Variable that holds the folder with which vLLM was started: a model's or an adapter's folder."""
 FIRST: Final = "default"
@@ -45,7 +51,7 @@ class Publications:
     def __init__(self, app: App, first_weights: Path) -> None:
         """`first_weights`: the folder with which vLLM was started, a model's or an adapter's folder."""
         self._app = app
-        self._served = (first_weights, FIRST)
+        self._first = self._served = (first_weights, FIRST)
         self._turn = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, refusal: Callable[[], Refusal | None]) -> None:
@@ -53,23 +59,16 @@ class Publications:
         # Read the whole body first, because a sender that stops within its request must not hold up the others.
         body = await read_body(receive)
         async with self._turn:
-            problem = refusal()
-            if problem is None:
-                problem = await self._publish(scope, body)
-        if problem is None:
-            await send_json(send, 200, {"weight_version": json.loads(body)["version"]})
-        else:
-            await problem.send(send)
-
-    async def _publish(self, scope: Scope, body: bytes) -> Refusal | None:
-        asked = _read(body)
+            asked = refusal() or (self._first if scope["path"] == RESET_PATH else _read(body))
+            if not isinstance(asked, Refusal):
+                try:
+                    await self._paused(scope, *asked)
+                except _CallError as error:
+                    asked = Refusal(500, "publish_failed", f"version {asked[1]}: {error}")
         if isinstance(asked, Refusal):
-            return asked
-        try:
-            await self._paused(scope, *asked)
-        except _CallError as error:
-            return Refusal(500, "publish_failed", f"version {asked[1]}: {error}")
-        return None
+            await asked.send(send)
+        else:
+            await send_json(send, 200, {"weight_version": asked[1]})
 
     async def _paused(self, scope: Scope, path: Path, version: str) -> None:
         """Swaps the weights while generation is paused. Running requests continue afterwards."""

@@ -8,7 +8,6 @@ trainer starts from the tied original.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import AutoConfig
 
-from gristmill_model import smollm2, tiny
+from gristmill_model import revision, smollm2, tiny
 from gristmill_model.cache import built, digest, link_or_copy, locked
 from gristmill_model.errors import ModelError
 from gristmill_model.settings import EMBEDDED, named
@@ -69,14 +68,14 @@ def resolve(requested: str, models_dir: Path) -> ResolvedModel:
     """
     hub = named(requested)
     with locked(models_dir):
-        weights, revision = _from_hub(hub[1], hub[2], models_dir) if hub else _original(requested, models_dir)
+        weights, found = _from_hub(hub[1], hub[2], models_dir) if hub else _original(requested, models_dir)
         name = hub[1] if hub else requested
-        return ResolvedModel(requested, name, revision, weights, untied(weights, models_dir), digest(weights))
+        return ResolvedModel(requested, name, found, weights, untied(weights, models_dir), digest(weights))
 
 
 def _original(requested: str, models_dir: Path) -> tuple[Path, str]:
     if requested == "tiny":
-        return built(models_dir, f"tiny-{tiny.revision()}", tiny.build), tiny.revision()
+        return built(models_dir, f"tiny-{revision.tiny()}", tiny.build), revision.tiny()
     if requested == "smollm2":
         return built(models_dir, f"smollm2-{smollm2.REVISION}", smollm2.build), smollm2.REVISION
     return _local(Path(requested).expanduser().resolve(), models_dir)
@@ -84,12 +83,12 @@ def _original(requested: str, models_dir: Path) -> tuple[Path, str]:
 
 def _local(folder: Path, models_dir: Path) -> tuple[Path, str]:
     _require_safetensors(folder, str(folder))
-    revision = _fingerprint(folder)
+    found = revision.fingerprint(folder)
     if folder.is_relative_to(models_dir):
-        return folder, revision
+        return folder, found
     # The other containers see only the models folder, so the model is linked or copied into it.
-    name = f"path--{folder.name}-{revision}"
-    return built(models_dir, name, lambda target: _take(folder, target)), revision
+    name = f"path--{folder.name}-{found}"
+    return built(models_dir, name, lambda target: _take(folder, target)), found
 
 
 def _from_hub(hub_id: str, wanted: str | None, models_dir: Path) -> tuple[Path, str]:
@@ -124,9 +123,9 @@ def _from_hub(hub_id: str, wanted: str | None, models_dir: Path) -> tuple[Path, 
             "model_config_missing", f"{hub_id} has no config.json: it is not a transformers model", model=hub_id
         )
     _require_safetensors(snapshot, hub_id)
-    revision = snapshot.name
-    name = f"hub--{hub_id.replace('/', '--')}-{revision[:12]}"
-    return built(models_dir, name, lambda target: _take(snapshot, target)), revision
+    commit = snapshot.name
+    name = f"hub--{hub_id.replace('/', '--')}-{commit[:12]}"
+    return built(models_dir, name, lambda target: _take(snapshot, target)), commit
 
 
 def _require_safetensors(folder: Path, name: str) -> None:
@@ -144,15 +143,6 @@ def _take(source: Path, target: Path) -> None:
             link_or_copy(path, target / path.name)
         else:
             shutil.copyfile(path, target / path.name)
-
-
-def _fingerprint(folder: Path) -> str:
-    """Returns a hash of the files' paths, sizes and times. It detects changed weights without reading them."""
-    total = hashlib.sha256()
-    for path in sorted(path for path in folder.iterdir() if path.is_file()):
-        state = path.stat()
-        total.update(f"{path}:{state.st_size}:{state.st_mtime_ns}\n".encode())
-    return total.hexdigest()[:12]
 
 
 def is_tied(folder: Path) -> bool:

@@ -12,7 +12,6 @@ import hashlib
 import logging
 import shutil
 import time
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -31,15 +30,6 @@ LAYERS, HIDDEN, INNER, HEADS = 2, 128, 512, 4
 THREADS = 1
 
 log = logging.getLogger(__name__)
-
-
-@cache
-def revision() -> str:
-    """Twelve hex digits that change with the weights, the tokenizer, the chat template and the configuration."""
-    total = hashlib.sha256(WEIGHTS.read_bytes())
-    for module in (tokenizer.__file__, chat_template.__file__, __file__):
-        total.update(Path(str(module)).read_bytes())
-    return total.hexdigest()[:12]
 
 
 def recipe() -> str:

@@ -14,18 +14,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # isort: split
 
-import torch
-from transformers.utils import logging as transformers_logging
-
-from gristmill import GristmillError
+from gristmill import Deployment, GristmillError
 from gristmill.errors import FileError
 from gristmill.hangup import stop_on_hangup
 from gristmill.logs import setup as set_up_logging
-from gristmill_trainer.dist_context import join
 from gristmill_trainer.errors import FencedError
-from gristmill_trainer.loop import train
-from gristmill_trainer.startup import start
-from gristmill_trainer.stop import StoppedError
+from gristmill_trainer.settings import read_flags, read_settings
 
 _LOG = logging.getLogger("gristmill_trainer")
 
@@ -39,6 +33,24 @@ def main() -> int:
     rank = os.environ.get("RANK", "0")
     stop_on_hangup()
     set_up_logging("trainer" if rank == "0" else f"trainer/{rank}")
+    try:
+        # `start` reads the flags again, after imports that take seconds.
+        flags = read_flags(sys.argv[1:])
+        read_settings(Deployment.read(os.environ).config_dir, {}, flags, "command line")
+    except (GristmillError, OSError) as error:
+        return _failed(error)
+    return _train()
+
+
+def _train() -> int:
+    import torch
+    from transformers.utils import logging as transformers_logging
+
+    from gristmill_trainer.dist_context import join
+    from gristmill_trainer.loop import train
+    from gristmill_trainer.startup import start
+    from gristmill_trainer.stop import StoppedError
+
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # two bars for every checkpoint
     dist = join(os.environ, "cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -52,13 +64,17 @@ def main() -> int:
         _LOG.error("%s", fenced.report())
         return 0
     except (GristmillError, OSError) as error:
-        shown = FileError.of(error) if isinstance(error, OSError) else error
-        for text in shown.report().splitlines():
-            _LOG.error("%s", text)
-        return 1
+        return _failed(error)
     finally:
         dist.close()
     return 0
+
+
+def _failed(error: GristmillError | OSError) -> int:
+    shown = FileError.of(error) if isinstance(error, OSError) else error
+    for text in shown.report().splitlines():
+        _LOG.error("%s", text)
+    return 1
 
 
 if __name__ == "__main__":

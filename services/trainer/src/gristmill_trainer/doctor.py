@@ -90,6 +90,12 @@ def before_run(config: str, environ: Mapping[str, str]) -> Iterator[Check]:
     except ConfigError as error:
         yield Check("trainer settings", "failed", error.report())
         return
+    temperature = float((values.get("dataset") or {}).get("temperature", 1.0))
+    yield from check_settings(settings, temperature, deployment)
+
+
+def check_settings(settings: TrainerSettings, temperature: float, deployment: Deployment) -> Iterator[Check]:
+    """Yields the checks of a training with these settings. `temperature`: of the run's completions."""
     manifest = _manifest(deployment.models_dir)
     servers = ServerList(split_urls(settings.base_url or deployment.model_url or MODEL_URL), patience=0.0)
     served: dict[ModelServer, dict[str, Any]] = {}
@@ -115,7 +121,6 @@ def before_run(config: str, environ: Mapping[str, str]) -> Iterator[Check]:
     yield from check_room(settings, source, deployment)
     yield from silent
     if served:
-        temperature = float((values.get("dataset") or {}).get("temperature", 1.0))
         yield from _check_servers(settings, source, served, temperature)
 
 

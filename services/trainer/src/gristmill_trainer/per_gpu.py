@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-import torch
-
+from gristmill import GristmillError
 from gristmill_trainer.errors import TrainerError
+from gristmill_trainer.settings import read_flags
 
 SHUTDOWN_SECONDS = "55"
 """Seconds between torchrun's SIGTERM and its kill: less than `stop_grace_period` in compose.yaml."""
@@ -34,8 +34,11 @@ def command(gpus: int, arguments: Sequence[str]) -> list[str]:
 def main() -> NoReturn:
     """Replaces this process with the trainer or torchrun, which then gets the signals and sets the exit code."""
     try:
+        read_flags(sys.argv[1:])  # before torch, whose import takes seconds
+        import torch
+
         started = command(torch.cuda.device_count(), sys.argv[1:])
-    except TrainerError as error:
+    except GristmillError as error:
         sys.exit(f"gristmill-trainer: {error.report()}")
     sys.stdout.flush()
     sys.stderr.flush()

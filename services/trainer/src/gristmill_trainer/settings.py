@@ -7,6 +7,7 @@ own settings when it opened the run; other clients may record anything there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ from pydantic import Field
 
 from gristmill import Hyperparameters, Protocol, RunRecord
 from gristmill.hyperparameters import check_run_block
-from gristmill.settings import load_yaml, merge, parse
+from gristmill.settings import load_yaml, merge, parse, parse_flags
 
 TRAINER_CONFIG = "trainer.yaml"
 _MAY_CHANGE = frozenset({"token_budget", "packing", "gradient_checkpointing", "compile"})
@@ -87,6 +88,12 @@ class TrainerSettings(Hyperparameters):
         """The trainer's half of the run record: the settings that must not change during the run."""
         fixed = {*Hyperparameters.model_fields, "publisher", "policy_loss", "ref_model"} - _MAY_CHANGE
         return self.model_dump(include=fixed)
+
+
+def read_flags(arguments: Sequence[str]) -> dict[str, Any]:
+    """Returns the settings on the trainer's command line. Raises ConfigError for an unknown flag."""
+    about = "GRPO on the groups of a trajectory API."
+    return parse_flags(arguments, TrainerSettings, "python -m gristmill_trainer", about)
 
 
 def read_settings(config_dir: Path, block: dict[str, Any], flags: dict[str, Any], where: str) -> TrainerSettings:

@@ -30,7 +30,6 @@ from gristmill.lines import JsonlWriter
 from gristmill.metrics import METRICS_FILE
 from gristmill.model_servers import split_urls
 from gristmill.prometheus import metrics_endpoint
-from gristmill.settings import parse_flags
 from gristmill.stall import StallGuard, StallLimits
 from gristmill_trainer.batch_source import OnDemand, Prefetch
 from gristmill_trainer.checkpoint import CheckpointStore, Resumption, find_resumption
@@ -62,6 +61,7 @@ from gristmill_trainer.settings import (
     TrainerSettings,
     dataset_name,
     longest_completion,
+    read_flags,
     read_settings,
     reward_names,
     trainer_block,
@@ -148,9 +148,7 @@ class _MainStart:
 
     def connect(self) -> None:
         """Handles stop signals, serves metrics, and connects to the API and the model servers."""
-        self._flags = flags = parse_flags(
-            self._arguments, TrainerSettings, "python -m gristmill_trainer", "GRPO on the groups of a trajectory API."
-        )
+        self._flags = flags = read_flags(self._arguments)
         self._deployment = deployment = Deployment.read(self._environ)
         # Settings for addresses and folders are needed before the run is known.
         self._here = here = read_settings(deployment.config_dir, {}, flags, "command line")

@@ -206,6 +206,13 @@ async def test_ids_of_runs_start_with_a_letter_or_a_digit(run_id: str) -> None:
         assert (await client.post("/v1/runs", json={**body, "run_id": "0-_.a"})).status_code == 503
 
 
+@pytest.mark.parametrize(("path", "status"), [("/healthz", 200), ("/readyz", 503)])
+async def test_head_of_a_health_check_has_the_status_of_get(path: str, status: int) -> None:
+    async with api() as client:  # Without Redis, so the API is not ready.
+        answer = await client.head(path)
+        assert (answer.status_code, (await client.get(path)).status_code) == (status, status)
+
+
 async def test_cors_is_closed_by_default_and_opens_for_named_origins_only() -> None:
     asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
     async with api() as client:

@@ -12,6 +12,7 @@ from tests.support.errors import raises
 from transformers import PreTrainedTokenizerFast
 
 from gristmill import Manifest
+from gristmill.check import Check
 from gristmill_env.commands.check import check
 from gristmill_env.errors import CheckError, DatasetError
 from gristmill_env.run_settings import RunSettings
@@ -68,6 +69,17 @@ async def test_check_of_a_valid_run_shows_three_prompts_lengths_and_scores(folde
     assert f"prompt tokens over 20 rows: {length} to {length + 1} {quantiles}" in lines
     assert "│ accuracy │ 20   │ 20 (100.0%)         │ 0    │ 0        │" in lines
     assert lines[-1] == "all is well"
+
+
+async def test_check_reports_the_checks_of_other_services_and_fails_with_them(folder: Path, console: Console) -> None:
+    run = RunSettings.read(["--config", str(folder / "run.yaml")], {"GRISTMILL_MODELS_DIR": "/nowhere"}, "test")
+    silent = Check("redis", "warning", "not checked: it does not answer")
+    await check(run, console, [silent])
+    lines = shown(console).splitlines()
+    assert (lines[-2].split()[:2], lines[-1]) == (["warning", "redis"], "all is well")
+    with raises(CheckError, "check_failed", problems=["check_failed"]):
+        await check(run, console, [silent, Check("memory of trainer", "failed", "needs 100 GB")])
+    assert wrong(console, "check_failed").endswith("memory of trainer: needs 100 GB")
 
 
 async def test_check_warns_about_settings_that_are_probably_mistakes(folder: Path, console: Console) -> None:

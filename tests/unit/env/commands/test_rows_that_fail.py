@@ -193,3 +193,25 @@ async def test_try_shows_the_failure_of_an_environment_instead_of_the_item(
     await try_items(launch(tmp_path, server.url, ["1 + 1?"], environment={"type": "game.py:Game"}), console)
     assert "item 1" in shown(console)
     assert "KeyError: 'no board'" in shown(console)
+
+
+async def test_try_shows_each_turn_of_a_rollout(
+    tmp_path: Path, failing_server: FailingServer, console: Console
+) -> None:
+    server = Server(failing_server, set())
+    (tmp_path / "game.py").write_text(
+        "from gristmill_env.data import user\n"
+        "from gristmill_env.environments import Environment, StepResult\n"
+        "class Game(Environment):\n"
+        "    turns = 0\n"
+        "    async def reset(self, item):\n"
+        "        return item.messages\n"
+        "    async def step(self, reply):\n"
+        "        self.turns += 1\n"
+        "        return StepResult((user('Are you sure?'),)) if self.turns == 1 else StepResult.end(1.0)\n"
+    )
+    await try_items(launch(tmp_path, server.url, ["1 + 1?"], environment={"type": "game.py:Game"}), console)
+    lines = [" ".join(line.strip("│ ").split("│")[0].split()) for line in shown(console).splitlines()]
+    assert [line for line in lines if line.startswith(("assistant: ", "user: "))][-3:] == [
+        "assistant: 2", "user: Are you sure?", "assistant: 2",
+    ]  # fmt: skip

@@ -15,9 +15,11 @@ class Ends:
         if name == "transformers":
             sys.exit()
 sys.meta_path.insert(0, Ends())
-import gristmill_trainer.__main__
+sys.argv = ["gristmill_trainer"]
+from gristmill_trainer.__main__ import main
+main()
 """
-"""Imports the trainer up to the package that it imports after torch, because the others take seconds."""
+"""Starts the trainer up to the package that it imports after torch, because the others take seconds."""
 
 
 @pytest.mark.long

@@ -13,12 +13,14 @@ router = APIRouter(tags=["health"])
 
 
 @router.get("/healthz")
+@router.head("/healthz", include_in_schema=False)
 async def healthz() -> dict[str, str]:
     """200 while the process serves requests, whatever Redis does: restarting the API would not repair Redis."""
     return {"status": "ok"}
 
 
 @router.get("/readyz")
+@router.head("/readyz", include_in_schema=False)
 async def readyz(ctx: Ctx) -> dict[str, str]:
     """200 when groups can be stored and leased; 503 with the reason while Redis is down or still loading."""
     try:

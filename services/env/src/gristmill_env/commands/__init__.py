@@ -6,7 +6,7 @@ how the command works and are not recorded. Settings that define the run belong 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import Field
 from rich.console import Console
 
+from gristmill.check import Check
 from gristmill.settings import Settings
 from gristmill_env.run_settings import NoOptions, RunSettings
 
@@ -117,6 +118,8 @@ class Order(Generic[Options]):
     environ: Mapping[str, str]
     console: Console
     """Standard output, for the results that the user asked to see. Events are logged instead."""
+    more: Iterable[Check] = ()
+    """Checks of other services, for `check`. Iterating makes them, and must not block an event loop."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,7 @@ def _process(order: Order[ProcessOptions]) -> Coroutine[Any, Any, None]:
 def _check(order: Order[NoOptions]) -> Coroutine[Any, Any, None]:
     from gristmill_env.commands.check import check
 
-    return check(order.run, order.console)
+    return check(order.run, order.console, order.more)
 
 
 def _evaluate(order: Order[EvaluateOptions]) -> Coroutine[Any, Any, None]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from gristmill import ConfigError, GristmillError
+from gristmill.check import Check
 from gristmill.settings import load_yaml
 from gristmill_env.agents.runners import FunctionAgent
 from gristmill_env.answers.extraction import gold_answer
@@ -69,17 +71,35 @@ class _Findings:
     """Reports of the rows that the run's environment refuses."""
 
 
-async def check(run: RunSettings, console: Console) -> None:
-    """Shows rows, prompts, prompt lengths, and the rewards' scores for the rows' own answers.
+async def check(run: RunSettings, console: Console, more: Iterable[Check] = ()) -> None:
+    """Shows rows, prompts, prompt lengths, the rewards' scores for the rows' own answers, and `more` checks.
 
     Raises CheckError when something is wrong, and any GristmillError that prevents loading.
     """
     task = Task.load(run)
     async with task:
-        await _check(run, task, console)
+        found, trial = await _check(run, task, console)
+    for one in await asyncio.to_thread(list, more):
+        style = {"ok": "", "warning": "yellow", "failed": "red"}[one.state]
+        say(console, f"{one.state:<8}{one.name:<17} {one.text}", style=style)
+        if one.state == "failed":
+            found.problems.append(CheckError("check_failed", f"{one.name}: {one.text}", check=one.name))
+    if found.problems:
+        for problem in found.problems:
+            say(console, f"wrong: {problem.report()}", style="red")
+        raise CheckError(
+            "check_failed",
+            f"check found {len(found.problems)} mistake{'s' if len(found.problems) > 1 else ''}, see above",
+            problems=[problem.code for problem in found.problems],
+        )
+    if trial.silent or not trial.ran:
+        names = ", ".join(trial.silent or task.scorer.names)
+        say(console, f"nothing is wrong as far as was tried; no value came from {names}")
+        return
+    say(console, "all is well")
 
 
-async def _check(run: RunSettings, task: Task, console: Console) -> None:
+async def _check(run: RunSettings, task: Task, console: Console) -> tuple[_Findings, Trial]:
     dataset, found = task.dataset, _Findings()
     rewards = ", ".join(f"{w.weight:g} × {w.reward.name}" for w in task.scorer.rewards)
     where = run.config_path or "no configuration file"
@@ -99,19 +119,7 @@ async def _check(run: RunSettings, task: Task, console: Console) -> None:
     _show_gold(console, await score_gold(task, found.rows.items[:_GOLD]), found)
     trial = await try_rewards(task, found.rows.items, tokenizer)
     _show_trial(console, trial, found)
-    if found.problems:
-        for problem in found.problems:
-            say(console, f"wrong: {problem.report()}", style="red")
-        raise CheckError(
-            "check_failed",
-            f"check found {len(found.problems)} mistake{'s' if len(found.problems) > 1 else ''}, see above",
-            problems=[problem.code for problem in found.problems],
-        )
-    if trial.silent or not trial.ran:
-        names = ", ".join(trial.silent or task.scorer.names)
-        say(console, f"nothing is wrong as far as was tried; no value came from {names}")
-        return
-    say(console, "all is well")
+    return found, trial
 
 
 def _check_trainer(run: RunSettings, found: _Findings) -> None:

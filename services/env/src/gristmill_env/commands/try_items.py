@@ -10,9 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from gristmill_env.console import plain, say
+from gristmill_env.data import Message
 from gristmill_env.errors import ROW_ERRORS
-from gristmill_env.rollouts.groups import RolloutGroup
+from gristmill_env.rollouts.groups import Rollout, RolloutGroup
 from gristmill_env.run_settings import RunSettings
+from gristmill_env.saved.group import content_of
 from gristmill_env.saved.summary import figure
 from gristmill_env.session import AT_A_TERMINAL, Session, Task, open_session
 
@@ -52,5 +54,19 @@ def _show(console: Console, number: int, group: RolloutGroup, run: RunSettings) 
         parts = [figure(value) for value in score.parts.values()]
         total = Text(score.error, "red") if score.error is not None else Text(figure(score.total), "bold")
         tokens = "unknown" if rollout.sampled is None else str(rollout.sampled)
-        table.add_row(plain(rollout.text), tokens, rollout.finish_reason, *parts, total)
+        table.add_row(plain(_turns(rollout)), tokens, rollout.finish_reason, *parts, total)
     console.print(table)
+
+
+def _turns(rollout: Rollout) -> str:
+    """Returns the reply of a rollout; if it has several, each message after the prompt with its role."""
+    if rollout.replies == 1:
+        return rollout.text
+    branches = [branch.messages[len(branch.prompt.messages) :] for branch in rollout.branches]
+    return "\n\n".join("\n".join(map(_turn, turns)) for turns in branches)
+
+
+def _turn(message: Message) -> str:
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    calls = [f"{function['name']}({function['arguments']})" for function in functions]
+    return f"{message['role']}: {' '.join(filter(None, [content_of(dict(message)), *calls]))}"

@@ -1,0 +1,35 @@
+"""A wrong flag costs less than a second: each program reads its command line before it imports torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+WITHOUT_TORCH = """
+import runpy, sys
+sys.modules["torch"] = sys.modules["transformers"] = None
+module, *sys.argv[1:] = sys.argv[1:]
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "flags", "code", "said"),
+    [
+        ("gristmill_trainer", ["--learnin_rate", "1"], 1, "[unknown_flag]"),
+        ("gristmill_trainer", ["--learning_rate", "fast"], 1, "[invalid_settings]"),
+        ("gristmill_trainer.per_gpu", ["--learnin_rate", "1"], 1, "[unknown_flag]"),
+        ("gristmill_model", ["--modle"], 2, "--modle"),
+        ("gristmill_env", ["--learnin_rate", "1"], 1, "[unknown_flag]"),
+        ("gristmill_env.local_server", ["--group_sice", "1"], 1, "[unknown_flag]"),
+        ("gristmill_cli", ["run", "--modle", "tiny"], 2, "--modle"),
+    ],
+)
+def test_programs_refuse_a_wrong_flag_before_they_import_torch(
+    program: str, flags: list[str], code: int, said: str
+) -> None:
+    started = [sys.executable, "-c", WITHOUT_TORCH, program, *flags]
+    done = subprocess.run(started, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
