@@ -19,6 +19,7 @@ VIEWS = (
     "/view",
     "/view/quickstart",
     "/view/crashed",
+    "/view/quickstart/metrics?m=loss&m=entropy_mean&smooth=0.9",
     "/view/quickstart/step/30",
     "/view/quickstart/group/g00000203#s3t2",
     "/view/hostile/group/g00000001",
@@ -139,13 +140,13 @@ def test_tab_that_is_open_for_long_keeps_a_bounded_number_of_points(page: Any, s
     page.wait_for_selector(".connection.live")
     points = "() => document.querySelector('.panel .plot').chart.plot.data[0].length"
     most, deadline = 0, time.monotonic() + 60
-    while sum("/series" in asked for asked in seen.asked) < 2 and time.monotonic() < deadline:
+    while sum("/series?" in asked for asked in seen.asked) < 2 and time.monotonic() < deadline:
         page.wait_for_timeout(100)
         most = max(most, page.evaluate(points))
     page.goto("about:blank")
     server.stop()
     assert 400 < most < 3000
-    assert len([asked for asked in seen.asked if "/series" in asked]) >= 2
+    assert len([asked for asked in seen.asked if "/series?" in asked]) >= 2
 
 
 def test_click_on_a_point_opens_its_step(page: Any, demo: Demo) -> None:

@@ -17,12 +17,13 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
 from tests.support.demo_agents import agent_group
 
+from gristmill_view.series import series
 from gristmill_view.source import (
     Download,
     Highlight,
@@ -178,6 +179,16 @@ def _metrics(run: _Run) -> dict[str, _Floats]:
     }
 
 
+@functools.cache
+def _rows(run: _Run) -> list[dict[str, float]]:
+    """Returns the trainer's rows of the whole run, flat."""
+    metrics = _metrics(run)
+    return [
+        {"step": step, "tokens": 2200, **{name: float(values[step - 1]) for name, values in metrics.items()}}
+        for step in range(1, run.steps + 1)
+    ]
+
+
 class DemoSource:
     """Synthetic runs. `clock`: seconds, which move the live run on."""
 
@@ -256,7 +267,7 @@ class DemoSource:
             "trouble": trouble,
             "settings": self._settings(found),
             "evaluations": [] if found.hostile else self._evaluations(found, done),
-            "metrics": [*_metrics(found)], "live": live, "started_ms": _START_MS,
+            "live": live, "started_ms": _START_MS,
             "dropped": {name: count for name, count in dropped.items() if count},
             "receipts": {
                 "proven": done + 1, "publications": done + 1,
@@ -285,37 +296,13 @@ class DemoSource:
     async def series(self, run: str, names: Sequence[str], points: int) -> Series:
         """Returns metrics in buckets."""
         found = self._run(run)
-        done = self._done(found)
-        metrics = _metrics(found)
-        wanted = [name for name in metrics if any(_matches(name, pattern) for pattern in names)]
-        edges = np.linspace(0, done, min(points, done) + 1).astype(int) if done else np.array([0])
-        starts = edges[:-1]
-        exact = len(starts) == done
-        series: dict[str, Any] = {}
-        for name in wanted:
-            values = metrics[name][:done]
-            if exact:
-                series[name] = {"mean": values.tolist()}
-                continue
-            series[name] = {
-                "mean": (np.add.reduceat(values, starts) / np.diff(edges)).tolist(),
-                "min": np.minimum.reduceat(values, starts).tolist(),
-                "max": np.maximum.reduceat(values, starts).tolist(),
-            }
-        phases = {
-            name.removeprefix("seconds."): (np.add.reduceat(values[:done], starts) / np.diff(edges)).tolist()
-            for name, values in metrics.items()
-            if name.startswith("seconds.") and done
-        }
-        return {"step": edges[1:].tolist(), "series": series, "phases": phases}
+        return cast(Series, series(_rows(found)[: self._done(found)], names, points))
 
     async def news(self, run: str, after_step: int) -> News:
         """Returns the steps since `after_step`."""
         found = self._run(run)
         done = self._done(found)
-        metrics = _metrics(found)
-        steps = range(max(after_step, done - 512, 0) + 1, done + 1)
-        rows = [{"step": step, **{name: float(values[step - 1]) for name, values in metrics.items()}} for step in steps]
+        rows = _rows(found)[max(after_step, done - 512, 0) : done]
         return {"steps": rows, "last_step": done, "overview": await self.overview(run)}
 
     async def step(self, run: str, step: int) -> dict[str, Any]:
@@ -337,7 +324,7 @@ class DemoSource:
                 "staleness": int(columns["staleness"][part][0]), "prompt_start": question[:160],
                 "same": bool(rewards.max() - rewards.min() < 1e-9),
             })  # fmt: skip
-        values = {name: float(values[step - 1]) for name, values in _metrics(found).items()}
+        values = {name: value for name, value in _rows(found)[step - 1].items() if name != "step"}
         return {"step": step, "metrics": values, "groups": groups}
 
     async def group(self, run: str, group_id: str) -> dict[str, Any]:
@@ -523,10 +510,6 @@ class DemoSource:
         ]
         lines = [line for line in await self.runs() if line["run"] in runs]
         return {"settings_diff": differ, "runs": lines}
-
-
-def _matches(name: str, pattern: str) -> bool:
-    return name.startswith(pattern[:-1]) if pattern.endswith(".*") else name == pattern
 
 
 def _reason(outcome: str) -> str | None:

@@ -4,6 +4,7 @@ The modules, in the order in which to read them:
 
     facts       what the API and the files of a run say; `phases` reads the logs
     overview    the state of a run; `trouble` has the rules that find what is wrong with a run
+    series      the metrics of a run, decimated to the points of a chart
     rollouts    the table of all rollouts of a run; `rows` makes its rows, `highlights` reads single rollouts without it
     app         the routes of the page: `source` defines its data, `run_source` and `queries` read the data from files
     report      one HTML file about a run, and the templates of all reports

@@ -59,6 +59,7 @@ _PACKED_FROM: Final = 4096
 _LEVEL: Final = 4
 _MOST_POINTS: Final = 5000
 _MOST_ROWS: Final = 500
+_MOST_NAMES: Final = 100
 _MOST_RUNS: Final = 8
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -256,14 +257,20 @@ class _Api:
         return _json(await self._source.overview(_run(request)))
 
     async def series(self, request: Request) -> Response:
-        names = [name for name in request.query_params.get("names", "").split(",") if name]
+        given = request.query_params
+        names = [name for name in [*given.get("names", "").split(","), *given.getlist("name")] if name]
+        if len(names) > _MOST_NAMES:
+            raise _invalid("name", f"{len(names)} names", f"at most {_MOST_NAMES} names")
         points = _whole(request, "points", 500, least=10, most=_MOST_POINTS)
         found = await self._source.series(_run(request), names, points)
         series = {
             name: {way: _rounded(values) for way, values in band.items()} for name, band in found["series"].items()
         }
-        phases = {name: _rounded(values) for name, values in found["phases"].items()}
-        return _json({"step": found["step"], "series": series, "phases": phases})
+        sums, phases = (
+            {name: _rounded(values) for name, values in found[kind].items()}  # type: ignore[literal-required]
+            for kind in ("sums", "phases")
+        )
+        return _json({**found, "sums": sums, "series": series, "phases": phases})
 
     async def step(self, request: Request) -> Response:
         text = request.path_params["step"]

@@ -24,9 +24,10 @@ from gristmill.metrics import METRICS_FILE
 from gristmill_view import ExtraMissingError, groups, needs_page
 from gristmill_view.facts import Facts, read_files
 from gristmill_view.groups import shown_id
-from gristmill_view.overview import flat, metric_names, overview, series, to_json
+from gristmill_view.overview import overview, to_json
 from gristmill_view.run_source import flat_rows, line_of
 from gristmill_view.samples import question
+from gristmill_view.series import flat, series
 from gristmill_view.source import Download, RolloutQuery, ViewError
 
 _LOG = logging.getLogger(__name__)
@@ -81,8 +82,7 @@ def _cached(roots: Roots, run: str, _: object) -> Facts:
 
 def overview_of(roots: Roots, run: str) -> dict[str, Any]:
     """Returns the state of a run from its files."""
-    facts = facts_of(roots, run)
-    return {**to_json(overview(facts)), "metrics": metric_names(facts.rows[-1:])}
+    return to_json(overview(facts_of(roots, run)))
 
 
 def fork_steps(roots: Roots, runs: Sequence[str]) -> dict[str, int]:

@@ -23,7 +23,8 @@ import msgspec
 from gristmill.deployment import RUN_ID
 from gristmill.run import RunState
 from gristmill_view.facts import Facts
-from gristmill_view.overview import flat, metric_names, overview, series, to_json
+from gristmill_view.overview import overview, to_json
+from gristmill_view.series import flat, series
 from gristmill_view.source import (
     Download,
     Highlight,
@@ -144,7 +145,7 @@ class RunSource:
         return cast(Overview, found)
 
     def _overview(self, facts: Facts) -> Overview:
-        return cast(Overview, {**to_json(overview(facts)), "metrics": metric_names(facts.rows[-1:])})
+        return cast(Overview, to_json(overview(facts)))
 
     async def series(self, run: str, names: Sequence[str], points: int) -> Series:
         """Returns metrics in buckets, from the trainer's file if it is there, else from the API."""
@@ -155,7 +156,7 @@ class RunSource:
             if facts is None:
                 raise
             found = {"step": []}
-        if not found["step"] and facts is not None and facts.rows:
+        if not found["step"] and facts is not None:
             found = await asyncio.to_thread(series, facts.rows, names, points)
         return cast(Series, found)
 

@@ -96,8 +96,6 @@ class Overview(TypedDict):
     settings: dict[str, Any]
     """Flat: `trainer.learning_rate` -> 0.0001. Without secrets."""
     evaluations: list[EvaluationPoint]
-    metrics: NotRequired[list[str]]
-    """Names that `series` knows."""
     live: NotRequired[bool]
     started_ms: NotRequired[int | None]
     dropped: NotRequired[dict[str, int]]
@@ -119,9 +117,13 @@ class Series(TypedDict):
 
     step: list[int]
     """The last step of each bucket."""
+    sums: dict[str, list[float]]
+    """`tokens` and `seconds` of all steps up to the end of each bucket, without pauses between two trainers."""
     series: dict[str, Band]
     phases: dict[str, list[float | None]]
     """Mean seconds per phase of a step."""
+    names: list[str]
+    """The metrics that the run has. At most 2,000."""
 
 
 class RolloutPage(TypedDict):

@@ -4,18 +4,20 @@ import { announce, fill, h, visible } from "./dom.js";
 import { links } from "./format.js";
 import * as compare from "./compare.js";
 import * as group from "./group.js";
+import * as metrics from "./metrics.js";
 import * as overview from "./overview.js";
 import * as rollouts from "./rollouts.js";
 import * as runs from "./runs.js";
 import * as step from "./step.js";
 
-const VIEWS = { compare, group, overview, rollouts, runs, step };
+const VIEWS = { compare, group, metrics, overview, rollouts, runs, step };
 const ROUTES = [
   [/^\/(?:view\/?)?$/, "runs", []],
   [/^\/view\/compare$/, "compare", []],
   [/^\/view\/([^/]+)$/, "overview", ["run"]],
   [/^\/view\/([^/]+)\/step\/(\d+)$/, "step", ["run", "step"]],
   [/^\/view\/([^/]+)\/group\/([^/]+)$/, "group", ["run", "group"]],
+  [/^\/view\/([^/]+)\/metrics$/, "metrics", ["run"]],
   [/^\/view\/([^/]+)\/rollouts$/, "rollouts", ["run"]],
 ];
 const bar = document.getElementById("bar");
@@ -95,7 +97,7 @@ function drawBar(where) {
     h("a", { class: "brand", href: links.runs(), "aria-label": "Gristmill, all runs" },
       h("img", { src: "/view/static/icon.svg", alt: "", width: 22, height: 22 }), h("span", {}, "Gristmill")),
     h("nav", { "aria-label": "Views" },
-      run ? [tab("overview", links.run(run), "Overview"), tab("rollouts", links.rollouts(run), "Rollouts")] : null,
+      run ? [tab("overview", links.run(run), "Overview"), tab("metrics", links.metrics(run), "Metrics"), tab("rollouts", links.rollouts(run), "Rollouts")] : null,
       tab("compare", links.compare(run ? [run] : []), "Compare"),
       tab("runs", links.runs(), "Runs")),
     h("span", { class: "gap" }),
@@ -119,7 +121,7 @@ const KEYS = [
   ["Enter", "open it"],
   ["n, p", "next and previous step, group or page"],
   ["/", "search the rollouts of the run"],
-  ["o, r, c", "overview, rollouts, compare"],
+  ["o, m, r, c", "overview, metrics, rollouts, compare"],
   ["u", "up: from a group to its step, from a step to the overview"],
   ["t", "light or dark"],
   ["?", "this list"],
@@ -149,6 +151,7 @@ document.addEventListener("keydown", (event) => {
     "?": help, t: turnTheme,
     "/": () => (current?.keys?.["/"] ? current.keys["/"]() : where.run && go(links.rollouts(where.run) + "#find")),
     o: () => where.run && go(links.run(where.run)),
+    m: () => where.run && go(links.metrics(where.run)),
     r: () => where.run && go(links.rollouts(where.run)),
     c: () => go(links.compare(where.run ? [where.run] : [])),
   };

@@ -1,4 +1,4 @@
-// Line charts and stacked bars on one axis of steps, with uPlot. Charts of one board share cursor and zoom.
+// Line charts and stacked bars on one x axis, with uPlot. Charts of one board share the axis, the cursor and the zoom.
 /* global uPlot */
 import { announce, css, fill, h, say } from "./dom.js";
 import { figure } from "./format.js";
@@ -8,11 +8,11 @@ const DOUBLE_CLICK_MS = 250;
 const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3], [1, 2], [10, 4], [4, 4]];
 const faded = (color, share) => `color-mix(in srgb, ${color} ${share}%, transparent)`;
 
-/** The charts of one view. `open`: called with the step of a point that a person chose. */
+/** The charts of one view. `axis`: one of AXES in series.js. `open`: called with the step of a point that a person chose. */
 export class Board {
-  constructor({ open = () => {}, unit = "step" } = {}) {
+  constructor({ open = () => {}, axis }) {
     this.open = open;
-    this.unit = unit;
+    this.axis = axis;
     this.charts = [];
     this.zoomed = null;
     this.at = null;
@@ -30,7 +30,9 @@ export class Board {
   }
 
   /** Gives all charts new data: a function of each chart's panel. */
-  update(data) {
+  update(data, axis = this.axis) {
+    if (axis !== this.axis) this.zoomed = this.at = null;
+    this.axis = axis;
     this.charts.forEach((chart) => chart.set(data(chart.panel)));
   }
 
@@ -46,12 +48,12 @@ export class Board {
     const last = first.data.x.length - 1;
     this.at = Math.min(last, Math.max(0, this.at === null ? (by > 0 ? 0 : last) : this.at + by));
     this.charts.forEach((chart) => chart.point(this.at));
-    announce(`${this.unit} ${first.data.x[this.at]}: ${first.spoken(this.at)}`);
+    announce(`${this.axis.at(first.data.x[this.at])}: ${first.spoken(this.at)}`);
   }
 
   choose() {
     const first = this.charts.find((chart) => chart.plot);
-    if (first && this.at !== null) this.open(first.data.x[this.at]);
+    if (first && this.at !== null) this.open(first.data.steps[this.at]);
   }
 
   end() {
@@ -62,8 +64,8 @@ export class Board {
 }
 
 /**
- * One chart. `panel`: title, note, wide, height, log, percent, stacked, format.
- * Data: x, lines [{label, values, low, high, color, dash, dots, steps}], marks [{x, y, low, high}].
+ * One chart. `panel`: title, note, wide, height, stacked, format.
+ * Data: x, steps, log, lines [{label, values, low, high, raw, color, dash, named}], marks [{x, y, low, high}].
  */
 class Chart {
   constructor(board, panel) {
@@ -80,8 +82,9 @@ class Chart {
   }
 
   set(data) {
-    const same = this.plot && this.data.lines.length === data.lines.length &&
-      data.lines.every((line, at) => line.label === this.data.lines[at].label && !line.low === !this.data.lines[at].low);
+    const form = JSON.stringify([data.log, this.board.axis.text, data.lines.map((line) => [line.label, !line.low, !line.raw])]);
+    const same = this.plot && this.form === form;
+    this.form = form;
     this.data = data;
     if (same) {
       this.rescale();
@@ -90,12 +93,12 @@ class Chart {
     this.box.setAttribute("aria-label", `${this.panel.title}: ${this.spoken(data.x.length - 1) || "no data yet"}`);
   }
 
-  /** Returns uPlot's columns: x, each line, and the two edges of each band. */
+  /** Returns uPlot's columns: x, each line, the two edges of each band, and the values of each smoothed line. */
   table() {
     const { x, lines } = this.data;
     const rows = this.panel.stacked ? stacked(lines, x.length) : lines.map((line) => line.values);
     const bands = lines.flatMap((line) => (line.low ? [line.high, line.low] : []));
-    return [x, ...rows, ...bands];
+    return [x, ...rows, ...bands, ...lines.flatMap((line) => (line.raw ? [line.raw] : []))];
   }
 
   build() {
@@ -118,14 +121,17 @@ class Chart {
       series.push({ ...edge }, { ...edge });
       bands.push({ series: [series.length - 2, series.length - 1], fill: faded(line.shown, 16) });
     }
+    for (const line of lines) {
+      if (line.raw) series.push({ stroke: faded(line.shown, 35), width: 1, spanGaps: true, points: { show: false } });
+    }
     this.plot = new uPlot({
       ...this.size(), series, bands,
       legend: { show: false },
       padding: [8, 20, 0, 0],
       scales: { x: { time: false, range: (_, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) },
-        y: { distr: this.panel.log ? 3 : 1, range: this.panel.log ? undefined : (_, low, high) => this.range(low, high) } },
+        y: { distr: this.data.log ? 3 : 1, range: this.data.log ? undefined : (_, low, high) => this.range(low, high) } },
       axes: [
-        { ...axis(), size: 26, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? tick.toLocaleString("en") : "")) },
+        { ...axis(), size: 26, values: (_, ticks) => ticks.map(this.board.axis.tick) },
         { ...axis(), size: 54, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : this.format(tick))) },
       ],
       cursor: {
@@ -195,7 +201,7 @@ class Chart {
       const at = this.plot.cursor.idx;
       clearTimeout(opening);
       if (Math.abs(event.clientX - pressed) >= 4 || at === null || at === undefined) return;
-      const step = this.data.x[at];
+      const step = this.data.steps[at];
       opening = setTimeout(() => this.board.open(step), DOUBLE_CLICK_MS);
     });
     over.addEventListener("dblclick", () => {
@@ -261,7 +267,7 @@ class Chart {
   values(at) {
     const { x, lines } = this.data;
     const shown = at ?? x.length - 1;
-    say(this.place, x.length && at !== null && at !== undefined ? `${this.board.unit} ${x[at].toLocaleString("en")}` : "");
+    say(this.place, x.length && at !== null && at !== undefined ? this.board.axis.at(x[at]) : "");
     lines.forEach((line, number) => say(this.numbers[number], this.format(line.values[shown])));
   }
 

@@ -3,6 +3,7 @@ import { get } from "./api.js";
 import { Board } from "./charts.js";
 import { fill, h, NONE, visible } from "./dom.js";
 import { count, duration, figure, links, percent, reward } from "./format.js";
+import { AXES } from "./series.js";
 
 const MOST = 6;
 const PANELS = [
@@ -40,7 +41,7 @@ export async function view({ main, signal, search, go, title }) {
   ]);
   // A fork counts its own steps from 1; its curve begins after the step that it continues from.
   series.forEach((one, at) => { one.step = one.step.map((step) => step + (comparison.after?.[chosen[at]] ?? 0)); });
-  const board = new Board();
+  const board = new Board({ axis: AXES.step });
   const steps = [...new Set(series.flatMap((one) => one.step))].sort((a, b) => a - b);
   const place = new Map(steps.map((step, at) => [step, at]));
   const panels = PANELS.filter((panel) => series.some((one) => one.series[panel.name]));
@@ -48,6 +49,8 @@ export async function view({ main, signal, search, go, title }) {
   fill(main, top, summary(chosen, overviews, series), difference(comparison.settings_diff ?? [], chosen), curves);
   board.update((panel) => ({
     x: steps,
+    steps,
+    log: panel.log,
     lines: series.flatMap((one, at) => {
       const column = one.series[panel.name]?.mean;
       if (!column) return [];

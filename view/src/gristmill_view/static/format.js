@@ -24,6 +24,11 @@ export const percent = (value) =>
 
 export const count = (value) => value === null || value === undefined ? NONE : value.toLocaleString("en");
 
+const COMPACT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 2 });
+
+/** A large number in short: 1.2M. */
+export const short = (value) => (Number.isFinite(value) ? COMPACT.format(value) : NONE);
+
 export const plural = (number, one, many = one + "s") => `${count(number)} ${number === 1 ? one : many}`;
 
 /** A duration: 0.4 s, 12 s, 3 min, 2 h 5 min, 4 d. */
@@ -48,12 +53,14 @@ export const links = {
   step: (run, step) => `/view/${part(run)}/step/${step}`,
   group: (run, group, sequence, token) => `/view/${part(run)}/group/${part(group)}` +
     (sequence === undefined ? "" : `#s${sequence}${token === undefined ? "" : `t${token}`}`),
+  metrics: (run) => `/view/${part(run)}/metrics`,
   rollouts: (run, filters = {}) => `/view/${part(run)}/rollouts${query(filters)}`,
   compare: (runs = []) => "/view/compare" + (runs.length ? `?runs=${runs.map(part).join(",")}` : ""),
 };
 
+/** Returns a query of an address. A list gives one parameter for each of its values. */
 export function query(values) {
-  const kept = Object.entries(values).filter(([, value]) => value !== undefined && value !== null && value !== "");
+  const kept = Object.entries(values).flatMap(([name, value]) => [value].flat().map((one) => [name, one])).filter(([, value]) => value !== undefined && value !== null && value !== "");
   return kept.length ? "?" + new URLSearchParams(kept) : "";
 }
 

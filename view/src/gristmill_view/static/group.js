@@ -2,8 +2,7 @@
 import { get } from "./api.js";
 import { announce, fill, h, NONE, shown, visible } from "./dom.js";
 import { links, plural, reward, signed } from "./format.js";
-import { chip, cursor, ends, legend, outcome } from "./rows.js";
-import { choice } from "./step.js";
+import { chip, choice, cursor, ends, legend, outcome } from "./rows.js";
 import { limits, MEASURES, measured, place, Strip } from "./strip.js";
 import { scrolled, text, tree, turn } from "./turns.js";
 

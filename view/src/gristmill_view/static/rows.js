@@ -1,4 +1,4 @@
-// What lists share: moving through rows by j and k, chips of rewards, outcomes, downloads.
+// What views share: moving through rows by j and k, chips of rewards, outcomes, choices.
 import { h, visible } from "./dom.js";
 import { reward, shade, words } from "./format.js";
 
@@ -56,6 +56,12 @@ const OUTCOMES = {
 export const outcome = (name, reason) => name ? [
   h("span", { class: `outcome is-${OUTCOMES[name] ? name : "other"}`, title: OUTCOMES[name] }, visible(words(name))),
   reason ? h("small", { title: visible(words(reason)) }, visible(words(reason))) : null] : "";
+
+/** A choice of one of `options`: {value: [text]}. `change`: called with {name: value}. */
+export function choice(label, name, options, chosen, change) {
+  return h("label", {}, `${label} `, h("select", { name, onchange: (event) => change({ [name]: event.target.value }) },
+    Object.entries(options).map(([value, [text]]) => h("option", { value, selected: value === chosen }, text))));
+}
 
 /** The beginning of a text, on one line. */
 export function start(text, length = 160) {

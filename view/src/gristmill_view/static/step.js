@@ -3,7 +3,7 @@ import { get } from "./api.js";
 import { binned, histogram } from "./charts.js";
 import { announce, fill, h, visible } from "./dom.js";
 import { count, figure, links, plural, query, reward } from "./format.js";
-import { chip, cursor, ends, legend, NO_RECORDS, outcome, start } from "./rows.js";
+import { chip, choice, cursor, ends, legend, NO_RECORDS, outcome, start } from "./rows.js";
 
 const SHOWN = {
   all: ["all groups", () => true],
@@ -82,11 +82,6 @@ function warning(groups) {
   if (!groups.length || same < groups.length) return null;
   return h("section", { class: "banner trouble" }, h("p", {}, h("strong", {}, "Every group scored the same. "),
     "The step has no advantage to learn from. Look at the rewards: they may be too easy, too hard, or broken."));
-}
-
-export function choice(label, name, options, chosen, change) {
-  return h("label", {}, `${label} `, h("select", { name, onchange: (event) => change({ [name]: event.target.value }) },
-    Object.entries(options).map(([value, [text]]) => h("option", { value, selected: value === chosen }, text))));
 }
 
 function table(run, groups, low, high) {
