@@ -1,10 +1,11 @@
-"""Any metric of a run as a chart, and how curves are drawn, in a real Chromium."""
+"""Metrics as charts: any metric of a run, the ways to draw curves, and runs on one axis, in a real Chromium."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
+import pytest
 from tests.browser.conftest import Demo
 from tests.support.chromium import settled
 
@@ -105,3 +106,43 @@ def test_logarithmic_axis_leaves_out_zero(page: Any, demo: Demo) -> None:
     assert values[:4] == [None] * 4
     assert values[4] > 0
     assert page.evaluate(f"() => {_PLOT}.plot.scales.y.distr") == 3
+
+
+# --- Compare ----------------------------------------------------------------------------------------------------
+def test_runs_that_differ_in_their_seeds_become_one_line_with_a_spread(page: Any, demo: Demo) -> None:
+    opened(page, demo, "/view/compare?runs=quickstart,quickstart-lr3,quickstart-seed2")
+    lines = f"() => {_PLOT}.data.lines.map(({{label, values, low, high}}) => ({{label, values, low, high}}))"
+    single = {line["label"]: line["values"] for line in page.evaluate(lines)}
+    assert [*single] == ["quickstart", "quickstart-lr3", "quickstart-seed2"]
+    page.locator("select[name=by]").select_option("seeds")
+    both, other = page.evaluate(lines)
+    assert (both["label"], other["label"]) == ("2 × quickstart", "quickstart-lr3")
+    assert other["values"] == single["quickstart-lr3"]
+    first, second = (single[name][9] for name in ("quickstart", "quickstart-seed2"))
+    side = abs(first - second) / 2**0.5  # the sample standard deviation of two values
+    assert first != second
+    assert [both[name][9] for name in ("low", "values", "high")] == pytest.approx(
+        [(first + second) / 2 - side, (first + second) / 2, (first + second) / 2 + side]
+    )
+    assert both["values"][45:] == single["quickstart"][45:], "the other seed ends at step 45"
+    rows = page.locator(".facts-table tbody tr")
+    assert rows.locator("a").all_inner_texts() == ["quickstart", "quickstart-seed2", "quickstart-lr3"]
+    assert rows.locator(".line-1").count() == 2, "runs of one line have its colour"
+    page.reload()
+    settled(page)
+    assert len(page.evaluate(lines)) == 2, "the address keeps the choice"
+
+
+def test_runs_are_compared_by_tokens_on_the_lines_between_their_points(page: Any, demo: Demo) -> None:
+    opened(page, demo, "/view/compare?runs=quickstart,long&x=tokens")
+    first, second = page.evaluate(f"() => {_PLOT}.data.lines.map(({{values}}) => values)")
+    x = axis(page)
+    assert x[-1] == 10_000 * 2200
+    assert len(x) <= 1000
+    assert [at for at, value in enumerate(first) if value is not None][-1] < 100, "the short run ends"
+    assert sum(value is not None for value in second) > 400
+
+
+def test_seeds_are_not_offered_without_two_runs_of_equal_settings(page: Any, demo: Demo) -> None:
+    opened(page, demo, "/view/compare?runs=quickstart,quickstart-lr3")
+    assert page.locator("select[name=by]").count() == 0

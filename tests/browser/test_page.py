@@ -26,7 +26,7 @@ VIEWS = (
     "/view/agents/group/g00000000#s5",
     "/view/agents/group/g00000001",
     "/view/quickstart/rollouts?outcome=dropped",
-    "/view/compare?runs=quickstart,quickstart-lr3",
+    "/view/compare?runs=quickstart,quickstart-lr3,quickstart-seed2&by=seeds",
 )
 
 

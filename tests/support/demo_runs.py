@@ -2,6 +2,7 @@
 
 quickstart     a finished run of 60 steps that learns to add, like configs/quickstart.yaml
 quickstart-lr3 the same with a higher learning rate, for a comparison
+quickstart-seed2 the same as quickstart with another seed, stopped at step 45
 training       the same, live: one step every two seconds of the clock
 crashed        a run whose trainer stopped at step 37
 long           10,000 steps and 100,000 rollouts
@@ -85,6 +86,7 @@ _RUNS: Final = {
         _Run("training", 200, 24, state="open", live=True, seed=7),
         _Run("quickstart", 60, 60),
         _Run("quickstart-lr3", 60, 60, rate=3.0e-4, middle=0.2, seed=2, extra={"trainer.clip_grad_norm": 0.5}),
+        _Run("quickstart-seed2", 60, 45, state="stopped", seed=8),
         _Run("crashed", 60, 37, state="stopped", seed=3),
         _Run("long", 10_000, 10_000, groups=1, size=10, seed=4, thinking=True),
         _Run("hostile", 12, 12, groups=2, size=6, seed=5, hostile=True),

@@ -60,7 +60,7 @@ _LEVEL: Final = 4
 _MOST_POINTS: Final = 5000
 _MOST_ROWS: Final = 500
 _MOST_NAMES: Final = 100
-_MOST_RUNS: Final = 8
+_MOST_RUNS: Final = 24
 
 Handler = Callable[[Request], Awaitable[Response]]
 
