@@ -125,7 +125,7 @@ def test_runs_that_differ_in_their_seeds_become_one_line_with_a_spread(page: Any
         [(first + second) / 2 - side, (first + second) / 2, (first + second) / 2 + side]
     )
     assert both["values"][45:] == single["quickstart"][45:], "the other seed ends at step 45"
-    rows = page.locator(".facts-table tbody tr")
+    rows = page.locator(".run-facts table:first-of-type tbody tr")
     assert rows.locator("a").all_inner_texts() == ["quickstart", "quickstart-seed2", "quickstart-lr3"]
     assert rows.locator(".line-1").count() == 2, "runs of one line have its colour"
     page.reload()

@@ -23,6 +23,8 @@ VIEWS = (
     "/view/quickstart/step/30",
     "/view/quickstart/group/g00000203#s3t2",
     "/view/hostile/group/g00000001",
+    "/view/hostile/prompt/g00000001",
+    "/view/quickstart/prompt/g00000203?runs=quickstart-lr3",
     "/view/agents/group/g00000000#s5",
     "/view/agents/group/g00000001",
     "/view/quickstart/rollouts?outcome=dropped",
@@ -256,7 +258,7 @@ def test_list_of_a_hundred_thousand_rollouts_is_paged(page: Any, demo: Demo) -> 
 def test_compare_shows_both_runs_and_the_settings_that_differ(page: Any, demo: Demo) -> None:
     opened(page, demo, "/view/compare?runs=quickstart,quickstart-lr3")
     assert page.locator(".panel canvas").count() >= 8
-    assert page.locator(".diff tbody th").all_inner_texts() == [
+    assert page.locator("[aria-label='Settings that differ'] tbody th").all_inner_texts() == [
         "trainer.learning_rate",
         "trainer.seed",
         "trainer.clip_grad_norm",

@@ -30,6 +30,7 @@ from gristmill_view.source import (
     Highlight,
     News,
     Overview,
+    PromptHistory,
     RolloutPage,
     RolloutQuery,
     RunLine,
@@ -52,6 +53,8 @@ HOSTILE: Final = (
     "\n".join(f"line {number}" for number in range(900)),
 )
 _PARTS: Final = {"format": 0.2, "accuracy": 0.8}
+_DATA_ROWS: Final = 64
+"""Prompts of the data set, which each run goes through again and again."""
 _STEP_S: Final = 2.0
 _START_MS: Final = 1_795_430_000_000
 _Floats = npt.NDArray[np.float64]
@@ -186,9 +189,16 @@ def _rows(run: _Run) -> list[dict[str, float]]:
     """Returns the trainer's rows of the whole run, flat."""
     metrics = _metrics(run)
     return [
-        {"step": step, "tokens": 2200, **{name: float(values[step - 1]) for name, values in metrics.items()}}
-        for step in range(1, run.steps + 1)
+        {"step": at + 1, "tokens": 2200} | {name: float(values[at]) for name, values in metrics.items()}
+        for at in range(run.steps)
     ]
+
+
+@functools.cache
+def _numbers(row: int) -> tuple[int, int]:
+    """Returns the numbers to add in a row of the data set."""
+    left, right = np.random.default_rng(row).integers(1, 90, 2)
+    return int(left), int(right)
 
 
 class DemoSource:
@@ -354,8 +364,7 @@ class DemoSource:
         }  # fmt: skip
 
     def _row(self, run: _Run, number: int) -> tuple[str, str]:
-        random = np.random.default_rng(run.seed * 1_000_003 + number)
-        left, right = (int(value) for value in random.integers(1, 90, 2))
+        left, right = _numbers(number % _DATA_ROWS)
         question = f"What is {left} + {right}?"
         return (f"{HOSTILE[number % 7]} {question}" if run.hostile else question), str(left + right)
 
@@ -412,6 +421,22 @@ class DemoSource:
             "finish_reason": str(columns["finish_reason"][index]), "version": f"1.{int(columns['step'][index]) - 1}",
             "outcome": outcome, "reason": _reason(outcome), "tokens": tokens,
         }  # fmt: skip
+
+    async def prompt(self, run: str, group_id: str, of: str) -> PromptHistory:
+        """Returns the groups with the same row of the data set."""
+        found, group = self._run(run), await self.group(of, group_id)
+        numbers = range(group["row"] % _DATA_ROWS, self._done(found) * found.groups, _DATA_ROWS)
+        groups: list[Any] = []
+        for number in numbers[-200:]:
+            made = await self.group(run, f"g{number:08d}")
+            ordered = sorted(made["completions"], key=lambda one: one["reward"])
+            groups.append({
+                **{name: made[name] for name in ("group_id", "step", "outcome", "reason")},
+                "rewards": [one["reward"] for one in made["completions"]],
+                "best": ordered[-1]["text"][:300] if ordered else None,
+                "worst": ordered[0]["text"][:300] if ordered else None,
+            })  # fmt: skip
+        return {"question": group["question"], "total": len(numbers), "groups": groups}
 
     async def rollouts(self, run: str, query: RolloutQuery) -> RolloutPage:
         """Returns a page of rollouts."""

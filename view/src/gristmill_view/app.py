@@ -202,6 +202,7 @@ def api_routes(source: Source, stopping: Callable[[], bool] = lambda: False) -> 
         "/view/api/runs/{run}/series": api.series,
         "/view/api/runs/{run}/steps/{step}": api.step,
         "/view/api/runs/{run}/groups/{group}": api.group,
+        "/view/api/runs/{run}/groups/{group}/prompt": api.prompt,
         "/view/api/runs/{run}/rollouts": api.rollouts,
         "/view/api/runs/{run}/events": api.events,
         "/view/api/runs/{run}/download": api.download,
@@ -273,13 +274,14 @@ class _Api:
         return _json({**found, "sums": sums, "series": series, "phases": phases})
 
     async def step(self, request: Request) -> Response:
-        text = request.path_params["step"]
-        if not text.isdecimal() or len(text) > 12:
-            raise ViewError("step_missing", f"{text!r} is not a step.", remedy="A step is a whole number.")
-        return _json(await self._source.step(_run(request), int(text)))
+        return _json(await self._source.step(_run(request), _step(request)))
 
     async def group(self, request: Request) -> Response:
         return _json(await self._source.group(_run(request), request.path_params["group"]))
+
+    async def prompt(self, request: Request) -> Response:
+        of = _run(request)
+        return _json(await self._source.prompt(request.query_params.get("in") or of, request.path_params["group"], of))
 
     async def rollouts(self, request: Request) -> Response:
         return _json(await self._source.rollouts(_run(request), rollout_query(request)))
@@ -324,6 +326,13 @@ async def _chained(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[by
 
 def _run(request: Request) -> str:
     return str(request.path_params["run"])
+
+
+def _step(request: Request) -> int:
+    text = request.path_params["step"]
+    if not text.isdecimal() or len(text) > 12:
+        raise ViewError("step_missing", f"{text!r} is not a step.", remedy="A step is a whole number.")
+    return int(text)
 
 
 def rollout_query(request: Request) -> RolloutQuery:

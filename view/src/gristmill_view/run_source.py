@@ -30,12 +30,14 @@ from gristmill_view.source import (
     Highlight,
     News,
     Overview,
+    PromptHistory,
     RolloutPage,
     RolloutQuery,
     RunLine,
     Series,
     ViewError,
 )
+from gristmill_view.tables import load_table_reader
 from gristmill_view.trouble import LOST
 
 _LOG = logging.getLogger(__name__)
@@ -185,6 +187,10 @@ class RunSource:
         """Returns a group and its tokens."""
         return cast(dict[str, Any], await self._ask("group_of", run, group_id))
 
+    async def prompt(self, run: str, group_id: str, of: str) -> PromptHistory:
+        """Returns the groups of a run that have the prompt of a group of the run `of`."""
+        return cast(PromptHistory, await self._ask("prompt_of", run, group_id, of))
+
     async def rollouts(self, run: str, query: RolloutQuery) -> RolloutPage:
         """Returns a page of rollouts; an empty one for a run of the API that has no file yet."""
         facts = await self._facts(run)
@@ -252,12 +258,12 @@ def _answer(question: str, roots: tuple[Path, ...], *arguments: object) -> Any:
         return getattr(queries, question)(roots, *arguments)
     finally:
         # While a person looks at the first answer, which needs neither.
-        threading.Thread(target=_load, args=(queries,), daemon=True).start()
+        threading.Thread(target=_load, daemon=True).start()
 
 
-def _load(queries: Any) -> None:
+def _load() -> None:
     with contextlib.suppress(ViewError):  # the question that needs the packages reports that they are missing
-        queries.load_table_reader()
+        load_table_reader()
 
 
 def line_of(facts: Facts) -> dict[str, Any]:

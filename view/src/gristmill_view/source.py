@@ -126,6 +126,30 @@ class Series(TypedDict):
     """The metrics that the run has. At most 2,000."""
 
 
+class PromptGroup(TypedDict):
+    """A group of one prompt."""
+
+    group_id: str
+    step: int | None
+    """None: the group was not trained on, or its step is unknown."""
+    outcome: str
+    reason: str | None
+    rewards: list[float]
+    """At most 64."""
+    best: str | None
+    """The beginning of the completion with the highest reward. `worst`: with the lowest."""
+    worst: str | None
+
+
+class PromptHistory(TypedDict):
+    """The groups of a run that have one prompt."""
+
+    question: str
+    total: int
+    groups: list[PromptGroup]
+    """In order of steps. At most 200, of the last steps; groups without a step are at the end."""
+
+
 class RolloutPage(TypedDict):
     """One page of the rollouts that a query selects."""
 
@@ -210,6 +234,9 @@ class Source(Protocol):
 
     async def group(self, run: str, group_id: str) -> dict[str, Any]:
         """Returns a group with its completions and their tokens."""
+
+    async def prompt(self, run: str, group_id: str, of: str) -> PromptHistory:
+        """Returns the groups of a run that have the prompt of a group of the run `of`, which may be the same run."""
 
     async def rollouts(self, run: str, query: RolloutQuery) -> RolloutPage:
         """Returns a page of rollouts."""

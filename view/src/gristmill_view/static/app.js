@@ -1,16 +1,17 @@
 // The frame of the page: the bar, the routes, the keyboard, the theme and the question for a token.
 import { askTokenWith, forgetToken, hasToken, Problem } from "./api.js";
-import { announce, fill, h, visible } from "./dom.js";
+import { announce, fill, h, soft, visible } from "./dom.js";
 import { links } from "./format.js";
 import * as compare from "./compare.js";
 import * as group from "./group.js";
 import * as metrics from "./metrics.js";
 import * as overview from "./overview.js";
+import * as prompt from "./prompt.js";
 import * as rollouts from "./rollouts.js";
 import * as runs from "./runs.js";
 import * as step from "./step.js";
 
-const VIEWS = { compare, group, metrics, overview, rollouts, runs, step };
+const VIEWS = { compare, group, metrics, overview, prompt, rollouts, runs, step };
 const ROUTES = [
   [/^\/(?:view\/?)?$/, "runs", []],
   [/^\/view\/compare$/, "compare", []],
@@ -18,6 +19,7 @@ const ROUTES = [
   [/^\/view\/([^/]+)\/step\/(\d+)$/, "step", ["run", "step"]],
   [/^\/view\/([^/]+)\/group\/([^/]+)$/, "group", ["run", "group"]],
   [/^\/view\/([^/]+)\/metrics$/, "metrics", ["run"]],
+  [/^\/view\/([^/]+)\/prompt\/([^/]+)$/, "prompt", ["run", "group"]],
   [/^\/view\/([^/]+)\/rollouts$/, "rollouts", ["run"]],
 ];
 const bar = document.getElementById("bar");
@@ -67,7 +69,7 @@ function failed(error) {
     h("h1", {}, error.status === 404 ? "Not here" : "This could not be shown"),
     h("p", {}, visible(error.message)),
     error.remedy ? h("p", {}, visible(error.remedy)) : null,
-    h("p", {}, h("button", { type: "button", onclick: () => show() }, "Try again"), " ", h("a", { href: links.runs() }, "All runs"))));
+    h("p", {}, h("button", { onclick: () => show() }, "Try again"), " ", h("a", { href: links.runs() }, "All runs"))));
 }
 
 /** Goes to an address of the page. `replace`: without a new entry in the history. */
@@ -101,9 +103,9 @@ function drawBar(where) {
       tab("compare", links.compare(run ? [run] : []), "Compare"),
       tab("runs", links.runs(), "Runs")),
     h("span", { class: "gap" }),
-    hasToken() ? h("button", { type: "button", class: "plain", onclick: () => { forgetToken(); location.reload(); } }, "Forget token") : null,
-    h("button", { type: "button", class: "plain icon help-button", onclick: help, title: "Keyboard (?)", "aria-label": "Keyboard shortcuts" }, "?"),
-    h("button", { type: "button", class: "plain icon", onclick: turnTheme, title: "Light or dark (t)", "aria-label": "Change between light and dark" }, "◐"));
+    hasToken() ? h("button", { class: "plain", onclick: () => { forgetToken(); location.reload(); } }, "Forget token") : null,
+    h("button", { class: "plain icon help-button", onclick: help, title: "Keyboard (?)", "aria-label": "Keyboard shortcuts" }, "?"),
+    h("button", { class: "plain icon", onclick: turnTheme, title: "Light or dark (t)", "aria-label": "Change between light and dark" }, "◐"));
 }
 
 const dark = () => (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
@@ -131,8 +133,8 @@ function help() {
   const box = h("dialog", { class: "help", "aria-labelledby": "help-title" },
     h("h2", { id: "help-title" }, "Keyboard"),
     h("dl", {}, KEYS.map(([key, text]) => h("div", {}, h("dt", {}, h("kbd", {}, key)), h("dd", {}, text)))),
-    h("p", { class: "soft" }, "On a chart: click a point to open its step, drag to zoom, double-click to see all."),
-    h("button", { type: "button", onclick: () => box.close() }, "Close"));
+    soft("On a chart: click a point to open its step, drag to zoom, double-click to see all."),
+    h("button", { onclick: () => box.close() }, "Close"));
   box.addEventListener("close", () => box.remove());
   document.body.append(box);
   box.showModal();
@@ -168,7 +170,7 @@ askTokenWith((refused) => new Promise((resolve) => {
     h("p", { id: "token-text" }, refused ? "The API does not know that token. " : "", "Any role can read. ",
       h("code", {}, "make secure"), " wrote the tokens to ", h("code", {}, ".secrets"), "."),
     h("label", { for: "token" }, "Token"), field,
-    h("p", { class: "soft" }, "The token stays in this tab and is forgotten when you close it."),
+    soft("The token stays in this tab and is forgotten when you close it."),
     h("button", { type: "submit" }, "Open"));
   const box = h("dialog", { class: "token", "aria-labelledby": "token-title" }, form);
   box.addEventListener("cancel", (event) => event.preventDefault());

@@ -1,12 +1,20 @@
 // Line charts and stacked bars on one x axis, with uPlot. Charts of one board share the axis, the cursor and the zoom.
 /* global uPlot */
-import { announce, css, fill, h, say } from "./dom.js";
+import { announce, css, fill, h, known, say } from "./dom.js";
 import { figure } from "./format.js";
 
-export const colors = () => [1, 2, 3, 4, 5, 6, 7].map((at) => css(`--line-${at}`));
+const colors = () => [1, 2, 3, 4, 5, 6, 7].map((at) => css(`--line-${at}`));
 const DOUBLE_CLICK_MS = 250;
+const HEIGHT = 170;
 const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3], [1, 2], [10, 4], [4, 4]];
 const faded = (color, share) => `color-mix(in srgb, ${color} ${share}%, transparent)`;
+
+/** Charts without data: they take the place of the charts of a view that loads. */
+export const waiting = (panels) => h("div", { class: "curves" }, panels.map((panel) => {
+  const plot = h("div", { class: "plot" });
+  plot.style.height = `${panel.height ?? HEIGHT}px`;
+  return h("figure", { class: `panel waiting${panel.wide ? " wide" : ""}` }, h("figcaption", {}, h("span", { class: "name" }, panel.title)), plot);
+}));
 
 /** The charts of one view. `axis`: one of AXES in series.js. `open`: called with the step of a point that a person chose. */
 export class Board {
@@ -65,7 +73,7 @@ export class Board {
 
 /**
  * One chart. `panel`: title, note, wide, height, stacked, format.
- * Data: x, steps, log, lines [{label, values, low, high, raw, color, dash, named}], marks [{x, y, low, high}].
+ * Data: x, steps, log, lines [{label, values, low, high, raw, color, dash, dots, named}], marks [{x, y, low, high}].
  */
 class Chart {
   constructor(board, panel) {
@@ -74,7 +82,7 @@ class Chart {
     this.format = panel.format ?? figure;
     this.legend = h("div", { class: "legend" });
     this.box = h("div", { class: "plot", role: "img" });
-    this.box.style.height = `${panel.height ?? 170}px`;
+    this.box.style.height = `${panel.height ?? HEIGHT}px`;
     this.box.chart = this;
     this.figure = h("figure", { class: `panel${panel.wide ? " wide" : ""}` },
       h("figcaption", {}, h("span", { class: "name", title: panel.note }, panel.title), this.legend), this.box);
@@ -157,7 +165,7 @@ class Chart {
       fill: bars ? line.shown : undefined,
       dash: bars ? undefined : DASHES[(line.dash ?? at) % DASHES.length],
       paths: bars ? uPlot.paths.bars({ size: [0.92, 40], gap: 0 }) : undefined,
-      points: { show: !bars && this.data.x.length < 3 },
+      points: { show: !bars && (line.dots || this.data.x.length < 3), size: 6, fill: line.shown },
     };
   }
 
@@ -200,7 +208,7 @@ class Chart {
     over.addEventListener("click", (event) => {
       const at = this.plot.cursor.idx;
       clearTimeout(opening);
-      if (Math.abs(event.clientX - pressed) >= 4 || at === null || at === undefined) return;
+      if (Math.abs(event.clientX - pressed) >= 4 || !known(at)) return;
       const step = this.data.steps[at];
       opening = setTimeout(() => this.board.open(step), DOUBLE_CLICK_MS);
     });
@@ -240,7 +248,7 @@ class Chart {
     for (const mark of this.data.marks) {
       const x = plot.valToPos(mark.x, "x", true);
       const y = plot.valToPos(mark.y, "y", true);
-      if (mark.low !== null && mark.low !== undefined) {
+      if (known(mark.low)) {
         ctx.beginPath();
         ctx.moveTo(x, plot.valToPos(mark.low, "y", true));
         ctx.lineTo(x, plot.valToPos(mark.high, "y", true));
@@ -267,7 +275,7 @@ class Chart {
   values(at) {
     const { x, lines } = this.data;
     const shown = at ?? x.length - 1;
-    say(this.place, x.length && at !== null && at !== undefined ? this.board.axis.at(x[at]) : "");
+    say(this.place, x.length && known(at) ? this.board.axis.at(x[at]) : "");
     lines.forEach((line, number) => say(this.numbers[number], this.format(line.values[shown])));
   }
 
@@ -319,7 +327,7 @@ export function histogram(bars, { choose, chosen = null, label = "rewards" } = {
     h("div", { class: "bars", role: "group", "aria-label": `Histogram of ${label}` }, bars.map((bar) => {
       const inside = chosen && bar.low < chosen[1] + 1e-9 && bar.high > chosen[0] - 1e-9;
       const button = h("button", {
-        type: "button", class: inside ? "chosen" : null, disabled: !bar.count,
+        class: inside ? "chosen" : null, disabled: !bar.count,
         "aria-pressed": inside ? "true" : "false",
         "aria-label": `${figure(bar.low)} to ${figure(bar.high)}: ${bar.count}`,
         title: `${figure(bar.low)} to ${figure(bar.high)}: ${bar.count.toLocaleString("en")}`,

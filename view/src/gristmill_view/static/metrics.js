@@ -1,8 +1,9 @@
 // Any metric of a run: a list of all of them, and a chart of each that a person chose.
-import { get, listen } from "./api.js";
+import { get, listen, pathOf } from "./api.js";
 import { Board } from "./charts.js";
 import { announce, fill, h, visible } from "./dom.js";
 import { links, plural } from "./format.js";
+import { head } from "./rows.js";
 import { AXES, drawing, drawingControls, drawingQuery, Series } from "./series.js";
 
 const MOST = 24;
@@ -52,17 +53,14 @@ export async function view({ run, main, signal, search, go, title }) {
     none.hidden = lines.some((line) => !line.hidden);
   };
 
-  const [overview] = await Promise.all([get(`runs/${encodeURIComponent(run)}`, signal), series.load()]);
-  fill(main, h("div", { class: "headline" }, h("h1", {}, "Metrics")),
-    h("p", { class: "soft sub" }, h("a", { href: links.run(run) }, visible(run))),
+  const [overview] = await Promise.all([get(pathOf(run), signal), series.load()]);
+  fill(main, head("Metrics", run),
     drawingControls(now, draw, () => ({ m: chosen })),
     h("div", { class: "board" }, curves, h("aside", { "aria-label": "All metrics" },
       h("section", {}, h("h2", {}, h("label", { for: "find" }, "Find a metric")), find, list))));
   showList();
   showCurves();
-  const watched = ["open", "suspended"].includes(overview.state) || overview.live;
-  const close = watched
-    ? listen(run, () => series.last, { step: (row) => series.add(row), reload: () => series.reload(), state: () => {} }) : () => {};
+  const close = listen(overview, () => series.last, { step: (row) => series.add(row), reload: () => series.reload(), state: () => {} });
   return {
     end: () => { close(); board.end(); },
     keys: {

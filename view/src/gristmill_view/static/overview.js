@@ -1,11 +1,11 @@
 // The state of a run in ten seconds: how far, how good, who waits, what is wrong. Then the curves.
-import { get, listen } from "./api.js";
-import { Board } from "./charts.js";
-import { announce, fill, h, NONE, say, visible } from "./dom.js";
+import { get, listen, moves, pathOf } from "./api.js";
+import { Board, waiting } from "./charts.js";
+import { announce, cell, fill, h, NONE, say, soft, visible } from "./dom.js";
 import { count, duration, figure, links, moment, percent, plural, reward, signed, words } from "./format.js";
 import { AXES, drawing, drawingControls, Series } from "./series.js";
 
-const PANELS = [
+export const PANELS = [
   { key: "reward", title: "Reward", wide: true, height: 250, format: reward, lines: [["reward_mean", "mean"]], spread: "reward_std", marks: true,
     note: "Mean over all completions of the step; the band is one standard deviation to each side" },
   { key: "parts", title: "Reward by part", height: 250, format: reward, group: "reward_parts.", note: "Mean of each reward before its weight" },
@@ -44,18 +44,16 @@ export async function view(context) {
   title(run);
   const page = new Page(context);
   fill(main, page.skeleton());
-  const path = `runs/${encodeURIComponent(run)}`;
-  const [overview] = await Promise.all([get(path, signal), page.series.load()]);
+  const [overview] = await Promise.all([get(pathOf(run), signal), page.series.load()]);
   page.start(overview);
-  const watched = ["open", "suspended"].includes(overview.state) || overview.live;
-  page.connection(watched ? "connecting" : "still");
-  const close = watched ? listen(run, () => page.series.last, {
+  page.connection(moves(overview) ? "connecting" : "still");
+  const close = listen(overview, () => page.series.last, {
     step: (row) => page.series.add(row),
     services: (state) => page.state(state),
     trouble: (trouble) => page.trouble(trouble),
     reload: () => page.series.reload(),
     state: (state) => page.connection(state),
-  }) : () => {};
+  });
   return {
     end: () => { close(); page.board.end(); },
     keys: {
@@ -81,8 +79,7 @@ class Page {
     this.banner = h("section", { class: "banner calm", "aria-label": "State of the run" }, h("p", {}, "\u00a0"));
     this.facts = h("dl", { class: "facts" }, ["progress", "reward", "held-out score", "speed", "groups"].map((name) =>
       h("div", {}, h("dt", {}, name), h("dd", {}, h("b", {}, "…"), h("span", {}, "\u00a0")))));
-    this.curves = h("div", { class: "curves" }, PANELS.map((panel) =>
-      h("figure", { class: `panel waiting${panel.wide ? " wide" : ""}` }, h("figcaption", {}, h("span", { class: "name" }, panel.title)), block(panel.height ?? 170))));
+    this.curves = waiting(PANELS);
     this.services = h("div", { class: "services" });
     this.queue = h("div", { class: "queue" });
     this.settings = h("div", {});
@@ -150,13 +147,13 @@ class Page {
     const share = steps ? Math.min(1, step / steps) : 0;
     if (!this.meter) this.meter = h("progress", { max: 1, "aria-label": "progress" });
     this.meter.value = share;
-    const rest = this.now.state !== "finished" && left !== null && left !== undefined ? `${duration(left)} left` : steps ? `${Math.round(100 * share)} %` : "no end set";
+    const rest = this.now.state !== "finished" && Number.isFinite(left) ? `${duration(left)} left` : steps ? `${Math.round(100 * share)} %` : "no end set";
     this.fact(0, steps ? `${count(step)} / ${count(steps)}` : count(step), [this.meter, rest]);
     const newest = this.evaluations[this.evaluations.length - 1];
     const first = this.evaluations[0];
     this.fact(2, newest ? percent(newest.score) : NONE, newest
       ? `${first !== newest ? `from ${percent(first.score)}; ` : ""}step ${newest.step}, ${plural(newest.n, "prompt")}` : "no evaluation yet");
-    this.fact(3, speed === null || speed === undefined ? NONE : figure(speed), "tokens per second, last ten steps");
+    this.fact(3, figure(speed), "tokens per second, last ten steps");
     const lost = (queue?.dropped ?? 0) + (queue?.dead ?? 0);
     this.fact(4, count(queue?.trained ?? null), lost ? [h("a", { href: links.rollouts(this.run, { outcome: queue.dropped ? "dropped" : "dead" }) }, `${count(lost)} not trained`)] : "trained, none dropped");
   }
@@ -170,10 +167,10 @@ class Page {
 
   showServices() {
     const { services } = this.now;
-    if (!services?.length) { fill(this.services, h("p", { class: "soft" }, "Read from files: no service reports.")); return; }
+    if (!services?.length) { fill(this.services, soft("Read from files: no service reports.")); return; }
     fill(this.services, h("ul", {}, services.map((service) => h("li", {},
       h("i", { class: `dot ${service.state}` }), h("b", {}, visible(service.name)),
-      h("span", { class: "seen" }, service.heartbeat_s !== null && service.heartbeat_s !== undefined ? `${duration(service.heartbeat_s)} ago` : service.state),
+      h("span", { class: "seen" }, Number.isFinite(service.heartbeat_s) ? `${duration(service.heartbeat_s)} ago` : service.state),
       h("span", { class: "detail" }, [service.state, service.version && `weights ${service.version}`, service.detail].filter(Boolean).map(visible).join(" · "))))));
   }
 
@@ -183,7 +180,7 @@ class Page {
     const row = (name, note) => {
       const bar = h("i", {});
       bar.style.width = `${Math.min(100, 100 * (queue[name] ?? 0) / total)}%`;
-      return h("tr", { title: QUEUE[name] }, h("th", { scope: "row" }, name), h("td", {}, count(queue[name] ?? 0)),
+      return h("tr", { title: QUEUE[name] }, h("th", { scope: "row" }, name), cell(count(queue[name] ?? 0)),
         h("td", { class: "fillbar" }, ["ready", "leased"].includes(name) ? bar : note));
     };
     const { receipts } = this.now;
@@ -232,9 +229,3 @@ const newestReceipt = ({ server, version, state, difference, change, seconds }) 
   [server, version, state].filter(Boolean).join(" "),
   difference === null ? "no log-probabilities" : `log-probabilities differ by ${figure(difference)} nats`,
   change === null ? null : `changed by ${figure(change)}`, `${figure(1000 * seconds)} ms`].filter(Boolean).join(", ");
-
-function block(height) {
-  const element = h("div", { class: "plot" });
-  element.style.height = `${height}px`;
-  return element;
-}

@@ -1,5 +1,5 @@
 // The metrics of one run: what the server sent, and the rows that came since. Overview, metrics and compare draw them.
-import { get } from "./api.js";
+import { get, pathOf } from "./api.js";
 import { h, visible } from "./dom.js";
 import { count, duration, query, short } from "./format.js";
 import { choice } from "./rows.js";
@@ -60,7 +60,7 @@ export function drawn(line, { smooth, log }) {
 export class Series {
   /** `names`: metrics, or groups of them such as `reward_parts.*`. `draw`: called when there is something new. */
   constructor(run, names, signal, draw) {
-    this.path = `runs/${encodeURIComponent(run)}/series`;
+    this.path = pathOf(run, "series");
     this.signal = signal;
     this.draw = draw;
     this.choose(names);
