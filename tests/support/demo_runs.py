@@ -35,8 +35,10 @@ from gristmill_view.source import (
     RolloutQuery,
     RunLine,
     Series,
+    Timeline,
     ViewError,
 )
+from gristmill_view.timeline import Work, timeline, window
 
 HOSTILE: Final = (
     "<script>window.__owned = 1; document.title = 'owned'</script>",
@@ -188,8 +190,11 @@ def _metrics(run: _Run) -> dict[str, _Floats]:
 def _rows(run: _Run) -> list[dict[str, float]]:
     """Returns the trainer's rows of the whole run, flat."""
     metrics = _metrics(run)
+    spent = sum(values for name, values in metrics.items() if name.startswith("seconds."))
+    ends = _START_MS / 1000 + np.cumsum(spent)
     return [
-        {"step": at + 1, "tokens": 2200} | {name: float(values[at]) for name, values in metrics.items()}
+        {"step": at + 1, "tokens": 2200, "finished_at": float(ends[at])}
+        | {name: float(values[at]) for name, values in metrics.items()}
         for at in range(run.steps)
     ]
 
@@ -338,6 +343,21 @@ class DemoSource:
             })  # fmt: skip
         values = {name: value for name, value in _rows(found)[step - 1].items() if name != "step"}
         return {"step": step, "metrics": values, "groups": groups}
+
+    async def timeline(self, run: str, step: int) -> Timeline:
+        """Returns the lanes of a step, of which the environment works in the middle of each wait."""
+        found = self._run(run)
+        row = _rows(found)[step - 1]
+        seconds = {name.removeprefix("seconds."): value for name, value in row.items() if name.startswith("seconds.")}
+        times = window([{"step": step, "finished_at": row["finished_at"], "seconds": seconds}], step)
+        begin, wait = times.start + seconds["publish"] + seconds["checkpoint"], seconds["wait"]
+        works = [
+            Work(
+                f"g{(step - 1) * found.groups + at:08d}", "env-1", begin, begin + wait * (0.3 + 0.4 * at / found.groups)
+            )
+            for at in range(found.groups)
+        ]
+        return timeline(times, works)
 
     async def group(self, run: str, group_id: str) -> dict[str, Any]:
         """Returns a group."""

@@ -201,6 +201,7 @@ def api_routes(source: Source, stopping: Callable[[], bool] = lambda: False) -> 
         "/view/api/runs/{run}": api.overview,
         "/view/api/runs/{run}/series": api.series,
         "/view/api/runs/{run}/steps/{step}": api.step,
+        "/view/api/runs/{run}/steps/{step}/timeline": api.timeline,
         "/view/api/runs/{run}/groups/{group}": api.group,
         "/view/api/runs/{run}/groups/{group}/prompt": api.prompt,
         "/view/api/runs/{run}/rollouts": api.rollouts,
@@ -275,6 +276,9 @@ class _Api:
 
     async def step(self, request: Request) -> Response:
         return _json(await self._source.step(_run(request), _step(request)))
+
+    async def timeline(self, request: Request) -> Response:
+        return _json(await self._source.timeline(_run(request), _step(request)))
 
     async def group(self, request: Request) -> Response:
         return _json(await self._source.group(_run(request), request.path_params["group"]))

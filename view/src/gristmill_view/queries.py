@@ -24,8 +24,9 @@ from gristmill_view.overview import overview, to_json
 from gristmill_view.run_source import flat_rows, line_of
 from gristmill_view.samples import question
 from gristmill_view.series import flat, series
-from gristmill_view.source import Download, RolloutQuery, ViewError
+from gristmill_view.source import Download, RolloutQuery, Timeline, ViewError
 from gristmill_view.tables import Roots, as_view_errors, folder_of, literal, needs_tables, rows_of, table_of
+from gristmill_view.timeline import MOST_GROUPS, Work, timeline, window
 
 _LOG = logging.getLogger(__name__)
 _BARS: Final = 20
@@ -128,6 +129,23 @@ def step_of(roots: Roots, run: str, step: int) -> dict[str, Any]:
         group["sequences"] = [sequence for _, sequence in scored]
         group["same"] = len(known) > 1 and max(known) - min(known) < 1e-9
     return found
+
+
+def timeline_of(roots: Roots, run: str, step: int) -> Timeline:
+    """Returns who worked and who waited in a step. Raises ViewError for a step without times."""
+    times = window(facts_of(roots, run).rows, step)
+    found = rows_of(
+        roots,
+        run,
+        "SELECT group_id, coalesce(any_value(env_id), 'env') AS env_id, max(submitted_ms) / 1000 AS ended, "
+        f"max(seconds) AS seconds FROM rollouts WHERE submitted_ms >= {times.start * 1000!r} "
+        f"AND submitted_ms - seconds * 1000 <= {times.end * 1000!r} AND outcome <> 'evaluation' "
+        f"GROUP BY group_id ORDER BY ended, group_id LIMIT {MOST_GROUPS + 1}",
+    )
+    works = [
+        Work(shown_id(one["group_id"]), one["env_id"], one["ended"] - one["seconds"], one["ended"]) for one in found
+    ]
+    return timeline(times, works)
 
 
 def _knows_steps(roots: Roots, run: str) -> bool:

@@ -29,7 +29,7 @@ from gristmill.group import PolicyVersion, TrajectoryGroup
 from gristmill.run import RunRecord
 
 _LOG = logging.getLogger(__name__)
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 6
 OTHER_TRAINING: Final = -1
 """`creation` of an evaluation that an earlier training of the same run id made."""
 
@@ -424,6 +424,7 @@ class Rows:
                 error=content.error if completion is None or single else completion.why,
                 acked=False,
                 answer=content.answer,
+                submitted_ms=drop.time_ms,
                 seconds=content.seconds,
                 **({} if completion is None else _of_dropped(completion, content)),
             )

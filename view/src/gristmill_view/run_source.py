@@ -35,6 +35,7 @@ from gristmill_view.source import (
     RolloutQuery,
     RunLine,
     Series,
+    Timeline,
     ViewError,
 )
 from gristmill_view.tables import load_table_reader
@@ -182,6 +183,10 @@ class RunSource:
             if row is None:
                 raise
             return {"step": step, "metrics": dict(flat(row)), "groups": []}
+
+    async def timeline(self, run: str, step: int) -> Timeline:
+        """Returns who worked and who waited in a step."""
+        return cast(Timeline, await self._ask("timeline_of", run, step))
 
     async def group(self, run: str, group_id: str) -> dict[str, Any]:
         """Returns a group and its tokens."""

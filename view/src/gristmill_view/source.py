@@ -126,6 +126,37 @@ class Series(TypedDict):
     """The metrics that the run has. At most 2,000."""
 
 
+class Span(TypedDict):
+    """A part of a lane. Times are seconds since the start of the step."""
+
+    start: float
+    end: float
+    what: str
+    """A phase of the trainer; "work" or "wait" of an environment; the id of a group."""
+    row: NotRequired[int]
+    """Of a group: its row in the drawing."""
+
+
+class Lane(TypedDict):
+    """One trainer or environment."""
+
+    name: str
+    waited: float
+    """Seconds without work."""
+    spans: list[Span]
+    groups: list[Span]
+
+
+class Timeline(TypedDict):
+    """A step from the end of the step before to its own end."""
+
+    start_ms: int
+    seconds: float
+    lanes: list[Lane]
+    complete: bool
+    """False if more groups were in work than the answer has."""
+
+
 class PromptGroup(TypedDict):
     """A group of one prompt."""
 
@@ -231,6 +262,9 @@ class Source(Protocol):
     async def step(self, run: str, step: int) -> dict[str, Any]:
         """Returns the metrics and the groups of a step. `recorded` is False if the run does not know the step of any
         trained group, so that the list of groups is empty."""
+
+    async def timeline(self, run: str, step: int) -> Timeline:
+        """Returns who worked and who waited in a step."""
 
     async def group(self, run: str, group_id: str) -> dict[str, Any]:
         """Returns a group with its completions and their tokens."""

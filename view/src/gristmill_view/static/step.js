@@ -2,8 +2,9 @@
 import { get, pathOf } from "./api.js";
 import { binned, histogram } from "./charts.js";
 import { amount, announce, cell, fill, h, small, soft, visible } from "./dom.js";
-import { count, figure, links, plural, query, reward } from "./format.js";
+import { count, figure, links, moment, plural, query, reward } from "./format.js";
 import { chip, choice, cursor, ends, head, legend, NO_RECORDS, outcome, start, table } from "./rows.js";
+import { timeline } from "./timeline.js";
 
 const SHOWN = {
   all: ["all groups", () => true],
@@ -62,6 +63,7 @@ export async function view({ run, step: text, main, signal, search, go, title })
     h("div", { class: "columns" },
       h("section", {}, h("h2", {}, "Rewards"), chart),
       h("section", {}, h("h2", {}, "Metrics"), metrics(found.metrics ?? {}))),
+    timeline(run, step, signal),
     h("div", { class: "controls" },
       choice("Show", "show", SHOWN, filters.show, change), choice("Sort", "order", ORDERS, filters.order, change),
       h("a", { class: "button", href: links.rollouts(run, { step }) }, "All rollouts of this step"),
@@ -99,5 +101,5 @@ function metrics(values) {
   const rows = Object.entries(values).filter(([name]) => name !== "step");
   if (!rows.length) return soft("The step has no row in metrics.jsonl.");
   return h("div", { class: "metrics", tabindex: 0, role: "region", "aria-label": "Metrics of the step" }, h("dl", {}, rows.map(([name, value]) => h("div", {}, h("dt", {}, visible(name)),
-    h("dd", {}, typeof value === "number" ? figure(value) : visible(typeof value === "string" ? value : JSON.stringify(value)))))));
+    h("dd", {}, name === "finished_at" ? moment(1000 * value) : typeof value === "number" ? figure(value) : visible(typeof value === "string" ? value : JSON.stringify(value)))))));
 }
