@@ -19,13 +19,16 @@ VIEWS = (
     "/view",
     "/view/quickstart",
     "/view/crashed",
+    "/view/quickstart/metrics?m=loss&m=entropy_mean&smooth=0.9",
     "/view/quickstart/step/30",
     "/view/quickstart/group/g00000203#s3t2",
     "/view/hostile/group/g00000001",
+    "/view/hostile/prompt/g00000001",
+    "/view/quickstart/prompt/g00000203?runs=quickstart-lr3",
     "/view/agents/group/g00000000#s5",
     "/view/agents/group/g00000001",
     "/view/quickstart/rollouts?outcome=dropped",
-    "/view/compare?runs=quickstart,quickstart-lr3",
+    "/view/compare?runs=quickstart,quickstart-lr3,quickstart-seed2&by=seeds",
 )
 
 
@@ -139,13 +142,13 @@ def test_tab_that_is_open_for_long_keeps_a_bounded_number_of_points(page: Any, s
     page.wait_for_selector(".connection.live")
     points = "() => document.querySelector('.panel .plot').chart.plot.data[0].length"
     most, deadline = 0, time.monotonic() + 60
-    while sum("/series" in asked for asked in seen.asked) < 2 and time.monotonic() < deadline:
+    while sum("/series?" in asked for asked in seen.asked) < 2 and time.monotonic() < deadline:
         page.wait_for_timeout(100)
         most = max(most, page.evaluate(points))
     page.goto("about:blank")
     server.stop()
     assert 400 < most < 3000
-    assert len([asked for asked in seen.asked if "/series" in asked]) >= 2
+    assert len([asked for asked in seen.asked if "/series?" in asked]) >= 2
 
 
 def test_click_on_a_point_opens_its_step(page: Any, demo: Demo) -> None:
@@ -255,7 +258,7 @@ def test_list_of_a_hundred_thousand_rollouts_is_paged(page: Any, demo: Demo) -> 
 def test_compare_shows_both_runs_and_the_settings_that_differ(page: Any, demo: Demo) -> None:
     opened(page, demo, "/view/compare?runs=quickstart,quickstart-lr3")
     assert page.locator(".panel canvas").count() >= 8
-    assert page.locator(".diff tbody th").all_inner_texts() == [
+    assert page.locator("[aria-label='Settings that differ'] tbody th").all_inner_texts() == [
         "trainer.learning_rate",
         "trainer.seed",
         "trainer.clip_grad_norm",

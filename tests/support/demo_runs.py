@@ -2,6 +2,7 @@
 
 quickstart     a finished run of 60 steps that learns to add, like configs/quickstart.yaml
 quickstart-lr3 the same with a higher learning rate, for a comparison
+quickstart-seed2 the same as quickstart with another seed, stopped at step 45
 training       the same, live: one step every two seconds of the clock
 crashed        a run whose trainer stopped at step 37
 long           10,000 steps and 100,000 rollouts
@@ -17,23 +18,27 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
 from tests.support.demo_agents import agent_group
 
+from gristmill_view.series import series
 from gristmill_view.source import (
     Download,
     Highlight,
     News,
     Overview,
+    PromptHistory,
     RolloutPage,
     RolloutQuery,
     RunLine,
     Series,
+    Timeline,
     ViewError,
 )
+from gristmill_view.timeline import Work, timeline, window
 
 HOSTILE: Final = (
     "<script>window.__owned = 1; document.title = 'owned'</script>",
@@ -50,6 +55,8 @@ HOSTILE: Final = (
     "\n".join(f"line {number}" for number in range(900)),
 )
 _PARTS: Final = {"format": 0.2, "accuracy": 0.8}
+_DATA_ROWS: Final = 64
+"""Prompts of the data set, which each run goes through again and again."""
 _STEP_S: Final = 2.0
 _START_MS: Final = 1_795_430_000_000
 _Floats = npt.NDArray[np.float64]
@@ -84,6 +91,7 @@ _RUNS: Final = {
         _Run("training", 200, 24, state="open", live=True, seed=7),
         _Run("quickstart", 60, 60),
         _Run("quickstart-lr3", 60, 60, rate=3.0e-4, middle=0.2, seed=2, extra={"trainer.clip_grad_norm": 0.5}),
+        _Run("quickstart-seed2", 60, 45, state="stopped", seed=8),
         _Run("crashed", 60, 37, state="stopped", seed=3),
         _Run("long", 10_000, 10_000, groups=1, size=10, seed=4, thinking=True),
         _Run("hostile", 12, 12, groups=2, size=6, seed=5, hostile=True),
@@ -178,6 +186,26 @@ def _metrics(run: _Run) -> dict[str, _Floats]:
     }
 
 
+@functools.cache
+def _rows(run: _Run) -> list[dict[str, float]]:
+    """Returns the trainer's rows of the whole run, flat."""
+    metrics = _metrics(run)
+    spent = sum(values for name, values in metrics.items() if name.startswith("seconds."))
+    ends = _START_MS / 1000 + np.cumsum(spent)
+    return [
+        {"step": at + 1, "tokens": 2200, "finished_at": float(ends[at])}
+        | {name: float(values[at]) for name, values in metrics.items()}
+        for at in range(run.steps)
+    ]
+
+
+@functools.cache
+def _numbers(row: int) -> tuple[int, int]:
+    """Returns the numbers to add in a row of the data set."""
+    left, right = np.random.default_rng(row).integers(1, 90, 2)
+    return int(left), int(right)
+
+
 class DemoSource:
     """Synthetic runs. `clock`: seconds, which move the live run on."""
 
@@ -256,7 +284,7 @@ class DemoSource:
             "trouble": trouble,
             "settings": self._settings(found),
             "evaluations": [] if found.hostile else self._evaluations(found, done),
-            "metrics": [*_metrics(found)], "live": live, "started_ms": _START_MS,
+            "live": live, "started_ms": _START_MS,
             "dropped": {name: count for name, count in dropped.items() if count},
             "receipts": {
                 "proven": done + 1, "publications": done + 1,
@@ -285,37 +313,13 @@ class DemoSource:
     async def series(self, run: str, names: Sequence[str], points: int) -> Series:
         """Returns metrics in buckets."""
         found = self._run(run)
-        done = self._done(found)
-        metrics = _metrics(found)
-        wanted = [name for name in metrics if any(_matches(name, pattern) for pattern in names)]
-        edges = np.linspace(0, done, min(points, done) + 1).astype(int) if done else np.array([0])
-        starts = edges[:-1]
-        exact = len(starts) == done
-        series: dict[str, Any] = {}
-        for name in wanted:
-            values = metrics[name][:done]
-            if exact:
-                series[name] = {"mean": values.tolist()}
-                continue
-            series[name] = {
-                "mean": (np.add.reduceat(values, starts) / np.diff(edges)).tolist(),
-                "min": np.minimum.reduceat(values, starts).tolist(),
-                "max": np.maximum.reduceat(values, starts).tolist(),
-            }
-        phases = {
-            name.removeprefix("seconds."): (np.add.reduceat(values[:done], starts) / np.diff(edges)).tolist()
-            for name, values in metrics.items()
-            if name.startswith("seconds.") and done
-        }
-        return {"step": edges[1:].tolist(), "series": series, "phases": phases}
+        return cast(Series, series(_rows(found)[: self._done(found)], names, points))
 
     async def news(self, run: str, after_step: int) -> News:
         """Returns the steps since `after_step`."""
         found = self._run(run)
         done = self._done(found)
-        metrics = _metrics(found)
-        steps = range(max(after_step, done - 512, 0) + 1, done + 1)
-        rows = [{"step": step, **{name: float(values[step - 1]) for name, values in metrics.items()}} for step in steps]
+        rows = _rows(found)[max(after_step, done - 512, 0) : done]
         return {"steps": rows, "last_step": done, "overview": await self.overview(run)}
 
     async def step(self, run: str, step: int) -> dict[str, Any]:
@@ -337,8 +341,23 @@ class DemoSource:
                 "staleness": int(columns["staleness"][part][0]), "prompt_start": question[:160],
                 "same": bool(rewards.max() - rewards.min() < 1e-9),
             })  # fmt: skip
-        values = {name: float(values[step - 1]) for name, values in _metrics(found).items()}
+        values = {name: value for name, value in _rows(found)[step - 1].items() if name != "step"}
         return {"step": step, "metrics": values, "groups": groups}
+
+    async def timeline(self, run: str, step: int) -> Timeline:
+        """Returns the lanes of a step, of which the environment works in the middle of each wait."""
+        found = self._run(run)
+        row = _rows(found)[step - 1]
+        seconds = {name.removeprefix("seconds."): value for name, value in row.items() if name.startswith("seconds.")}
+        times = window([{"step": step, "finished_at": row["finished_at"], "seconds": seconds}], step)
+        begin, wait = times.start + seconds["publish"] + seconds["checkpoint"], seconds["wait"]
+        works = [
+            Work(
+                f"g{(step - 1) * found.groups + at:08d}", "env-1", begin, begin + wait * (0.3 + 0.4 * at / found.groups)
+            )
+            for at in range(found.groups)
+        ]
+        return timeline(times, works)
 
     async def group(self, run: str, group_id: str) -> dict[str, Any]:
         """Returns a group."""
@@ -365,8 +384,7 @@ class DemoSource:
         }  # fmt: skip
 
     def _row(self, run: _Run, number: int) -> tuple[str, str]:
-        random = np.random.default_rng(run.seed * 1_000_003 + number)
-        left, right = (int(value) for value in random.integers(1, 90, 2))
+        left, right = _numbers(number % _DATA_ROWS)
         question = f"What is {left} + {right}?"
         return (f"{HOSTILE[number % 7]} {question}" if run.hostile else question), str(left + right)
 
@@ -423,6 +441,22 @@ class DemoSource:
             "finish_reason": str(columns["finish_reason"][index]), "version": f"1.{int(columns['step'][index]) - 1}",
             "outcome": outcome, "reason": _reason(outcome), "tokens": tokens,
         }  # fmt: skip
+
+    async def prompt(self, run: str, group_id: str, of: str) -> PromptHistory:
+        """Returns the groups with the same row of the data set."""
+        found, group = self._run(run), await self.group(of, group_id)
+        numbers = range(group["row"] % _DATA_ROWS, self._done(found) * found.groups, _DATA_ROWS)
+        groups: list[Any] = []
+        for number in numbers[-200:]:
+            made = await self.group(run, f"g{number:08d}")
+            ordered = sorted(made["completions"], key=lambda one: one["reward"])
+            groups.append({
+                **{name: made[name] for name in ("group_id", "step", "outcome", "reason")},
+                "rewards": [one["reward"] for one in made["completions"]],
+                "best": ordered[-1]["text"][:300] if ordered else None,
+                "worst": ordered[0]["text"][:300] if ordered else None,
+            })  # fmt: skip
+        return {"question": group["question"], "total": len(numbers), "groups": groups}
 
     async def rollouts(self, run: str, query: RolloutQuery) -> RolloutPage:
         """Returns a page of rollouts."""
@@ -523,10 +557,6 @@ class DemoSource:
         ]
         lines = [line for line in await self.runs() if line["run"] in runs]
         return {"settings_diff": differ, "runs": lines}
-
-
-def _matches(name: str, pattern: str) -> bool:
-    return name.startswith(pattern[:-1]) if pattern.endswith(".*") else name == pattern
 
 
 def _reason(outcome: str) -> str | None:

@@ -43,7 +43,7 @@ class RunFolderWriter:
         for group in groups:
             self._trained.append(group.group_id, TRAINED_SCHEMA, group.encode())
 
-    def drop(self, what: str, *group_ids: str, reason: str | None = None) -> None:
+    def drop(self, what: str, *group_ids: str, reason: str | None = None, time_ms: int | None = None) -> None:
         drops = [
             Drop(
                 creation=self.created_ms,
@@ -51,7 +51,7 @@ class RunFolderWriter:
                 row=int(one[1:]),
                 what=what,  # type: ignore[arg-type]
                 reason=reason,
-                time_ms=int(time.time() * 1000),
+                time_ms=int(time.time() * 1000) if time_ms is None else time_ms,
             )
             for one in group_ids
         ]

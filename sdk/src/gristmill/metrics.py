@@ -38,6 +38,8 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that the loss counts."""
     seconds: dict[str, float]
     """Wall time by phase since the previous row: checkpoint and publish (of the previous step), wait, pack, train."""
+    finished_at: float | None = None
+    """Unix time at which the step ended. None in the rows of older trainers."""
     learning_rate: float = 0.0
     skipped: str | None = None
     """Reason why the step changed no weights: loss or gradient was not finite, or no group was left to train on."""

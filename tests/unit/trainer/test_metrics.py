@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -51,7 +52,10 @@ def metrics(known: Statistics, done: StepResult, **changed: Any) -> StepMetrics:
 
 
 def test_step_metrics_contain_all_values() -> None:
+    before = time.time()
     found = metrics(statistics(), result(), devices=2, peak=16.0)
+    assert found.finished_at is not None
+    assert before <= found.finished_at <= time.time()
     assert (found.step, found.policy_version) == (4, "1.4")
     assert (found.loss, found.grad_norm, found.learning_rate) == (0.25, 1.5, 1e-3)
     assert (found.tokens, found.trained_tokens, found.tokens_per_second) == (100, 6, 200.0)

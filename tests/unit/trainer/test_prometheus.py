@@ -47,8 +47,7 @@ def test_before_the_first_step_the_page_has_the_step_and_counters_at_zero(made: 
 
 def test_gauges_have_the_values_of_the_last_step(made: Made) -> None:
     made.collector.step(replace_fields(STEP, reward_mean=0.25))
-    made.now = 1010
-    made.collector.step(STEP)
+    made.collector.step(replace_fields(STEP, finished_at=1010.0))
     assert made.value("step") == 4
     assert made.value("incarnation") == 1
     assert made.value("reward_mean") == STEP.reward_mean

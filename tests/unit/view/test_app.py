@@ -123,6 +123,8 @@ def test_static_files_are_the_only_files(client: TestClient, path: str) -> None:
         ("runs/quickstart/download?format=exe", "bad_request", 400),
         ("runs/quickstart/download?format=parquet", "no_parquet", 409),
         ("compare?runs=", "bad_request", 400),
+        (f"compare?runs={','.join(['quickstart'] * 25)}", "bad_request", 400),
+        (f"runs/quickstart/series?{'&'.join(['name=loss'] * 101)}", "bad_request", 400),
     ],
 )
 def test_refused_request_has_a_code_and_a_remedy(client: TestClient, path: str, code: str, status: int) -> None:

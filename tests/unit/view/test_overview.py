@@ -21,7 +21,7 @@ from gristmill.archive.run_file import write_run_file
 from gristmill.folders import RunFolder
 from gristmill.receipts import Receipt
 from gristmill_view.facts import Facts, ServerFacts, Service, read_files
-from gristmill_view.overview import evaluation_point, overview, series, to_json
+from gristmill_view.overview import evaluation_point, overview, to_json
 
 
 def live(**changes: Any) -> Facts:
@@ -195,7 +195,7 @@ def test_most_important_trouble_comes_first() -> None:
     assert [trouble.code for trouble in found.troubles] == ["rewards_failing", "scores_equal", "dead_letters"]
 
 
-# --- Evaluations and series ------------------------------------------------------------------------------------
+# --- Evaluations ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("row", "low", "high"),
     [
@@ -217,23 +217,6 @@ def test_evaluation_has_the_interval_that_evaluate_reports(
 
 def test_evaluation_without_a_judged_completion_has_no_point() -> None:
     assert evaluation_point({"step": 0, "seconds": 1.0}) is None
-
-
-def test_series_keeps_minimum_and_maximum_of_each_bucket() -> None:
-    found = series(rows(), ["reward_mean", "reward_parts.*", "unknown"], points=2)
-    assert found["step"] == [4, 8]
-    assert found["series"]["reward_mean"]["min"] == [0.225, 0.2953]
-    assert found["series"]["reward_mean"]["max"] == [0.4031, 0.5203]
-    assert found["series"]["reward_mean"]["mean"] == pytest.approx([0.338275, 0.41955])
-    assert [*found["series"]] == ["reward_mean", "reward_parts.format", "reward_parts.accuracy"]
-    assert found["phases"]["wait"] == [0.5, 0.5]
-
-
-def test_series_with_few_rows_has_one_bucket_per_row_and_null_for_missing_values() -> None:
-    table: list[dict[str, Any]] = [{"step": 1, "loss": 1.0}, {"step": 2}, {"step": 3, "loss": "nan"}]
-    found = series(table, ["loss"], points=600)
-    assert found == {"step": [1, 2, 3], "series": {"loss": {"mean": [1.0, None, None]}}, "phases": {}}
-    assert series([], ["loss"], 600) == {"step": [], "series": {}, "phases": {}}
 
 
 # --- Files alone -----------------------------------------------------------------------------------------------

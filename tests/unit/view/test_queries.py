@@ -21,7 +21,7 @@ from gristmill import Example
 from gristmill.archive.run_file import write_run_file
 from gristmill_api.examples import example as api_example
 from gristmill_view import ExtraMissingError, groups, sql
-from gristmill_view.queries import group_of, highlights_of, rollouts_of, step_of
+from gristmill_view.queries import group_of, highlights_of, prompt_of, rollouts_of, step_of
 from gristmill_view.samples import samples_of
 from gristmill_view.source import RolloutQuery, ViewError
 
@@ -350,3 +350,40 @@ def test_tokens_of_all_branches_of_a_rollout_are_bounded(
     found = group_of((tmp_path,), "test", "g00000000")["completions"]
     assert [len(one["tokens"]) for one in found] == [6, 0, 0]
     assert [[len(one["tokens"]) for one in entry["branches"]] for entry in found[1:]] == [[6, 2], [6, 2, 0]]
+
+
+# --- One prompt -------------------------------------------------------------------------------------------------
+def same_prompt(number: int, run_id: str, rewards: tuple[float, float]) -> gristmill.TrajectoryGroup:
+    """Returns a group of a run whose prompts are all alike."""
+    made = make_group(f"g{number:08d}", run_id, ((3, 6), (3, 6)), rewards, f"1.{number}", seed=number)
+    tokens = made.tokens.copy()
+    tokens[0:3] = tokens[9:12] = [1, 2, 3]
+    return gristmill.TrajectoryGroup(**{**vars(made), "tokens": tokens})
+
+
+@pytest.mark.slow
+def test_prompt_has_its_groups_of_all_steps_and_of_another_run(run: RunFolderWriter, tmp_path: Path) -> None:
+    groups = [same_prompt(number, "test", (0.0, number / 4)) for number in (2, 0)]
+    run.trained(*(record_of(one, int(one.group_id[1:]) + 1) for one in groups))
+    run.archive(*groups, group(1))
+    other = RunFolderWriter(tmp_path, "other")
+    other.tokenizer()
+    other.archive(same_prompt(0, "other", (1.0, 1.0)))
+    found = prompt_of((tmp_path,), "test", "g00000000", "test")
+    assert found["question"].split() == ["t1", "t2", "t3"]
+    assert (found["total"], [one["step"] for one in found["groups"]]) == (2, [1, 3])
+    last = found["groups"][1]
+    assert (last["group_id"], last["rewards"], last["outcome"]) == ("g00000002", [0.0, 0.5], "trained")
+    texts = [one["text"] for one in group_of((tmp_path,), "test", "g00000002")["completions"]]
+    assert [last["worst"], last["best"]] == texts
+    found = prompt_of((tmp_path,), "other", "g00000000", "test")
+    assert [(one["step"], one["rewards"]) for one in found["groups"]] == [(None, [1.0, 1.0])]
+
+
+@pytest.mark.slow
+def test_prompt_that_is_not_on_disk_is_an_error(run: RunFolderWriter, tmp_path: Path) -> None:
+    run.drop("dropped", "g00000003", reason="stale")
+    with raises(ViewError, "prompt_missing"):
+        prompt_of((tmp_path,), "test", "g00000003", "test")
+    with raises(ViewError, "run_missing"):
+        prompt_of((tmp_path,), "test", "g00000000", "../test")

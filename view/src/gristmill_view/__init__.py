@@ -4,8 +4,10 @@ The modules, in the order in which to read them:
 
     facts       what the API and the files of a run say; `phases` reads the logs
     overview    the state of a run; `trouble` has the rules that find what is wrong with a run
+    series      the metrics of a run, decimated to the points of a chart
     rollouts    the table of all rollouts of a run; `rows` makes its rows, `highlights` reads single rollouts without it
-    app         the routes of the page: `source` defines its data, `run_source` and `queries` read the data from files
+    app         the routes of the page: `source` defines its data, `run_source` and `queries` read the data from files,
+                `tables` asks the table of rollouts, `groups` and `timeline` shape a group and a step
     report      one HTML file about a run, and the templates of all reports
     pack        one file with a run; `secrets` keeps secrets out of it
     run_checks  the checks of a run's files

@@ -59,7 +59,8 @@ _PACKED_FROM: Final = 4096
 _LEVEL: Final = 4
 _MOST_POINTS: Final = 5000
 _MOST_ROWS: Final = 500
-_MOST_RUNS: Final = 8
+_MOST_NAMES: Final = 100
+_MOST_RUNS: Final = 24
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -200,7 +201,9 @@ def api_routes(source: Source, stopping: Callable[[], bool] = lambda: False) -> 
         "/view/api/runs/{run}": api.overview,
         "/view/api/runs/{run}/series": api.series,
         "/view/api/runs/{run}/steps/{step}": api.step,
+        "/view/api/runs/{run}/steps/{step}/timeline": api.timeline,
         "/view/api/runs/{run}/groups/{group}": api.group,
+        "/view/api/runs/{run}/groups/{group}/prompt": api.prompt,
         "/view/api/runs/{run}/rollouts": api.rollouts,
         "/view/api/runs/{run}/events": api.events,
         "/view/api/runs/{run}/download": api.download,
@@ -256,23 +259,33 @@ class _Api:
         return _json(await self._source.overview(_run(request)))
 
     async def series(self, request: Request) -> Response:
-        names = [name for name in request.query_params.get("names", "").split(",") if name]
+        given = request.query_params
+        names = [name for name in [*given.get("names", "").split(","), *given.getlist("name")] if name]
+        if len(names) > _MOST_NAMES:
+            raise _invalid("name", f"{len(names)} names", f"at most {_MOST_NAMES} names")
         points = _whole(request, "points", 500, least=10, most=_MOST_POINTS)
         found = await self._source.series(_run(request), names, points)
         series = {
             name: {way: _rounded(values) for way, values in band.items()} for name, band in found["series"].items()
         }
-        phases = {name: _rounded(values) for name, values in found["phases"].items()}
-        return _json({"step": found["step"], "series": series, "phases": phases})
+        sums, phases = (
+            {name: _rounded(values) for name, values in found[kind].items()}  # type: ignore[literal-required]
+            for kind in ("sums", "phases")
+        )
+        return _json({**found, "sums": sums, "series": series, "phases": phases})
 
     async def step(self, request: Request) -> Response:
-        text = request.path_params["step"]
-        if not text.isdecimal() or len(text) > 12:
-            raise ViewError("step_missing", f"{text!r} is not a step.", remedy="A step is a whole number.")
-        return _json(await self._source.step(_run(request), int(text)))
+        return _json(await self._source.step(_run(request), _step(request)))
+
+    async def timeline(self, request: Request) -> Response:
+        return _json(await self._source.timeline(_run(request), _step(request)))
 
     async def group(self, request: Request) -> Response:
         return _json(await self._source.group(_run(request), request.path_params["group"]))
+
+    async def prompt(self, request: Request) -> Response:
+        of = _run(request)
+        return _json(await self._source.prompt(request.query_params.get("in") or of, request.path_params["group"], of))
 
     async def rollouts(self, request: Request) -> Response:
         return _json(await self._source.rollouts(_run(request), rollout_query(request)))
@@ -317,6 +330,13 @@ async def _chained(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[by
 
 def _run(request: Request) -> str:
     return str(request.path_params["run"])
+
+
+def _step(request: Request) -> int:
+    text = request.path_params["step"]
+    if not text.isdecimal() or len(text) > 12:
+        raise ViewError("step_missing", f"{text!r} is not a step.", remedy="A step is a whole number.")
+    return int(text)
 
 
 def rollout_query(request: Request) -> RolloutQuery:

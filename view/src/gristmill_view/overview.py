@@ -1,17 +1,16 @@
 """The state of a run for people: progress, services, waiting services, and the trouble with its remedy.
 
 `overview(facts)` computes it. `facts.py` reads the facts from a live API or from the run's files. `to_json` returns the
-answer of /view/api/runs/{run}, and `series` the decimated metrics of /view/api/runs/{run}/series.
+answer of /view/api/runs/{run}.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from gristmill.group import PolicyVersion
 from gristmill.metrics import number as _number
@@ -19,12 +18,9 @@ from gristmill.metrics import pace
 from gristmill.receipts import proven
 from gristmill.run import RunState
 from gristmill_view.facts import Facts, Service, row_seconds, trainer_has_batch
+from gristmill_view.series import flat
 from gristmill_view.trouble import ASKS_WITHIN, Trouble, troubles
 
-_Floats = np.ndarray[Any, np.dtype[np.float64]]
-_Integers = np.ndarray[Any, np.dtype[np.int64]]
-_SAMPLED = 500
-"""Rows whose names are read to find the metrics of a long run."""
 STOPPED = "stopped"
 """State of an unfinished run on which no service works, as its files show it."""
 
@@ -286,85 +282,6 @@ def _interval(score: float, error: float | None, prompts: int) -> tuple[float | 
     if error is None:
         return None, None
     return max(0.0, score - 1.96 * error), min(1.0, score + 1.96 * error)
-
-
-# --- Metrics ---------------------------------------------------------------------------------------------------
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields nested values with dots between the names: `reward_parts.accuracy`."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
-def metric_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns the flat names of the numbers in the rows, in the order of their first appearance."""
-    names: dict[str, None] = {}
-    for row in rows:
-        names.update((name, None) for name, value in flat(row) if name != "step" and _number(value) is not None)
-    return list(names)
-
-
-def series(rows: Sequence[Mapping[str, Any]], names: Sequence[str], points: int) -> dict[str, Any]:
-    """Returns metrics by step in at most `points` buckets: {"step", "series": {name: {mean, min, max}}, "phases"}.
-
-    `names`: flat names; a name that ends with `.*` selects a group of metrics, such as `reward_parts.*`. Unknown names
-    are left out. `min` and `max` are missing if each bucket holds one step. A bucket without a number is null.
-    """
-    known = metric_names([*rows[:: max(1, len(rows) // _SAMPLED)], *rows[-1:]])
-    wanted = dict.fromkeys(
-        name
-        for pattern in names
-        for name in known
-        if name == pattern or (pattern.endswith(".*") and name.startswith(pattern[:-1]))
-    )
-    edges = np.linspace(0, len(rows), min(max(points, 1), len(rows)) + 1).astype(int)
-    starts = edges[:-1]
-    phases = dict.fromkeys(name for name in known if name.startswith("seconds."))
-    table = {name: np.array([_nan(_value(row, name)) for row in rows], np.float64) for name in {**wanted, **phases}}
-    one_each = len(starts) == len(rows)
-    bands: dict[str, dict[str, list[float | None]]] = {}
-    for name in wanted:
-        bands[name] = {"mean": _means(table[name], starts)}
-        if not one_each:
-            bands[name] |= {
-                "min": _listed(np.fmin.reduceat(table[name], starts)),
-                "max": _listed(np.fmax.reduceat(table[name], starts)),
-            }
-    return {
-        "step": [int(rows[end - 1]["step"]) for end in edges[1:]],
-        "series": bands,
-        "phases": {name.removeprefix("seconds."): _means(np.nan_to_num(table[name]), starts) for name in phases},
-    }
-
-
-def _value(row: Mapping[str, Any], name: str) -> Any:
-    """Returns the value of a flat name in a row that is flat or nested."""
-    if name in row:
-        return row[name]
-    first, dot, rest = name.partition(".")
-    inner = row.get(first) if dot else None
-    return _value(inner, rest) if isinstance(inner, Mapping) else None
-
-
-def _means(values: _Floats, starts: _Integers) -> list[float | None]:
-    """Returns the mean of the numbers of each bucket. `starts`: the first row of each bucket."""
-    if not len(starts):
-        return []
-    known = ~np.isnan(values)
-    counts = np.add.reduceat(known, starts, dtype=np.int64)
-    sums = np.add.reduceat(np.where(known, values, 0.0), starts)
-    return _listed(np.divide(sums, counts, out=np.full(len(starts), np.nan), where=counts > 0))
-
-
-def _listed(values: _Floats) -> list[float | None]:
-    return [None if math.isnan(value) else value for value in values.tolist()]
-
-
-def _nan(value: Any) -> float:
-    number = _number(value)
-    return math.nan if number is None else number
 
 
 def _finite(value: Any) -> Any:

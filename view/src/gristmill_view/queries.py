@@ -9,34 +9,34 @@ import functools
 import logging
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from types import ModuleType
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
 from gristmill.archive.run_file import RUN_FILE
-from gristmill.errors import GristmillError
-from gristmill.folders import RunFolder, RunMissingError, list_runs
+from gristmill.folders import RunFolder, list_runs
 from gristmill.metrics import METRICS_FILE
-from gristmill_view import ExtraMissingError, groups, needs_page
+from gristmill_view import groups
 from gristmill_view.facts import Facts, read_files
 from gristmill_view.groups import shown_id
-from gristmill_view.overview import flat, metric_names, overview, series, to_json
+from gristmill_view.overview import overview, to_json
 from gristmill_view.run_source import flat_rows, line_of
 from gristmill_view.samples import question
-from gristmill_view.source import Download, RolloutQuery, ViewError
+from gristmill_view.series import flat, series
+from gristmill_view.source import Download, RolloutQuery, Timeline, ViewError
+from gristmill_view.tables import Roots, as_view_errors, folder_of, literal, needs_tables, rows_of, table_of
+from gristmill_view.timeline import MOST_GROUPS, Work, timeline, window
 
 _LOG = logging.getLogger(__name__)
-Roots = tuple[Path, ...]
 _BARS: Final = 20
 _LINES: Final = 200
 _FRESH_S: Final = 10.0
 _READ: Final = 20_000
 """Characters of a prompt of which the last message of the user is shown."""
 _SHOWN: Final = 2000
+_MOST_GROUPS, _MOST_REWARDS, _EXCERPT = 200, 64, 300
+"""Of one prompt: groups, rewards of a group, characters of a completion."""
 _COLUMNS: Final = (
     "run, step, group_id, sequence, rollout, env_id, row, index, version_first, staleness, "
     f"right(prompt, {_READ}) AS prompt, left(completion, 2000) AS completion, completion_tokens, advantage, reward, "
@@ -67,7 +67,7 @@ def _line(roots: Roots, run: str) -> dict[str, Any] | None:
 
 def facts_of(roots: Roots, run: str) -> Facts:
     """Returns what the files show of a run. Raises ViewError if no root has the run."""
-    folder = _folder(roots, run)
+    folder = folder_of(roots, run)
     stats = [path.stat() for name in (METRICS_FILE, RUN_FILE) if (path := folder.own_file(name)) is not None]
     written = tuple((stat.st_mtime_ns, stat.st_size) for stat in stats)
     # Ages of files change without a new row, so unchanged metrics are read again after a while.
@@ -81,8 +81,7 @@ def _cached(roots: Roots, run: str, _: object) -> Facts:
 
 def overview_of(roots: Roots, run: str) -> dict[str, Any]:
     """Returns the state of a run from its files."""
-    facts = facts_of(roots, run)
-    return {**to_json(overview(facts)), "metrics": metric_names(facts.rows[-1:])}
+    return to_json(overview(facts_of(roots, run)))
 
 
 def fork_steps(roots: Roots, runs: Sequence[str]) -> dict[str, int]:
@@ -107,7 +106,7 @@ def step_of(roots: Roots, run: str, step: int) -> dict[str, Any]:
     """Returns the metrics and the groups of a step. Raises ViewError for a step that the run has not done."""
     rows = facts_of(roots, run).rows
     metrics = next((dict(flat(row)) for row in rows if row["step"] == step), None)
-    groups = _sql(
+    groups = rows_of(
         roots,
         run,
         "SELECT group_id, any_value(env_id) AS env_id, any_value(row) AS row, "
@@ -132,16 +131,37 @@ def step_of(roots: Roots, run: str, step: int) -> dict[str, Any]:
     return found
 
 
+def timeline_of(roots: Roots, run: str, step: int) -> Timeline:
+    """Returns who worked and who waited in a step. Raises ViewError for a step without times."""
+    times = window(facts_of(roots, run).rows, step)
+    found = rows_of(
+        roots,
+        run,
+        "SELECT group_id, coalesce(any_value(env_id), 'env') AS env_id, max(submitted_ms) / 1000 AS ended, "
+        f"max(seconds) AS seconds FROM rollouts WHERE submitted_ms >= {times.start * 1000!r} "
+        f"AND submitted_ms - seconds * 1000 <= {times.end * 1000!r} AND outcome <> 'evaluation' "
+        f"GROUP BY group_id ORDER BY ended, group_id LIMIT {MOST_GROUPS + 1}",
+    )
+    works = [
+        Work(shown_id(one["group_id"]), one["env_id"], one["ended"] - one["seconds"], one["ended"]) for one in found
+    ]
+    return timeline(times, works)
+
+
 def _knows_steps(roots: Roots, run: str) -> bool:
     """Returns False if the run has trained groups, and the step of each of them is unknown."""
-    (found,) = _sql(roots, run, "SELECT count(*) AS rows, count(step) AS steps FROM rollouts WHERE acked", update=False)
+    (found,) = rows_of(
+        roots, run, "SELECT count(*) AS rows, count(step) AS steps FROM rollouts WHERE acked", update=False
+    )
     return found["steps"] > 0 or not found["rows"]
 
 
 def group_of(roots: Roots, run: str, group_id: str) -> dict[str, Any]:
     """Returns a group with the tokens of its completions. Raises ViewError for an unknown group."""
     group_id = group_id.replace("~", "/")
-    rows = _sql(roots, run, f"SELECT * FROM rollouts WHERE group_id = {_text(group_id)} ORDER BY sequence LIMIT 1024")
+    rows = rows_of(
+        roots, run, f"SELECT * FROM rollouts WHERE group_id = {literal(group_id)} ORDER BY sequence LIMIT 1024"
+    )
     if not rows:
         raise ViewError(
             "group_missing",
@@ -151,9 +171,41 @@ def group_of(roots: Roots, run: str, group_id: str) -> dict[str, Any]:
     return groups.group_json(rows, _tokenizer(roots, run))
 
 
+def prompt_of(roots: Roots, run: str, group_id: str, of: str) -> dict[str, Any]:
+    """Returns the groups of `run` whose prompt is the prompt of a group of the run `of`. Raises ViewError."""
+    group_id = group_id.replace("~", "/")
+    chosen = f"group_id = {literal(group_id)} AND prompt IS NOT NULL"
+    known = rows_of(roots, of, f"SELECT prompt FROM rollouts WHERE {chosen} ORDER BY sequence LIMIT 1")
+    if not known:
+        raise ViewError(
+            "prompt_missing",
+            f"The prompt of group {group_id!r} of the run {of} is not on disk.",
+            remedy="Choose another group. A run without tokenizer.json in its folder has no texts.",
+        )
+    text = known[0]["prompt"]
+    found = rows_of(
+        roots,
+        run,
+        "SELECT step, group_id, mode(outcome) AS outcome, any_value(outcome_reason) AS reason, "
+        f"list(reward ORDER BY sequence) FILTER (reward IS NOT NULL)[1:{_MOST_REWARDS}] AS rewards, "
+        f"arg_max(left(completion, {_EXCERPT}), reward) AS best, "
+        f"arg_min(left(completion, {_EXCERPT}), reward) AS worst, count(*) OVER () AS total "
+        f"FROM rollouts WHERE prompt = {literal(text)} AND {_ONE_ROW_EACH} "
+        f"GROUP BY step, group_id ORDER BY step DESC NULLS LAST, group_id DESC LIMIT {_MOST_GROUPS}",
+        update=run != of,
+    )
+    found.sort(key=lambda group: (group["step"] is None, group["step"], group["group_id"]))
+    total = found[0]["total"] if found else 0
+    for group in found:
+        del group["total"]
+        group["group_id"] = shown_id(group["group_id"])
+        group["rewards"] = group["rewards"] or []
+    return {"question": question(text[-_READ:])[:_SHOWN], "total": total, "groups": found}
+
+
 def _tokenizer(roots: Roots, run: str) -> Any:
     """Returns the run's tokenizer; None if its file or the package `tokenizers` is missing."""
-    path = _folder(roots, run).tokenizer()
+    path = folder_of(roots, run).tokenizer()
     if path is None:
         return None
     try:
@@ -170,13 +222,13 @@ def rollouts_of(roots: Roots, run: str, query: RolloutQuery) -> dict[str, Any]:
     A rollout with branches is there once, as the last branch that fits the query.
     """
     chosen = _where(query)
-    (most,) = _sql(roots, run, "SELECT max(branch) AS branch FROM rollouts")
+    (most,) = rows_of(roots, run, "SELECT max(branch) AS branch FROM rollouts")
     if most["branch"]:
         chosen += (
             " AND (sequence IS NULL OR (group_id, sequence) IN (SELECT (group_id, max(sequence)) FROM rollouts "
             f"WHERE {chosen} GROUP BY group_id, coalesce(rollout, sequence)))"
         )
-    bars = _sql(
+    bars = rows_of(
         roots,
         run,
         f"WITH chosen AS (SELECT reward FROM rollouts WHERE {chosen}), ends AS (SELECT min(reward) AS low, "
@@ -197,7 +249,7 @@ def rollouts_of(roots: Roots, run: str, query: RolloutQuery) -> dict[str, Any]:
         ]
     order = query.order.removeprefix("-")
     way = "DESC" if query.order.startswith("-") else "ASC"
-    rows = _sql(
+    rows = rows_of(
         roots,
         run,
         f"SELECT {_COLUMNS} FROM rollouts WHERE {chosen} ORDER BY {order} {way} NULLS LAST, group_id {way}, sequence "
@@ -220,11 +272,12 @@ def _branches(roots: Roots, run: str, group_ids: set[str]) -> dict[tuple[str, in
     """Returns the number of branches of the rollouts of some groups that have more than one."""
     if not group_ids:  # SQL has no empty list
         return {}
-    found = _sql(
+    found = rows_of(
         roots,
         run,
         f"SELECT group_id, rollout, count(*) AS branches FROM rollouts WHERE group_id IN "
-        f"({', '.join(map(_text, group_ids))}) AND rollout IS NOT NULL GROUP BY group_id, rollout HAVING branches > 1",
+        f"({', '.join(map(literal, group_ids))}) AND rollout IS NOT NULL "
+        "GROUP BY group_id, rollout HAVING branches > 1",
         update=False,
     )
     return {(row["group_id"], row["rollout"]): row["branches"] for row in found}
@@ -232,9 +285,9 @@ def _branches(roots: Roots, run: str, group_ids: set[str]) -> dict[tuple[str, in
 
 def highlights_of(roots: Roots, run: str, steps: Sequence[int]) -> list[dict[str, Any]]:
     """Returns the best and the worst rollout of some steps."""
-    folder = _folder(roots, run)
-    with _as_view_errors():
-        with _needs_tables():
+    folder = folder_of(roots, run)
+    with as_view_errors():
+        with needs_tables():
             from gristmill_view.highlights import highlights
         return highlights(folder, steps)
 
@@ -244,7 +297,7 @@ def download(roots: Roots, run: str, query: RolloutQuery, kind: Download) -> str
     columns = "*" if kind is Download.PARQUET else _NO_LISTS
     order = query.order.removeprefix("-")
     way = "DESC" if query.order.startswith("-") else "ASC"
-    table = _table(
+    table = table_of(
         roots,
         run,
         f"SELECT {columns} FROM rollouts WHERE {_where(query)} ORDER BY {order} {way} NULLS LAST, group_id, sequence",
@@ -268,80 +321,20 @@ def _where(query: RolloutQuery) -> str:
     for column, low, high in (
         ("step", query.step_from, query.step_to),
         ("reward", query.reward_min, query.reward_max),
-        (f"map_extract(reward_parts, {_text(query.part or '')})[1]", query.part_min, query.part_max),
+        (f"map_extract(reward_parts, {literal(query.part or '')})[1]", query.part_min, query.part_max),
     ):
         if low is not None:
             found.append(f"{column} >= {low!r} - 1e-6")
         if high is not None:
             found.append(f"{column} <= {high!r} + 1e-6")
     if query.part is not None:
-        found.append(f"map_extract(reward_parts, {_text(query.part)})[1] IS NOT NULL")
+        found.append(f"map_extract(reward_parts, {literal(query.part)})[1] IS NOT NULL")
     if query.group is not None:
-        found.append(f"group_id = {_text(query.group.replace('~', '/'))}")
+        found.append(f"group_id = {literal(query.group.replace('~', '/'))}")
     for column, value in (("env_id", query.env), ("outcome", query.outcome), ("finish_reason", query.finish_reason)):
         if value is not None:
-            found.append(f"{column} = {_text(value)}")
+            found.append(f"{column} = {literal(value)}")
     if query.text is not None:
-        needle = _text(query.text.lower())
+        needle = literal(query.text.lower())
         found.append(f"(contains(lower(completion), {needle}) OR contains(lower(prompt), {needle}))")
     return " AND ".join(found)
-
-
-def _text(value: str) -> str:
-    """Returns a literal of DuckDB, in which only the quote needs an escape. A text cannot hold a NUL."""
-    return "'" + value.replace("\x00", "").replace("'", "''") + "'"
-
-
-def _folder(roots: Roots, run: str) -> RunFolder:
-    try:
-        # A run id is a folder's name, so "..", "/" and an empty id are not ids.
-        if not run or run.startswith(".") or "/" in run or "\\" in run or "\x00" in run:
-            raise RunMissingError("run_folder_missing", f"{run!r} is not a run id")
-        return RunFolder.open(run, roots)
-    except RunMissingError as error:
-        raise ViewError(
-            "run_missing", f"The run {run!r} does not exist here.", remedy="Choose a run from the list."
-        ) from error
-
-
-def load_table_reader() -> ModuleType:
-    """Loads pyarrow and DuckDB, which takes seconds. Questions about runs and metrics do not wait for that."""
-    with _needs_tables():
-        from gristmill_view import rollouts
-    return rollouts
-
-
-@contextmanager
-def _needs_tables() -> Iterator[None]:
-    """Raises ViewError if an import in this block needs a package that is not installed."""
-    try:
-        with needs_page():
-            yield
-    except ExtraMissingError as error:
-        raise ViewError(
-            "view_not_installed",
-            f"The page cannot read the groups of runs: {error.values['package']} is not installed.",
-            status=503,
-            remedy="pip install './view[page]'",
-        ) from error
-
-
-def _sql(roots: Roots, run: str, query: str, *, update: bool = True) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = _table(roots, run, query, update=update).to_pylist()
-    return found
-
-
-def _table(roots: Roots, run: str, query: str, *, update: bool = True) -> Any:
-    folder = _folder(roots, run)
-    with _as_view_errors():
-        return load_table_reader().sql(folder, query, update=update)
-
-
-@contextmanager
-def _as_view_errors() -> Iterator[None]:
-    try:
-        yield
-    except ViewError:
-        raise
-    except GristmillError as error:
-        raise ViewError(error.code, str(error), status=500, remedy="Read the server's log.") from error

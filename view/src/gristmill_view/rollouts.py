@@ -297,7 +297,7 @@ class _Builder:
             else:
                 self._rows.add_saved(
                     content, "dropped", drop.creation, drop.group_id, row=drop.row, reason=drop.reason,
-                    env_id=drop.env_id,
+                    env_id=drop.env_id, submitted_ms=drop.time_ms,
                 )  # fmt: skip
             self._flush()
 

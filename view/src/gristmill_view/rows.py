@@ -30,7 +30,7 @@ from gristmill.run import RunRecord
 from gristmill.saved import SavedCompletion, SavedGroup, saved_groups
 
 _LOG = logging.getLogger(__name__)
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 6
 OTHER_TRAINING: Final = -1
 """`creation` of an evaluation that an earlier training of the same run id made."""
 
@@ -405,7 +405,7 @@ class Rows:
 
     def add_saved(
         self, group: SavedGroup, outcome: str, creation: int, group_id: str, *, row: int, reason: str | None,
-        env_id: str | None = None,
+        env_id: str | None = None, submitted_ms: int | None = None,
     ) -> None:  # fmt: skip
         """Adds the rows of a group whose content the environment saved: of a dropped group, or of an evaluation."""
         single = all(completion.why is None for completion in group.completions)
@@ -433,6 +433,7 @@ class Rows:
                 error=group.error if completion is None or single else completion.why,
                 acked=False,
                 answer=group.answer,
+                submitted_ms=submitted_ms,
                 seconds=group.seconds,
                 **({} if completion is None else _of_saved(completion, group)),
             )

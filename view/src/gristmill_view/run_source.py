@@ -23,18 +23,22 @@ import msgspec
 from gristmill.deployment import RUN_ID
 from gristmill.run import RunState
 from gristmill_view.facts import Facts
-from gristmill_view.overview import flat, metric_names, overview, series, to_json
+from gristmill_view.overview import overview, to_json
+from gristmill_view.series import flat, series
 from gristmill_view.source import (
     Download,
     Highlight,
     News,
     Overview,
+    PromptHistory,
     RolloutPage,
     RolloutQuery,
     RunLine,
     Series,
+    Timeline,
     ViewError,
 )
+from gristmill_view.tables import load_table_reader
 from gristmill_view.trouble import LOST
 
 _LOG = logging.getLogger(__name__)
@@ -144,7 +148,7 @@ class RunSource:
         return cast(Overview, found)
 
     def _overview(self, facts: Facts) -> Overview:
-        return cast(Overview, {**to_json(overview(facts)), "metrics": metric_names(facts.rows[-1:])})
+        return cast(Overview, to_json(overview(facts)))
 
     async def series(self, run: str, names: Sequence[str], points: int) -> Series:
         """Returns metrics in buckets, from the trainer's file if it is there, else from the API."""
@@ -155,7 +159,7 @@ class RunSource:
             if facts is None:
                 raise
             found = {"step": []}
-        if not found["step"] and facts is not None and facts.rows:
+        if not found["step"] and facts is not None:
             found = await asyncio.to_thread(series, facts.rows, names, points)
         return cast(Series, found)
 
@@ -180,9 +184,17 @@ class RunSource:
                 raise
             return {"step": step, "metrics": dict(flat(row)), "groups": []}
 
+    async def timeline(self, run: str, step: int) -> Timeline:
+        """Returns who worked and who waited in a step."""
+        return cast(Timeline, await self._ask("timeline_of", run, step))
+
     async def group(self, run: str, group_id: str) -> dict[str, Any]:
         """Returns a group and its tokens."""
         return cast(dict[str, Any], await self._ask("group_of", run, group_id))
+
+    async def prompt(self, run: str, group_id: str, of: str) -> PromptHistory:
+        """Returns the groups of a run that have the prompt of a group of the run `of`."""
+        return cast(PromptHistory, await self._ask("prompt_of", run, group_id, of))
 
     async def rollouts(self, run: str, query: RolloutQuery) -> RolloutPage:
         """Returns a page of rollouts; an empty one for a run of the API that has no file yet."""
@@ -251,12 +263,12 @@ def _answer(question: str, roots: tuple[Path, ...], *arguments: object) -> Any:
         return getattr(queries, question)(roots, *arguments)
     finally:
         # While a person looks at the first answer, which needs neither.
-        threading.Thread(target=_load, args=(queries,), daemon=True).start()
+        threading.Thread(target=_load, daemon=True).start()
 
 
-def _load(queries: Any) -> None:
+def _load() -> None:
     with contextlib.suppress(ViewError):  # the question that needs the packages reports that they are missing
-        queries.load_table_reader()
+        load_table_reader()
 
 
 def line_of(facts: Facts) -> dict[str, Any]:

@@ -96,8 +96,6 @@ class Overview(TypedDict):
     settings: dict[str, Any]
     """Flat: `trainer.learning_rate` -> 0.0001. Without secrets."""
     evaluations: list[EvaluationPoint]
-    metrics: NotRequired[list[str]]
-    """Names that `series` knows."""
     live: NotRequired[bool]
     started_ms: NotRequired[int | None]
     dropped: NotRequired[dict[str, int]]
@@ -119,9 +117,68 @@ class Series(TypedDict):
 
     step: list[int]
     """The last step of each bucket."""
+    sums: dict[str, list[float]]
+    """`tokens` and `seconds` of all steps up to the end of each bucket, without pauses between two trainers."""
     series: dict[str, Band]
     phases: dict[str, list[float | None]]
     """Mean seconds per phase of a step."""
+    names: list[str]
+    """The metrics that the run has. At most 2,000."""
+
+
+class Span(TypedDict):
+    """A part of a lane. Times are seconds since the start of the step."""
+
+    start: float
+    end: float
+    what: str
+    """A phase of the trainer; "work" or "wait" of an environment; the id of a group."""
+    row: NotRequired[int]
+    """Of a group: its row in the drawing."""
+
+
+class Lane(TypedDict):
+    """One trainer or environment."""
+
+    name: str
+    waited: float
+    """Seconds without work."""
+    spans: list[Span]
+    groups: list[Span]
+
+
+class Timeline(TypedDict):
+    """A step from the end of the step before to its own end."""
+
+    start_ms: int
+    seconds: float
+    lanes: list[Lane]
+    complete: bool
+    """False if more groups were in work than the answer has."""
+
+
+class PromptGroup(TypedDict):
+    """A group of one prompt."""
+
+    group_id: str
+    step: int | None
+    """None: the group was not trained on, or its step is unknown."""
+    outcome: str
+    reason: str | None
+    rewards: list[float]
+    """At most 64."""
+    best: str | None
+    """The beginning of the completion with the highest reward. `worst`: with the lowest."""
+    worst: str | None
+
+
+class PromptHistory(TypedDict):
+    """The groups of a run that have one prompt."""
+
+    question: str
+    total: int
+    groups: list[PromptGroup]
+    """In order of steps. At most 200, of the last steps; groups without a step are at the end."""
 
 
 class RolloutPage(TypedDict):
@@ -206,8 +263,14 @@ class Source(Protocol):
         """Returns the metrics and the groups of a step. `recorded` is False if the run does not know the step of any
         trained group, so that the list of groups is empty."""
 
+    async def timeline(self, run: str, step: int) -> Timeline:
+        """Returns who worked and who waited in a step."""
+
     async def group(self, run: str, group_id: str) -> dict[str, Any]:
         """Returns a group with its completions and their tokens."""
+
+    async def prompt(self, run: str, group_id: str, of: str) -> PromptHistory:
+        """Returns the groups of a run that have the prompt of a group of the run `of`, which may be the same run."""
 
     async def rollouts(self, run: str, query: RolloutQuery) -> RolloutPage:
         """Returns a page of rollouts."""

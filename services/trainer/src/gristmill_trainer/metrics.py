@@ -10,6 +10,7 @@ import math
 import re
 import resource
 import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -88,6 +89,7 @@ def step_metrics(
         tokens=result.tokens,
         trained_tokens=result.trained_tokens,
         seconds=seconds,
+        finished_at=time.time(),
         learning_rate=learning_rate,
         skipped=result.skipped,
         updates_left_out=result.left_out,

@@ -117,6 +117,7 @@ EXPORTED: Final = (
     Exported("tokens", "tokens", "Tokens that the model processed in training, prompts included", COUNTER),
     Exported("trained_tokens", "trained_tokens", "Tokens that the loss counted", COUNTER),
     Exported("seconds", "phase_seconds", "Wall time by phase of the loop", COUNTER, label="phase"),
+    Exported("finished_at", "last_step_timestamp_seconds", "Unix time of the last step's end, or the trainer's start"),
     Exported("tokens_per_second", "tokens_per_second", "Tokens per second of the train phase of the last step"),
     Exported("mfu", "mfu", "Model FLOPs utilisation of the train phase, 0 to 1"),
     Exported("peak_tflops", "peak_flops", "Peak FLOPs per second and device that mfu assumes", convert=_tera),
@@ -141,11 +142,9 @@ class StepCollector(Collector):
         self._run = run_id
         self._steps = training_steps
         self._errors = errors
-        self._clock = clock
         self._lock = threading.Lock()
         """A scrape runs in a thread and must not see half of a step."""
-        self._last_step_at = clock()
-        self._values: dict[str, dict[str, float]] = {"step": {"": float(first_step)}}
+        self._values: dict[str, dict[str, float]] = {"step": {"": float(first_step)}, "finished_at": {"": clock()}}
         """Value by label, by field. The label is "" in a metric without one."""
         self._sums: dict[str, defaultdict[str, float]] = {
             row.field: defaultdict(float, {} if row.label else {"": 0.0}) for row in EXPORTED if row.kind is COUNTER
@@ -167,7 +166,6 @@ class StepCollector(Collector):
             row.field: _by_label(row, getattr(metrics, row.field)) for row in EXPORTED if row.kind is not HISTOGRAM
         }
         with self._lock:
-            self._last_step_at = self._clock()
             self._values = found
             for field, sums in self._sums.items():
                 for label, value in found[field].items():
@@ -183,7 +181,7 @@ class StepCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         with self._lock:
-            values, at = self._values, self._last_step_at
+            values = self._values
             sums = {field: dict(of_field) for field, of_field in self._sums.items()}
             histograms = {field: (list(counts), self._bucket_sums[field]) for field, counts in self._buckets.items()}
         for row in EXPORTED:
@@ -201,13 +199,9 @@ class StepCollector(Collector):
             for label, value in (sums[row.field] if counter else values.get(row.field, {})).items():
                 metric.add_metric([self._run] if row.label is None else [self._run, label], value)
             yield metric
-        for name, what, value in (
-            ("training_steps", "Optimizer steps of the whole run", self._steps),
-            ("last_step_timestamp_seconds", "Unix time of the last step's end; before it, of the trainer's start", at),
-        ):
-            gauge = GaugeMetricFamily(_PREFIX + name, what, labels=["run"])
-            gauge.add_metric([self._run], value)
-            yield gauge
+        gauge = GaugeMetricFamily(f"{_PREFIX}training_steps", "Optimizer steps of the whole run", labels=["run"])
+        gauge.add_metric([self._run], self._steps)
+        yield gauge
         failed = CounterMetricFamily(
             f"{_PREFIX}observer_errors",
             "Errors of observers (W&B, TensorBoard, Prometheus); training continues without them",

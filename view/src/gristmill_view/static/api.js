@@ -21,6 +21,9 @@ export class Problem extends Error {
   }
 }
 
+/** Returns the path of a run's data. Ids go through encodeURIComponent, so an id cannot change the path. */
+export const pathOf = (run, ...parts) => ["runs", run, ...parts].map(encodeURIComponent).join("/");
+
 const headers = () => (token === null ? {} : { Authorization: `Bearer ${token}` });
 
 // A browser ends its requests when the machine's network changes: Docker changes it with each container.
@@ -74,17 +77,21 @@ export async function save(path, name) {
 
 const HIDDEN_MS = 30_000;
 
+/** Whether a run may get another step. */
+export const moves = ({ state, live }) => ["open", "suspended"].includes(state) || live;
+
 /**
- * Listens to a run's events and connects again after an error. EventSource cannot send a token, so this reads the
+ * Listens to the events of a run that moves, and connects again after an error. EventSource cannot send a token, so this reads the
  * stream itself. `after`: returns the last step that the page has. `on`: functions by event, and `state` with
  * "live", "lost". Returns a function that ends it.
  *
  * A hidden tab stops after half a minute: a browser has six connections to a server for all its tabs.
  */
-export function listen(run, after, on) {
+export function listen(overview, after, on) {
+  if (!moves(overview)) return () => {};
   let stop = null;
   let later = null;
-  const begin = () => { stop = new AbortController(); follow(run, after, on, stop); };
+  const begin = () => { stop = new AbortController(); follow(overview.run, after, on, stop); };
   const seen = () => {
     clearTimeout(later);
     if (document.hidden) later = setTimeout(() => { stop.abort(); stop = null; }, HIDDEN_MS);
@@ -100,7 +107,7 @@ function follow(run, after, on, stop) {
     let pause = 500;
     while (!stop.signal.aborted) {
       try {
-        const path = `runs/${encodeURIComponent(run)}/events?after=${after()}`;
+        const path = `${pathOf(run, "events")}?after=${after()}`;
         const response = await checked(await call(path, stop.signal, { accept: "text/event-stream", pauses: [] }));
         on.state("live");
         const began = performance.now();

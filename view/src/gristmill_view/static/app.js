@@ -1,21 +1,25 @@
 // The frame of the page: the bar, the routes, the keyboard, the theme and the question for a token.
 import { askTokenWith, forgetToken, hasToken, Problem } from "./api.js";
-import { announce, fill, h, visible } from "./dom.js";
+import { announce, fill, h, soft, visible } from "./dom.js";
 import { links } from "./format.js";
 import * as compare from "./compare.js";
 import * as group from "./group.js";
+import * as metrics from "./metrics.js";
 import * as overview from "./overview.js";
+import * as prompt from "./prompt.js";
 import * as rollouts from "./rollouts.js";
 import * as runs from "./runs.js";
 import * as step from "./step.js";
 
-const VIEWS = { compare, group, overview, rollouts, runs, step };
+const VIEWS = { compare, group, metrics, overview, prompt, rollouts, runs, step };
 const ROUTES = [
   [/^\/(?:view\/?)?$/, "runs", []],
   [/^\/view\/compare$/, "compare", []],
   [/^\/view\/([^/]+)$/, "overview", ["run"]],
   [/^\/view\/([^/]+)\/step\/(\d+)$/, "step", ["run", "step"]],
   [/^\/view\/([^/]+)\/group\/([^/]+)$/, "group", ["run", "group"]],
+  [/^\/view\/([^/]+)\/metrics$/, "metrics", ["run"]],
+  [/^\/view\/([^/]+)\/prompt\/([^/]+)$/, "prompt", ["run", "group"]],
   [/^\/view\/([^/]+)\/rollouts$/, "rollouts", ["run"]],
 ];
 const bar = document.getElementById("bar");
@@ -65,7 +69,7 @@ function failed(error) {
     h("h1", {}, error.status === 404 ? "Not here" : "This could not be shown"),
     h("p", {}, visible(error.message)),
     error.remedy ? h("p", {}, visible(error.remedy)) : null,
-    h("p", {}, h("button", { type: "button", onclick: () => show() }, "Try again"), " ", h("a", { href: links.runs() }, "All runs"))));
+    h("p", {}, h("button", { onclick: () => show() }, "Try again"), " ", h("a", { href: links.runs() }, "All runs"))));
 }
 
 /** Goes to an address of the page. `replace`: without a new entry in the history. */
@@ -95,13 +99,13 @@ function drawBar(where) {
     h("a", { class: "brand", href: links.runs(), "aria-label": "Gristmill, all runs" },
       h("img", { src: "/view/static/icon.svg", alt: "", width: 22, height: 22 }), h("span", {}, "Gristmill")),
     h("nav", { "aria-label": "Views" },
-      run ? [tab("overview", links.run(run), "Overview"), tab("rollouts", links.rollouts(run), "Rollouts")] : null,
+      run ? [tab("overview", links.run(run), "Overview"), tab("metrics", links.metrics(run), "Metrics"), tab("rollouts", links.rollouts(run), "Rollouts")] : null,
       tab("compare", links.compare(run ? [run] : []), "Compare"),
       tab("runs", links.runs(), "Runs")),
     h("span", { class: "gap" }),
-    hasToken() ? h("button", { type: "button", class: "plain", onclick: () => { forgetToken(); location.reload(); } }, "Forget token") : null,
-    h("button", { type: "button", class: "plain icon help-button", onclick: help, title: "Keyboard (?)", "aria-label": "Keyboard shortcuts" }, "?"),
-    h("button", { type: "button", class: "plain icon", onclick: turnTheme, title: "Light or dark (t)", "aria-label": "Change between light and dark" }, "◐"));
+    hasToken() ? h("button", { class: "plain", onclick: () => { forgetToken(); location.reload(); } }, "Forget token") : null,
+    h("button", { class: "plain icon help-button", onclick: help, title: "Keyboard (?)", "aria-label": "Keyboard shortcuts" }, "?"),
+    h("button", { class: "plain icon", onclick: turnTheme, title: "Light or dark (t)", "aria-label": "Change between light and dark" }, "◐"));
 }
 
 const dark = () => (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
@@ -119,7 +123,7 @@ const KEYS = [
   ["Enter", "open it"],
   ["n, p", "next and previous step, group or page"],
   ["/", "search the rollouts of the run"],
-  ["o, r, c", "overview, rollouts, compare"],
+  ["o, m, r, c", "overview, metrics, rollouts, compare"],
   ["u", "up: from a group to its step, from a step to the overview"],
   ["t", "light or dark"],
   ["?", "this list"],
@@ -129,8 +133,8 @@ function help() {
   const box = h("dialog", { class: "help", "aria-labelledby": "help-title" },
     h("h2", { id: "help-title" }, "Keyboard"),
     h("dl", {}, KEYS.map(([key, text]) => h("div", {}, h("dt", {}, h("kbd", {}, key)), h("dd", {}, text)))),
-    h("p", { class: "soft" }, "On a chart: click a point to open its step, drag to zoom, double-click to see all."),
-    h("button", { type: "button", onclick: () => box.close() }, "Close"));
+    soft("On a chart: click a point to open its step, drag to zoom, double-click to see all."),
+    h("button", { onclick: () => box.close() }, "Close"));
   box.addEventListener("close", () => box.remove());
   document.body.append(box);
   box.showModal();
@@ -149,6 +153,7 @@ document.addEventListener("keydown", (event) => {
     "?": help, t: turnTheme,
     "/": () => (current?.keys?.["/"] ? current.keys["/"]() : where.run && go(links.rollouts(where.run) + "#find")),
     o: () => where.run && go(links.run(where.run)),
+    m: () => where.run && go(links.metrics(where.run)),
     r: () => where.run && go(links.rollouts(where.run)),
     c: () => go(links.compare(where.run ? [where.run] : [])),
   };
@@ -165,7 +170,7 @@ askTokenWith((refused) => new Promise((resolve) => {
     h("p", { id: "token-text" }, refused ? "The API does not know that token. " : "", "Any role can read. ",
       h("code", {}, "make secure"), " wrote the tokens to ", h("code", {}, ".secrets"), "."),
     h("label", { for: "token" }, "Token"), field,
-    h("p", { class: "soft" }, "The token stays in this tab and is forgotten when you close it."),
+    soft("The token stays in this tab and is forgotten when you close it."),
     h("button", { type: "submit" }, "Open"));
   const box = h("dialog", { class: "token", "aria-labelledby": "token-title" }, form);
   box.addEventListener("cancel", (event) => event.preventDefault());

@@ -1,18 +1,26 @@
-// Line charts and stacked bars on one axis of steps, with uPlot. Charts of one board share cursor and zoom.
+// Line charts and stacked bars on one x axis, with uPlot. Charts of one board share the axis, the cursor and the zoom.
 /* global uPlot */
-import { announce, css, fill, h, say } from "./dom.js";
+import { announce, css, fill, h, known, say } from "./dom.js";
 import { figure } from "./format.js";
 
-export const colors = () => [1, 2, 3, 4, 5, 6, 7].map((at) => css(`--line-${at}`));
+const colors = () => [1, 2, 3, 4, 5, 6, 7].map((at) => css(`--line-${at}`));
 const DOUBLE_CLICK_MS = 250;
+const HEIGHT = 170;
 const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3], [1, 2], [10, 4], [4, 4]];
 const faded = (color, share) => `color-mix(in srgb, ${color} ${share}%, transparent)`;
 
-/** The charts of one view. `open`: called with the step of a point that a person chose. */
+/** Charts without data: they take the place of the charts of a view that loads. */
+export const waiting = (panels) => h("div", { class: "curves" }, panels.map((panel) => {
+  const plot = h("div", { class: "plot" });
+  plot.style.height = `${panel.height ?? HEIGHT}px`;
+  return h("figure", { class: `panel waiting${panel.wide ? " wide" : ""}` }, h("figcaption", {}, h("span", { class: "name" }, panel.title)), plot);
+}));
+
+/** The charts of one view. `axis`: one of AXES in series.js. `open`: called with the step of a point that a person chose. */
 export class Board {
-  constructor({ open = () => {}, unit = "step" } = {}) {
+  constructor({ open = () => {}, axis }) {
     this.open = open;
-    this.unit = unit;
+    this.axis = axis;
     this.charts = [];
     this.zoomed = null;
     this.at = null;
@@ -30,7 +38,9 @@ export class Board {
   }
 
   /** Gives all charts new data: a function of each chart's panel. */
-  update(data) {
+  update(data, axis = this.axis) {
+    if (axis !== this.axis) this.zoomed = this.at = null;
+    this.axis = axis;
     this.charts.forEach((chart) => chart.set(data(chart.panel)));
   }
 
@@ -46,12 +56,12 @@ export class Board {
     const last = first.data.x.length - 1;
     this.at = Math.min(last, Math.max(0, this.at === null ? (by > 0 ? 0 : last) : this.at + by));
     this.charts.forEach((chart) => chart.point(this.at));
-    announce(`${this.unit} ${first.data.x[this.at]}: ${first.spoken(this.at)}`);
+    announce(`${this.axis.at(first.data.x[this.at])}: ${first.spoken(this.at)}`);
   }
 
   choose() {
     const first = this.charts.find((chart) => chart.plot);
-    if (first && this.at !== null) this.open(first.data.x[this.at]);
+    if (first && this.at !== null) this.open(first.data.steps[this.at]);
   }
 
   end() {
@@ -62,8 +72,8 @@ export class Board {
 }
 
 /**
- * One chart. `panel`: title, note, wide, height, log, percent, stacked, format.
- * Data: x, lines [{label, values, low, high, color, dash, dots, steps}], marks [{x, y, low, high}].
+ * One chart. `panel`: title, note, wide, height, stacked, format.
+ * Data: x, steps, log, lines [{label, values, low, high, raw, color, dash, dots, named}], marks [{x, y, low, high}].
  */
 class Chart {
   constructor(board, panel) {
@@ -72,7 +82,7 @@ class Chart {
     this.format = panel.format ?? figure;
     this.legend = h("div", { class: "legend" });
     this.box = h("div", { class: "plot", role: "img" });
-    this.box.style.height = `${panel.height ?? 170}px`;
+    this.box.style.height = `${panel.height ?? HEIGHT}px`;
     this.box.chart = this;
     this.figure = h("figure", { class: `panel${panel.wide ? " wide" : ""}` },
       h("figcaption", {}, h("span", { class: "name", title: panel.note }, panel.title), this.legend), this.box);
@@ -80,8 +90,9 @@ class Chart {
   }
 
   set(data) {
-    const same = this.plot && this.data.lines.length === data.lines.length &&
-      data.lines.every((line, at) => line.label === this.data.lines[at].label && !line.low === !this.data.lines[at].low);
+    const form = JSON.stringify([data.log, this.board.axis.text, data.lines.map((line) => [line.label, !line.low, !line.raw])]);
+    const same = this.plot && this.form === form;
+    this.form = form;
     this.data = data;
     if (same) {
       this.rescale();
@@ -90,12 +101,12 @@ class Chart {
     this.box.setAttribute("aria-label", `${this.panel.title}: ${this.spoken(data.x.length - 1) || "no data yet"}`);
   }
 
-  /** Returns uPlot's columns: x, each line, and the two edges of each band. */
+  /** Returns uPlot's columns: x, each line, the two edges of each band, and the values of each smoothed line. */
   table() {
     const { x, lines } = this.data;
     const rows = this.panel.stacked ? stacked(lines, x.length) : lines.map((line) => line.values);
     const bands = lines.flatMap((line) => (line.low ? [line.high, line.low] : []));
-    return [x, ...rows, ...bands];
+    return [x, ...rows, ...bands, ...lines.flatMap((line) => (line.raw ? [line.raw] : []))];
   }
 
   build() {
@@ -118,14 +129,17 @@ class Chart {
       series.push({ ...edge }, { ...edge });
       bands.push({ series: [series.length - 2, series.length - 1], fill: faded(line.shown, 16) });
     }
+    for (const line of lines) {
+      if (line.raw) series.push({ stroke: faded(line.shown, 35), width: 1, spanGaps: true, points: { show: false } });
+    }
     this.plot = new uPlot({
       ...this.size(), series, bands,
       legend: { show: false },
       padding: [8, 20, 0, 0],
       scales: { x: { time: false, range: (_, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) },
-        y: { distr: this.panel.log ? 3 : 1, range: this.panel.log ? undefined : (_, low, high) => this.range(low, high) } },
+        y: { distr: this.data.log ? 3 : 1, range: this.data.log ? undefined : (_, low, high) => this.range(low, high) } },
       axes: [
-        { ...axis(), size: 26, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? tick.toLocaleString("en") : "")) },
+        { ...axis(), size: 26, values: (_, ticks) => ticks.map(this.board.axis.tick) },
         { ...axis(), size: 54, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : this.format(tick))) },
       ],
       cursor: {
@@ -151,7 +165,7 @@ class Chart {
       fill: bars ? line.shown : undefined,
       dash: bars ? undefined : DASHES[(line.dash ?? at) % DASHES.length],
       paths: bars ? uPlot.paths.bars({ size: [0.92, 40], gap: 0 }) : undefined,
-      points: { show: !bars && this.data.x.length < 3 },
+      points: { show: !bars && (line.dots || this.data.x.length < 3), size: 6, fill: line.shown },
     };
   }
 
@@ -194,8 +208,8 @@ class Chart {
     over.addEventListener("click", (event) => {
       const at = this.plot.cursor.idx;
       clearTimeout(opening);
-      if (Math.abs(event.clientX - pressed) >= 4 || at === null || at === undefined) return;
-      const step = this.data.x[at];
+      if (Math.abs(event.clientX - pressed) >= 4 || !known(at)) return;
+      const step = this.data.steps[at];
       opening = setTimeout(() => this.board.open(step), DOUBLE_CLICK_MS);
     });
     over.addEventListener("dblclick", () => {
@@ -234,7 +248,7 @@ class Chart {
     for (const mark of this.data.marks) {
       const x = plot.valToPos(mark.x, "x", true);
       const y = plot.valToPos(mark.y, "y", true);
-      if (mark.low !== null && mark.low !== undefined) {
+      if (known(mark.low)) {
         ctx.beginPath();
         ctx.moveTo(x, plot.valToPos(mark.low, "y", true));
         ctx.lineTo(x, plot.valToPos(mark.high, "y", true));
@@ -261,7 +275,7 @@ class Chart {
   values(at) {
     const { x, lines } = this.data;
     const shown = at ?? x.length - 1;
-    say(this.place, x.length && at !== null && at !== undefined ? `${this.board.unit} ${x[at].toLocaleString("en")}` : "");
+    say(this.place, x.length && known(at) ? this.board.axis.at(x[at]) : "");
     lines.forEach((line, number) => say(this.numbers[number], this.format(line.values[shown])));
   }
 
@@ -313,7 +327,7 @@ export function histogram(bars, { choose, chosen = null, label = "rewards" } = {
     h("div", { class: "bars", role: "group", "aria-label": `Histogram of ${label}` }, bars.map((bar) => {
       const inside = chosen && bar.low < chosen[1] + 1e-9 && bar.high > chosen[0] - 1e-9;
       const button = h("button", {
-        type: "button", class: inside ? "chosen" : null, disabled: !bar.count,
+        class: inside ? "chosen" : null, disabled: !bar.count,
         "aria-pressed": inside ? "true" : "false",
         "aria-label": `${figure(bar.low)} to ${figure(bar.high)}: ${bar.count}`,
         title: `${figure(bar.low)} to ${figure(bar.high)}: ${bar.count.toLocaleString("en")}`,

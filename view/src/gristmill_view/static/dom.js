@@ -6,6 +6,8 @@ const UNSEEN = new RegExp(
   "[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u00ad\\u061c\\u180e\\u200b\\u200e\\u200f\\u2028-\\u202e" +
   "\\u2060-\\u2069\\ufeff\\ufff9-\\ufffb]|[\\u{e0000}-\\u{e007f}]|\\p{Surrogate}", "gu");
 
+export const known = (value) => value !== null && value !== undefined;
+
 const code = (character) => "U+" + character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
 
 /** Returns text of a model with invisible characters as `[U+202E]`, for attributes and short labels. */
@@ -30,8 +32,9 @@ const SVG = new Set(["svg", "path", "rect", "line", "polyline", "circle", "title
 export function h(tag, properties = {}, ...children) {
   const drawn = SVG.has(tag);
   const element = drawn ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
+  if (tag === "button") element.type = "button";
   for (const [name, value] of Object.entries(properties)) {
-    if (value === undefined || value === null || value === false) continue;
+    if (!known(value) || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name === "value") element.value = value;
     else element.setAttribute(name, value === true ? "" : value);
@@ -40,9 +43,14 @@ export function h(tag, properties = {}, ...children) {
   return element;
 }
 
+export const cell = (...content) => h("td", {}, content);
+export const amount = (...content) => h("td", { class: "number" }, content);
+export const soft = (...content) => h("p", { class: "soft" }, content);
+export const small = (...content) => h("small", {}, content);
+
 function append(element, children) {
   for (const child of children.flat(Infinity)) {
-    if (child !== null && child !== undefined && child !== false) element.append(child);
+    if (known(child) && child !== false) element.append(child);
   }
 }
 
@@ -61,7 +69,13 @@ export function say(element, text) {
 /** Announces a change to screen readers. */
 export const announce = (text) => say(document.getElementById("spoken"), text);
 
-export const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const probe = document.body.appendChild(h("i", { hidden: true }));
+
+/** Returns a colour of style.css in the present theme, such as `--line-1`, as a canvas needs it. */
+export function css(name) {
+  probe.style.color = `var(${name})`;
+  return getComputedStyle(probe).color;
+}
 
 /** A table cell or fact whose value is unknown. */
 export const NONE = "–";

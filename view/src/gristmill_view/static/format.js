@@ -1,9 +1,9 @@
 // Numbers, times and links as people read them.
-import { NONE } from "./dom.js";
+import { known, NONE } from "./dom.js";
 
 /** Three significant digits: 0.00123, 12.3, 4,560, 1.2e-7. */
 export function figure(value) {
-  if (value === null || value === undefined || !Number.isFinite(value)) return NONE;
+  if (!Number.isFinite(value)) return NONE;
   const size = Math.abs(value);
   if (size === 0) return "0";
   if (size >= 1e7) return value.toExponential(2);
@@ -14,21 +14,26 @@ export function figure(value) {
 
 /** A fixed number of decimals for rewards, so that columns do not dance. */
 export const reward = (value) =>
-  value === null || value === undefined || !Number.isFinite(value) ? NONE
+  !Number.isFinite(value) ? NONE
     : Math.abs(value) >= 100 ? figure(value) : value.toFixed(Math.abs(value) >= 10 ? 1 : 2);
 
 export const signed = (value) => (value > 0 ? "+" : "") + reward(value).replace("-", "−");
 
 export const percent = (value) =>
-  value === null || value === undefined || !Number.isFinite(value) ? NONE : `${figure(100 * value)} %`;
+  !Number.isFinite(value) ? NONE : `${figure(100 * value)} %`;
 
-export const count = (value) => value === null || value === undefined ? NONE : value.toLocaleString("en");
+export const count = (value) => (known(value) ? value.toLocaleString("en") : NONE);
+
+const COMPACT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 2 });
+
+/** A large number in short: 1.2M. */
+export const short = (value) => (Number.isFinite(value) ? COMPACT.format(value) : NONE);
 
 export const plural = (number, one, many = one + "s") => `${count(number)} ${number === 1 ? one : many}`;
 
 /** A duration: 0.4 s, 12 s, 3 min, 2 h 5 min, 4 d. */
 export function duration(seconds) {
-  if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return NONE;
+  if (!Number.isFinite(seconds)) return NONE;
   if (seconds < 10) return `${seconds.toFixed(1)} s`;
   if (seconds < 120) return `${Math.round(seconds)} s`;
   const minutes = Math.round(seconds / 60);
@@ -37,7 +42,7 @@ export function duration(seconds) {
   return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} d`;
 }
 
-export const moment = (ms) => ms === null || ms === undefined ? NONE
+export const moment = (ms) => !known(ms) ? NONE
   : new Date(ms).toLocaleString("en", { day: "numeric", month: "short", year: "numeric", hour: "2-digit", minute: "2-digit", hour12: false });
 
 /** Links. Ids go through encodeURIComponent, so an id cannot change the path. */
@@ -48,12 +53,15 @@ export const links = {
   step: (run, step) => `/view/${part(run)}/step/${step}`,
   group: (run, group, sequence, token) => `/view/${part(run)}/group/${part(group)}` +
     (sequence === undefined ? "" : `#s${sequence}${token === undefined ? "" : `t${token}`}`),
+  metrics: (run) => `/view/${part(run)}/metrics`,
+  prompt: (run, group) => `/view/${part(run)}/prompt/${part(group)}`,
   rollouts: (run, filters = {}) => `/view/${part(run)}/rollouts${query(filters)}`,
   compare: (runs = []) => "/view/compare" + (runs.length ? `?runs=${runs.map(part).join(",")}` : ""),
 };
 
+/** Returns a query of an address. A list gives one parameter for each of its values. */
 export function query(values) {
-  const kept = Object.entries(values).filter(([, value]) => value !== undefined && value !== null && value !== "");
+  const kept = Object.entries(values).flatMap(([name, value]) => [value].flat().map((one) => [name, one])).filter(([, value]) => value !== undefined && value !== null && value !== "");
   return kept.length ? "?" + new URLSearchParams(kept) : "";
 }
 
@@ -62,7 +70,7 @@ export const words = (name) => String(name).replaceAll("_", " ");
 
 /** One of five classes from low to high: one scale for all values of a page. */
 export function shade(value, low, high) {
-  if (value === null || value === undefined || !Number.isFinite(value)) return "shade-none";
+  if (!Number.isFinite(value)) return "shade-none";
   if (high - low < 1e-9) return "shade-2";
   return `shade-${Math.min(4, Math.max(0, Math.round(4 * (value - low) / (high - low))))}`;
 }

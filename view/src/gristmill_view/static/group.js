@@ -1,9 +1,8 @@
 // One group side by side: the prompt, the completions with their rewards, and every token.
-import { get } from "./api.js";
-import { announce, fill, h, NONE, shown, visible } from "./dom.js";
+import { get, pathOf } from "./api.js";
+import { announce, fill, h, known, NONE, shown, soft, visible } from "./dom.js";
 import { links, plural, reward, signed } from "./format.js";
-import { chip, cursor, ends, legend, outcome } from "./rows.js";
-import { choice } from "./step.js";
+import { chip, choice, cursor, ends, head, legend, outcome } from "./rows.js";
 import { limits, MEASURES, measured, place, Strip } from "./strip.js";
 import { scrolled, text, tree, turn } from "./turns.js";
 
@@ -19,8 +18,7 @@ const length = (card) => sequences(card).reduce((sum, one) => sum + (one.tokens?
 
 export async function view({ run, group: id, main, signal, search, go, title }) {
   title(`${id} · ${run}`);
-  const path = `runs/${encodeURIComponent(run)}`;
-  const group = await get(`${path}/groups/${encodeURIComponent(id)}`, signal);
+  const group = await get(pathOf(run, "groups", id), signal);
   // `at` is the sequence in links, `number` the rollout.
   const cards = group.completions.map((one, index) => ({ ...one, at: one.sequence ?? index, number: one.rollout ?? index }));
   const tokens = cards.flatMap(sequences).flatMap((one) => one.tokens ?? []);
@@ -54,14 +52,14 @@ export async function view({ run, group: id, main, signal, search, go, title }) 
   };
 
   fill(main,
-    h("div", { class: "headline" }, h("h1", {}, visible(id)), outcome(group.outcome, group.reason),
-      h("nav", { class: "around", "aria-label": "Groups of the step" })),
-    h("p", { class: "soft sub" }, h("a", { href: links.run(run) }, visible(run)), " · ",
+    head(visible(id), run, [" · ",
       group.step ? h("a", { href: links.step(run, group.step) }, `step ${group.step}`) : "its step is not known", ` · row ${group.row ?? NONE}`,
-      group.index === null || group.index === undefined ? "" : ` (${group.index} of the data)`, ` · ${visible(group.env_id ?? "")}`,
-      group.staleness ? ` · ${plural(group.staleness, "step")} stale` : ""),
+      known(group.index) ? ` (${group.index} of the data)` : "", ` · ${visible(group.env_id ?? "")}`,
+      group.staleness ? ` · ${plural(group.staleness, "step")} stale` : "",
+      group.prompt ? [" · ", h("a", { href: links.prompt(run, id) }, "the prompt over all steps")] : ""],
+    outcome(group.outcome, group.reason), h("nav", { class: "around", "aria-label": "Groups of the step" })),
     h("section", { class: "prompt" }, h("h2", {}, "Prompt"), prompt(group),
-      group.answer !== null && group.answer !== undefined ? h("p", { class: "gold" }, h("b", {}, "Gold answer "), h("code", {}, shown(group.answer))) : null),
+      known(group.answer) ? h("p", { class: "gold" }, h("b", {}, "Gold answer "), h("code", {}, shown(group.answer))) : null),
     group.error ? h("p", { class: "cut" }, shown(group.error)) : null,
     cards.length ? h("div", { class: "controls" }, choice("Sort", "order", ORDERS, state.order, change),
       Object.keys(shades).length > 1 ? choice("Shade tokens by", "shade", shades, state.shade, change) : null,
@@ -75,7 +73,7 @@ export async function view({ run, group: id, main, signal, search, go, title }) 
 
   const around = main.querySelector("nav.around");
   const ways = {};
-  if (group.step) neighbours(path, group, run, id, signal).then(([before, after]) => {
+  if (group.step) neighbours(group, run, id, signal).then(([before, after]) => {
     if (before) { ways.p = () => go(before); around.append(h("a", { href: before, rel: "prev" }, "← previous")); }
     if (after) { ways.n = () => go(after); around.append(h("a", { href: after, rel: "next" }, "next →")); }
   }).catch(() => {}); // without its step's list the group is complete all the same
@@ -98,8 +96,8 @@ export async function view({ run, group: id, main, signal, search, go, title }) 
   };
 }
 
-async function neighbours(path, group, run, id, signal) {
-  const { groups } = await get(`${path}/steps/${group.step}`, signal);
+async function neighbours(group, run, id, signal) {
+  const { groups } = await get(pathOf(run, "steps", group.step), signal);
   const at = groups.findIndex((one) => one.group_id === id);
   return [groups[at - 1], groups[at + 1]].map((one) => one && at >= 0 && links.group(run, one.group_id));
 }
@@ -107,7 +105,7 @@ async function neighbours(path, group, run, id, signal) {
 function prompt(group) {
   const raw = group.prompt ? h("details", {}, h("summary", {}, "as the model saw it"), text(group.prompt)) : null;
   if (group.messages?.length) return [group.messages.map(turn), raw];
-  return group.prompt ? [text(group.question), raw] : h("p", { class: "soft" }, group.error ? "No prompt was made of the row."
+  return group.prompt ? [text(group.question), raw] : soft(group.error ? "No prompt was made of the row."
     : "The prompt's text is not known: no tokenizer was found.");
 }
 
@@ -144,13 +142,13 @@ class Tokens {
 /** The entry of a rollout: its numbers, and a body. */
 function entry(card, { run, id, low, high, answer }, ...body) {
   const parts = Object.entries(card.parts ?? {});
-  const right = card.extracted !== null && card.extracted !== undefined && answer !== null && card.extracted === answer;
+  const right = known(card.extracted) && card.extracted === answer;
   const name = `completion ${card.number}`;
   return h("article", { class: card.branches ? "card wide" : "card", id: `s${card.at}`, "aria-label": name },
     h("header", {},
       h("a", { class: "nth", href: links.group(run, id, card.at), title: "a link to this completion", "aria-label": name }, `#${card.number}`), chip(card.reward, low, high),
       parts.map(([part, value]) => h("span", { class: "part" }, `${visible(part)} `, h("b", {}, value === null ? "no score" : reward(value)))),
-      h("span", { class: "part" }, "advantage ", h("b", { class: card.advantage > 0 ? "up" : card.advantage < 0 ? "down" : null }, card.advantage === null || card.advantage === undefined ? NONE : signed(card.advantage)))),
+      h("span", { class: "part" }, "advantage ", h("b", { class: card.advantage > 0 ? "up" : card.advantage < 0 ? "down" : null }, signed(card.advantage)))),
     h("p", { class: "facts-line" },
       card.branches ? h("span", {}, plural(card.branches.length, "branch", "branches")) : null,
       // Without `extracted` nothing searched for an answer: another environment, or a reward without one.

@@ -1,12 +1,11 @@
 // The state of a run in ten seconds: how far, how good, who waits, what is wrong. Then the curves.
-import { get, listen } from "./api.js";
-import { Board } from "./charts.js";
-import { announce, fill, h, NONE, say, visible } from "./dom.js";
+import { get, listen, moves, pathOf } from "./api.js";
+import { Board, waiting } from "./charts.js";
+import { announce, cell, fill, h, NONE, say, soft, visible } from "./dom.js";
 import { count, duration, figure, links, moment, percent, plural, reward, signed, words } from "./format.js";
+import { AXES, drawing, drawingControls, Series } from "./series.js";
 
-const POINTS = 500;
-const MOST_POINTS = 3 * POINTS;
-const PANELS = [
+export const PANELS = [
   { key: "reward", title: "Reward", wide: true, height: 250, format: reward, lines: [["reward_mean", "mean"]], spread: "reward_std", marks: true,
     note: "Mean over all completions of the step; the band is one standard deviation to each side" },
   { key: "parts", title: "Reward by part", height: 250, format: reward, group: "reward_parts.", note: "Mean of each reward before its weight" },
@@ -45,19 +44,16 @@ export async function view(context) {
   title(run);
   const page = new Page(context);
   fill(main, page.skeleton());
-  const path = `runs/${encodeURIComponent(run)}`;
-  page.load = () => get(`${path}/series?points=${POINTS}&names=${NAMES.join(",")}`, signal);
-  const [overview, series] = await Promise.all([get(path, signal), page.load()]);
-  page.start(overview, series);
-  const watched = ["open", "suspended"].includes(overview.state) || overview.live;
-  page.connection(watched ? "connecting" : "still");
-  const close = watched ? listen(run, () => page.last, {
-    step: (row) => page.step(row),
+  const [overview] = await Promise.all([get(pathOf(run), signal), page.series.load()]);
+  page.start(overview);
+  page.connection(moves(overview) ? "connecting" : "still");
+  const close = listen(overview, () => page.series.last, {
+    step: (row) => page.series.add(row),
     services: (state) => page.state(state),
     trouble: (trouble) => page.trouble(trouble),
-    reload: () => { page.newer = []; page.reload(); },
+    reload: () => page.series.reload(),
     state: (state) => page.connection(state),
-  }) : () => {};
+  });
   return {
     end: () => { close(); page.board.end(); },
     keys: {
@@ -68,18 +64,12 @@ export async function view(context) {
 }
 
 class Page {
-  constructor({ run, go }) {
+  constructor({ run, go, search, signal }) {
     this.run = run;
-    this.board = new Board({ open: (step) => go(links.step(run, step)) });
-    this.steps = [];
-    this.columns = {};
-    this.phases = {};
-    this.last = -1;
+    this.drawing = drawing(search);
+    this.board = new Board({ axis: AXES[this.drawing.x], open: (step) => go(links.step(run, step)) });
+    this.series = new Series(run, NAMES, signal, () => this.draw());
     this.evaluations = [];
-    this.waits = false;
-    this.loads = false;
-    /** Rows that came while the curves were loaded again. */
-    this.newer = [];
   }
 
   skeleton() {
@@ -89,14 +79,13 @@ class Page {
     this.banner = h("section", { class: "banner calm", "aria-label": "State of the run" }, h("p", {}, "\u00a0"));
     this.facts = h("dl", { class: "facts" }, ["progress", "reward", "held-out score", "speed", "groups"].map((name) =>
       h("div", {}, h("dt", {}, name), h("dd", {}, h("b", {}, "…"), h("span", {}, "\u00a0")))));
-    this.curves = h("div", { class: "curves" }, PANELS.map((panel) =>
-      h("figure", { class: `panel waiting${panel.wide ? " wide" : ""}` }, h("figcaption", {}, h("span", { class: "name" }, panel.title)), block(panel.height ?? 170))));
+    this.curves = waiting(PANELS);
     this.services = h("div", { class: "services" });
     this.queue = h("div", { class: "queue" });
     this.settings = h("div", {});
     return [
       h("div", { class: "headline" }, h("h1", {}, visible(this.run)), this.pill, this.link),
-      this.sub, this.banner, this.facts,
+      this.sub, this.banner, this.facts, drawingControls(this.drawing, () => this.draw()),
       h("div", { class: "board" }, this.curves, h("aside", { "aria-label": "Services and queue" },
         h("section", {}, h("h2", {}, "Services"), this.services),
         h("section", {}, h("h2", {}, "Groups"), this.queue),
@@ -106,91 +95,30 @@ class Page {
     ];
   }
 
-  start(overview, series) {
+  start(overview) {
     this.evaluations = overview.evaluations ?? [];
-    const names = new Set([...Object.keys(series.series)]);
-    const panels = PANELS.filter((panel) => (panel.stacked ? Object.keys(series.phases ?? {}).length
+    const names = new Set(Object.keys(this.series.columns));
+    const panels = PANELS.filter((panel) => (panel.stacked ? Object.keys(this.series.phases).length
       : panel.group ? [...names].some((name) => name.startsWith(panel.group)) : panel.lines.some(([name]) => names.has(name))));
     this.showSettings(overview.settings ?? {});
     // A run without a step yet keeps all panels: it does not know yet which metrics it will have.
     fill(this.curves, (panels.length ? panels : PANELS).map((panel) => this.board.add(panel)));
-    this.data(series);
+    this.draw();
     this.state(overview);
     this.trouble(overview.trouble);
     if (overview.started_ms) say(this.sub, `started ${moment(overview.started_ms)}${overview.protocol === "atropos" ? " · Atropos' protocol" : ""}`);
   }
 
-  data({ step, series, phases }) {
-    this.steps = step;
-    this.columns = {};
-    for (const [name, { mean, min, max }] of Object.entries(series)) this.columns[name] = { mean, min, max };
-    this.phases = phases ?? {};
-    this.last = step.length ? step[step.length - 1] : -1;
-    this.draw();
-  }
-
-  /** Loads the curves again: a trainer went back, or a tab that was open for long has more points than it can show. */
-  async reload() {
-    if (this.loads) return;
-    this.loads = true;
-    try {
-      this.data(await this.load());
-    } catch (error) {
-      if (error.name === "AbortError") return;
-      setTimeout(() => this.reload(), 10_000);
-    } finally {
-      this.loads = false;
-    }
-    this.newer.splice(0).forEach((row) => this.step(row));
-  }
-
-  step(row) {
-    if (this.loads) this.newer.push(row);
-    if (row.step <= this.last) return;
-    this.last = row.step;
-    this.steps.push(row.step);
-    const length = this.steps.length;
-    const push = (list, value) => { while (list.length < length - 1) list.push(null); list.push(value ?? null); };
-    for (const name of new Set([...Object.keys(this.columns), ...Object.keys(row).filter(wanted)])) {
-      const column = (this.columns[name] ??= { mean: [] });
-      push(column.mean, row[name]);
-      if (column.min) { push(column.min, row[name]); push(column.max, row[name]); }
-    }
-    const spent = Object.entries(row).filter(([name]) => name.startsWith("seconds."));
-    for (const name of new Set([...Object.keys(this.phases), ...spent.map(([name]) => name.slice(8))])) {
-      push((this.phases[name] ??= []), row[`seconds.${name}`]);
-    }
-    if (length > MOST_POINTS) this.reload();
-    // Several rows of one event, or a tab in the background: one drawing.
-    if (!this.waits) {
-      this.waits = true;
-      requestAnimationFrame(() => { this.waits = false; this.draw(); });
-    }
-  }
-
   draw() {
-    this.board.update((panel) => this.lines(panel));
+    this.board.update((panel) => this.lines(panel), AXES[this.drawing.x]);
     this.showReward();
   }
 
   lines(panel) {
-    const x = this.steps;
-    const from = Math.min(x[0], this.evaluations[0]?.step ?? x[0]);
-    if (panel.stacked) return { x, from, lines: Object.entries(this.phases).map(([label, values], color) => ({ label, values, color })) };
-    const names = panel.group
-      ? Object.keys(this.columns).filter((name) => name.startsWith(panel.group)).map((name) => [name, visible(name.slice(panel.group.length))])
-      : panel.lines.filter(([name]) => this.columns[name]);
-    const spread = this.columns[panel.spread]?.mean;
-    const lines = names.map(([name, label]) => {
-      const { mean, min, max } = this.columns[name];
-      // A logarithmic axis has no place for 0.
-      const values = panel.log ? mean.map((value) => (value > 0 ? value : null)) : mean;
-      const edge = (sign) => mean.map((value, at) => (value === null || (spread[at] ?? null) === null ? null : value + sign * spread[at]));
-      if (spread) return { label, values, low: edge(-1), high: edge(1) };
-      return { label, values, ...(min && names.length < 3 && !panel.log ? { low: min, high: max } : {}) };
-    });
-    const marks = panel.marks ? this.evaluations.map((point) => ({ x: point.step, y: point.score, low: point.low, high: point.high })) : [];
-    return { x, from, lines, marks };
+    const data = this.series.data(panel, this.drawing);
+    const places = this.evaluations.map((point) => this.series.place(point.step, this.drawing));
+    const marks = panel.marks ? this.evaluations.map((point, at) => ({ x: places[at], y: point.score, low: point.low, high: point.high })) : [];
+    return { ...data, from: Math.min(data.x[0], places[0] ?? data.x[0]), marks: marks.filter((mark) => mark.x !== null) };
   }
 
   state(state) {
@@ -219,19 +147,19 @@ class Page {
     const share = steps ? Math.min(1, step / steps) : 0;
     if (!this.meter) this.meter = h("progress", { max: 1, "aria-label": "progress" });
     this.meter.value = share;
-    const rest = this.now.state !== "finished" && left !== null && left !== undefined ? `${duration(left)} left` : steps ? `${Math.round(100 * share)} %` : "no end set";
+    const rest = this.now.state !== "finished" && Number.isFinite(left) ? `${duration(left)} left` : steps ? `${Math.round(100 * share)} %` : "no end set";
     this.fact(0, steps ? `${count(step)} / ${count(steps)}` : count(step), [this.meter, rest]);
     const newest = this.evaluations[this.evaluations.length - 1];
     const first = this.evaluations[0];
     this.fact(2, newest ? percent(newest.score) : NONE, newest
       ? `${first !== newest ? `from ${percent(first.score)}; ` : ""}step ${newest.step}, ${plural(newest.n, "prompt")}` : "no evaluation yet");
-    this.fact(3, speed === null || speed === undefined ? NONE : figure(speed), "tokens per second, last ten steps");
+    this.fact(3, figure(speed), "tokens per second, last ten steps");
     const lost = (queue?.dropped ?? 0) + (queue?.dead ?? 0);
     this.fact(4, count(queue?.trained ?? null), lost ? [h("a", { href: links.rollouts(this.run, { outcome: queue.dropped ? "dropped" : "dead" }) }, `${count(lost)} not trained`)] : "trained, none dropped");
   }
 
   showReward() {
-    const values = (this.columns.reward_mean?.mean ?? []).filter((value) => value !== null);
+    const values = (this.series.columns.reward_mean?.mean ?? []).filter((value) => value !== null);
     if (!values.length) { this.fact(1, NONE, "no step yet"); return; }
     const [first, last] = [values[0], values[values.length - 1]];
     this.fact(1, reward(last), `${signed(last - first)} since the first step`);
@@ -239,10 +167,10 @@ class Page {
 
   showServices() {
     const { services } = this.now;
-    if (!services?.length) { fill(this.services, h("p", { class: "soft" }, "Read from files: no service reports.")); return; }
+    if (!services?.length) { fill(this.services, soft("Read from files: no service reports.")); return; }
     fill(this.services, h("ul", {}, services.map((service) => h("li", {},
       h("i", { class: `dot ${service.state}` }), h("b", {}, visible(service.name)),
-      h("span", { class: "seen" }, service.heartbeat_s !== null && service.heartbeat_s !== undefined ? `${duration(service.heartbeat_s)} ago` : service.state),
+      h("span", { class: "seen" }, Number.isFinite(service.heartbeat_s) ? `${duration(service.heartbeat_s)} ago` : service.state),
       h("span", { class: "detail" }, [service.state, service.version && `weights ${service.version}`, service.detail].filter(Boolean).map(visible).join(" · "))))));
   }
 
@@ -252,7 +180,7 @@ class Page {
     const row = (name, note) => {
       const bar = h("i", {});
       bar.style.width = `${Math.min(100, 100 * (queue[name] ?? 0) / total)}%`;
-      return h("tr", { title: QUEUE[name] }, h("th", { scope: "row" }, name), h("td", {}, count(queue[name] ?? 0)),
+      return h("tr", { title: QUEUE[name] }, h("th", { scope: "row" }, name), cell(count(queue[name] ?? 0)),
         h("td", { class: "fillbar" }, ["ready", "leased"].includes(name) ? bar : note));
     };
     const { receipts } = this.now;
@@ -301,11 +229,3 @@ const newestReceipt = ({ server, version, state, difference, change, seconds }) 
   [server, version, state].filter(Boolean).join(" "),
   difference === null ? "no log-probabilities" : `log-probabilities differ by ${figure(difference)} nats`,
   change === null ? null : `changed by ${figure(change)}`, `${figure(1000 * seconds)} ms`].filter(Boolean).join(", ");
-
-const wanted = (name) => NAMES.some((pattern) => (pattern.endsWith("*") ? name.startsWith(pattern.slice(0, -1)) : name === pattern));
-
-function block(height) {
-  const element = h("div", { class: "plot" });
-  element.style.height = `${height}px`;
-  return element;
-}

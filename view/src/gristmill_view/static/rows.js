@@ -1,6 +1,6 @@
-// What lists share: moving through rows by j and k, chips of rewards, outcomes, downloads.
-import { h, visible } from "./dom.js";
-import { reward, shade, words } from "./format.js";
+// What views share: moving through rows by j and k, chips of rewards, outcomes, choices.
+import { h, small, visible } from "./dom.js";
+import { count, links, reward, shade, words } from "./format.js";
 
 /** Marks one of the elements that `all` returns, and moves the mark. */
 export function cursor(all) {
@@ -56,6 +56,37 @@ const OUTCOMES = {
 export const outcome = (name, reason) => name ? [
   h("span", { class: `outcome is-${OUTCOMES[name] ? name : "other"}`, title: OUTCOMES[name] }, visible(words(name))),
   reason ? h("small", { title: visible(words(reason)) }, visible(words(reason))) : null] : "";
+
+/** A table of a list. `numbers`: the columns that are aligned to the right. */
+export const table = (columns, rows, numbers = []) => h("table", { class: "rows" },
+  h("thead", {}, h("tr", {}, columns.map((name) => h("th", { scope: "col", class: numbers.includes(name) ? "number" : null }, name)))),
+  h("tbody", {}, rows));
+
+/** A table that scrolls on a narrow screen. */
+export const scrolling = (label, element) => h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, element);
+
+/** The head of a view of a run. `rest`: behind the link to the run. */
+export const head = (title, run, rest = null, ...beside) => [
+  h("div", { class: "headline" }, h("h1", {}, title), beside),
+  h("p", { class: "soft sub" }, h("a", { href: links.run(run) }, visible(run)), rest)];
+
+/** A problem in a list that stays as it is. */
+export const problemLine = ({ message, remedy }) =>
+  h("p", { class: "banner trouble" }, h("strong", {}, visible(message)), " ", visible(remedy ?? ""));
+
+/** Checkboxes of runs. `change`: called with the names of all chosen runs. */
+export function picker(runs, chosen, most, change, title = "Runs") {
+  const now = (run, on) => change(on ? [...chosen, run] : chosen.filter((name) => name !== run));
+  return h("fieldset", { class: "picker" }, h("legend", {}, title), runs.map((line) => h("label", {},
+    h("input", { type: "checkbox", value: line.run, checked: chosen.includes(line.run), disabled: !chosen.includes(line.run) && chosen.length >= most, onchange: (event) => now(line.run, event.target.checked) }),
+    ` ${visible(line.run)}`, small(` ${count(line.step)}${line.steps ? ` / ${count(line.steps)}` : ""}`))));
+}
+
+/** A choice of one of `options`: {value: [text]}. `change`: called with {name: value}. */
+export function choice(label, name, options, chosen, change) {
+  return h("label", {}, `${label} `, h("select", { name, onchange: (event) => change({ [name]: event.target.value }) },
+    Object.entries(options).map(([value, [text]]) => h("option", { value, selected: value === chosen }, text))));
+}
 
 /** The beginning of a text, on one line. */
 export function start(text, length = 160) {

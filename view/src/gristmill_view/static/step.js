@@ -1,9 +1,10 @@
 // One step: its metrics, its rewards, its groups.
-import { get } from "./api.js";
+import { get, pathOf } from "./api.js";
 import { binned, histogram } from "./charts.js";
-import { announce, fill, h, visible } from "./dom.js";
-import { count, figure, links, plural, query, reward } from "./format.js";
-import { chip, cursor, ends, legend, NO_RECORDS, outcome, start } from "./rows.js";
+import { amount, announce, cell, fill, h, small, soft, visible } from "./dom.js";
+import { count, figure, links, moment, plural, query, reward } from "./format.js";
+import { chip, choice, cursor, ends, head, legend, NO_RECORDS, outcome, start, table } from "./rows.js";
+import { timeline } from "./timeline.js";
 
 const SHOWN = {
   all: ["all groups", () => true],
@@ -23,7 +24,7 @@ const ORDERS = {
 export async function view({ run, step: text, main, signal, search, go, title }) {
   const step = Number(text);
   title(`Step ${step} · ${run}`);
-  const found = await get(`runs/${encodeURIComponent(run)}/steps/${step}`, signal);
+  const found = await get(pathOf(run, "steps", step), signal);
   const all = found.groups.flatMap((group) => group.rewards);
   const [low, high] = ends(all);
   const filters = { show: search.get("show") ?? "all", order: search.get("order") ?? "row", low: search.get("low"), high: search.get("high") };
@@ -47,22 +48,22 @@ export async function view({ run, step: text, main, signal, search, go, title })
     fill(number, `${count(kept.length)} of ${plural(found.groups.length, "group")}`);
     announce(`${kept.length} groups`);
     marked.reset();
-    fill(list, kept.length ? table(run, kept, low, high) : h("p", { class: "empty" }, found.groups.length
-      ? ["No group of this step is like that. ", h("button", { type: "button", onclick: () => change({ show: "all", low: null, high: null }) }, "Show all groups")]
+    fill(list, kept.length ? groupTable(run, kept, low, high) : h("p", { class: "empty" }, found.groups.length
+      ? ["No group of this step is like that. ", h("button", { onclick: () => change({ show: "all", low: null, high: null }) }, "Show all groups")]
       : found.recorded === false ? [NO_RECORDS, h("a", { href: links.rollouts(run) }, "Show all rollouts")]
       : "No group of this step is on disk. Groups appear when a checkpoint covers the step, while the archive has room."));
   };
 
   fill(main,
-    h("div", { class: "headline" }, h("h1", {}, `Step ${count(step)}`),
+    head(`Step ${count(step)}`, run, null,
       h("nav", { class: "around", "aria-label": "Steps" },
         h("a", { href: links.step(run, Math.max(1, step - 1)), rel: "prev", "aria-label": "previous step" }, "← previous"),
         h("a", { href: links.step(run, step + 1), rel: "next", "aria-label": "next step" }, "next →"))),
-    h("p", { class: "soft sub" }, h("a", { href: links.run(run) }, visible(run))),
     warning(found.groups),
     h("div", { class: "columns" },
       h("section", {}, h("h2", {}, "Rewards"), chart),
       h("section", {}, h("h2", {}, "Metrics"), metrics(found.metrics ?? {}))),
+    timeline(run, step, signal),
     h("div", { class: "controls" },
       choice("Show", "show", SHOWN, filters.show, change), choice("Sort", "order", ORDERS, filters.order, change),
       h("a", { class: "button", href: links.rollouts(run, { step }) }, "All rollouts of this step"),
@@ -84,27 +85,21 @@ function warning(groups) {
     "The step has no advantage to learn from. Look at the rewards: they may be too easy, too hard, or broken."));
 }
 
-export function choice(label, name, options, chosen, change) {
-  return h("label", {}, `${label} `, h("select", { name, onchange: (event) => change({ [name]: event.target.value }) },
-    Object.entries(options).map(([value, [text]]) => h("option", { value, selected: value === chosen }, text))));
-}
-
-function table(run, groups, low, high) {
-  return h("table", { class: "rows" },
-    h("thead", {}, h("tr", {}, ["group", "rewards", "mean", "became", "stale", "prompt"].map((name) => h("th", { scope: "col" }, name)))),
-    h("tbody", {}, groups.map((group) => h("tr", { class: group.same ? "same" : null },
-      h("td", {}, h("a", { href: links.group(run, group.group_id) }, visible(group.group_id)), h("small", {}, `row ${group.row ?? "–"} · ${visible(group.env_id ?? "")}`)),
-      h("td", {}, h("div", { class: "chips" }, group.rewards.map((value, at) => h("a", { href: links.group(run, group.group_id, group.sequences?.[at] ?? at), tabindex: -1 }, chip(value, low, high))),
+function groupTable(run, groups, low, high) {
+  return table(["group", "rewards", "mean", "became", "stale", "prompt"],
+    groups.map((group) => h("tr", { class: group.same ? "same" : null },
+      cell(h("a", { href: links.group(run, group.group_id) }, visible(group.group_id)), small(`row ${group.row ?? "–"} · ${visible(group.env_id ?? "")}`)),
+      cell(h("div", { class: "chips" }, group.rewards.map((value, at) => h("a", { href: links.group(run, group.group_id, group.sequences?.[at] ?? at), tabindex: -1 }, chip(value, low, high))),
         group.same ? h("small", { class: "note" }, "all equal") : null)),
-      h("td", { class: "number" }, reward(group.rewards.length ? mean(group) : null)),
-      h("td", {}, outcome(group.outcome, group.reason)),
-      h("td", { class: "number" }, group.staleness ?? "–"),
-      h("td", { class: "text" }, start(group.prompt_start))))));
+      amount(reward(group.rewards.length ? mean(group) : null)),
+      cell(outcome(group.outcome, group.reason)),
+      amount(group.staleness ?? "–"),
+      h("td", { class: "text" }, start(group.prompt_start)))));
 }
 
 function metrics(values) {
   const rows = Object.entries(values).filter(([name]) => name !== "step");
-  if (!rows.length) return h("p", { class: "soft" }, "The step has no row in metrics.jsonl.");
+  if (!rows.length) return soft("The step has no row in metrics.jsonl.");
   return h("div", { class: "metrics", tabindex: 0, role: "region", "aria-label": "Metrics of the step" }, h("dl", {}, rows.map(([name, value]) => h("div", {}, h("dt", {}, visible(name)),
-    h("dd", {}, typeof value === "number" ? figure(value) : visible(typeof value === "string" ? value : JSON.stringify(value)))))));
+    h("dd", {}, name === "finished_at" ? moment(1000 * value) : typeof value === "number" ? figure(value) : visible(typeof value === "string" ? value : JSON.stringify(value)))))));
 }

@@ -2,15 +2,16 @@
 import { css, fill, h, visible } from "./dom.js";
 import { figure } from "./format.js";
 
-/** Measures of a token. `diverging`: around a middle; else from 0 upwards. `value`: larger means further from calm. */
+/** Measures of a token. `value`: larger means further from calm; the default is the measure. */
 export const MEASURES = {
   sampler: { title: "log-probability", of: (token) => token.sampler, value: (token) => minus(token.sampler), note: "under the model server's weights; darker is less likely" },
-  difference: { title: "difference to the server", of: (token) => less(token.trainer, token.sampler), value: (token) => less(token.trainer, token.sampler), diverging: true, note: "trainer − server; should be rounding only" },
-  ratio: { title: "policy ratio", of: (token) => token.ratio, value: (token) => (known(token.ratio) && token.ratio > 0 ? Math.log(token.ratio) : null), diverging: true, note: "the trained weights' probability over the sampler's" },
-  entropy: { title: "entropy", of: (token) => token.entropy, value: (token) => token.entropy, note: "nats; darker is less certain" },
-  advantage: { title: "advantage", of: (token) => token.advantage, value: (token) => token.advantage, diverging: true, note: "as used in the step" },
+  difference: { title: "difference to the server", of: (token) => less(token.trainer, token.sampler), note: "trainer − server; should be rounding only" },
+  ratio: { title: "policy ratio", of: (token) => token.ratio, value: (token) => (known(token.ratio) && token.ratio > 0 ? Math.log(token.ratio) : null), note: "the trained weights' probability over the sampler's" },
+  entropy: { title: "entropy", of: (token) => token.entropy, note: "nats; darker is less certain" },
+  advantage: { title: "advantage", of: (token) => token.advantage, note: "as used in the step" },
 };
-const known = (value) => value !== null && value !== undefined && Number.isFinite(value);
+const known = Number.isFinite;
+const calm = (measure, token) => (measure.value ?? measure.of)(token);
 const minus = (value) => (known(value) ? -value : null);
 const less = (a, b) => (known(a) && known(b) ? a - b : null);
 
@@ -23,7 +24,7 @@ export function limits(tokens) {
   for (const [name, measure] of Object.entries(MEASURES)) {
     const sizes = [];
     for (const token of tokens) {
-      const value = measure.value(token);
+      const value = calm(measure, token);
       if (known(value)) sizes.push(Math.abs(value));
     }
     sizes.sort((a, b) => a - b);
@@ -35,7 +36,7 @@ export function limits(tokens) {
 
 /** Returns where a token is on its measure's scale: −1 to 1, or 0 to 1; null without a value. */
 export function place(name, token, limit) {
-  const value = MEASURES[name].value(token);
+  const value = calm(MEASURES[name], token);
   return known(value) ? Math.max(-1, Math.min(1, value / limit)) : null;
 }
 

@@ -1,5 +1,5 @@
 // The turns of a conversation with their tool calls, and the tree of a rollout's branches.
-import { fill, h, shown, visible } from "./dom.js";
+import { fill, h, shown, small, soft, visible } from "./dom.js";
 import { plural } from "./format.js";
 
 const LONG = 12_000;
@@ -20,7 +20,7 @@ export function turn(message) {
     : Array.isArray(message.content) ? message.content.map((part) => (typeof part?.text === "string" ? part.text : `[${part?.type ?? "part"}]`)).join("") : "";
   return h("div", { class: `turn by-${/^\w{1,40}$/.test(role) ? role : "other"}${trained === false ? " untrained" : ""}` },
     h("h3", {}, brief(role),
-      answers ? h("small", {}, "result of ", h("code", {}, brief(answers.name))) : null,
+      answers ? small("result of ", h("code", {}, brief(answers.name))) : null,
       trained === undefined ? null : h("small", { class: "trained" }, trained ? "trained" : "not trained")),
     h("div", {}, thinking ? h("details", { class: "thinking" }, h("summary", {}, `thinking, ${thinking.length.toLocaleString("en")} characters`), text(thinking)) : null,
       content || !calls.length ? text(content) : null, some(calls, CALLS, call, "tool calls")));
@@ -35,7 +35,7 @@ function call({ name, arguments: given }) {
 /** The first elements of a list. The others come on demand, because layout of very many is slow. */
 function some(list, most, make, name) {
   if (list.length <= most) return list.map(make);
-  const more = h("button", { type: "button", class: "more", onclick: () => more.replaceWith(...list.slice(most).map(make)) },
+  const more = h("button", { class: "more", onclick: () => more.replaceWith(...list.slice(most).map(make)) },
     `Show all ${list.length.toLocaleString("en")} ${name}`);
   return [list.slice(0, most).map(make), more];
 }
@@ -45,7 +45,7 @@ export function text(content) {
   if (!content) return h("pre", { class: "nothing" }, "empty");
   if (content.length <= LONG) return h("pre", scrolled(content), shown(content));
   const pre = h("pre", scrolled(content), shown(content.slice(0, LONG)));
-  const more = h("button", { type: "button", class: "more", onclick: () => { fill(pre, shown(content)); more.remove(); } },
+  const more = h("button", { class: "more", onclick: () => { fill(pre, shown(content)); more.remove(); } },
     `Show all ${content.length.toLocaleString("en")} characters`);
   return [pre, more];
 }
@@ -66,8 +66,8 @@ export function tree(nodes, end) {
     const [facts, below] = several ? [[], null] : end(node.sequences[0]);
     const part = h("details", { class: "branch", open: at < OPEN, "data-sequence": several ? null : node.sequences[0] },
       h("summary", {}, several ? h("b", {}, `${plural(node.sequences.length, "branch", "branches")} begin like this`) : facts,
-        node.parent === null && !node.continues ? h("small", {}, "begins without the prompt above") : null),
-      node.turns.length ? node.turns.map(turn) : h("p", { class: "soft" }, "ends here"), below);
+        node.parent === null && !node.continues ? small("begins without the prompt above") : null),
+      node.turns.length ? node.turns.map(turn) : soft("ends here"), below);
     above.inside.append(part);
     const depth = above.depth + 1;
     made.push({ depth, inside: depth + 1 < DEEPEST ? part : above.inside });
