@@ -34,7 +34,7 @@ ATROPOS: Final[Tests] = tuple(
 )
 ATROPOS_SLOW: Final[Tests] = ("tests/integration/atropos/test_packing.py",)
 
-_OF_ATROPOS: Final = ("_atropos.lua", "_select_packed.lua", "reject.lua")
+_OF_ATROPOS: Final = ("_atropos.lua", "_select_packed.lua")
 _OF_BOTH: Final = (
     *("_keys.lua", "_moves.lua", "_sums.lua", "lease.lua", "ack.lua", "extend.lua", "nack.lua"),
     *("_shares.lua", "delete.lua", "environment.lua", "index.lua", "version.lua"),

@@ -35,7 +35,7 @@ class RunFolderWriter:
             self._archive.append(group.group_id, "group", group.encode())
         self._archive.sync()
 
-    def archive_atropos(self, group_id: str, body: dict[str, object]) -> None:
+    def archive_json(self, group_id: str, body: dict[str, object]) -> None:
         self._archive.append(group_id, "atropos", json.dumps(body).encode())
         self._archive.sync()
 

@@ -161,6 +161,7 @@ class ErrorCode(StrEnum):
     TOO_MANY_CLAIMS = "too_many_claims"
     """The run has 64 claims (409)."""
     TOO_MANY_ENVS = "too_many_envs"
+    TOO_MANY_GROUPS = "too_many_groups"
     """The run has 1,024 living environments (409)."""
     TOO_MANY_RUNS = "too_many_runs"
     """The store holds 1,000 runs, or 32 that no trainer took and that living environments have (409)."""

@@ -13,7 +13,7 @@ from tests.support.groups import make_group
 from tests.unit.api.atropos.groups import full
 
 from gristmill import GROUP_MEDIA_TYPE, Client, TrajectoryGroup
-from gristmill_api.routes.groups import SCORED_MEDIA_TYPE
+from gristmill_api.atropos.conversion import to_json
 
 ATROPOS = "/v1/runs/default"
 
@@ -63,12 +63,12 @@ async def test_messages_that_no_reader_could_show_are_refused_and_hide_no_exampl
     assert example["messages"] is None
 
 
-async def test_group_of_atropos_is_read_as_json_and_as_an_example(http: httpx.AsyncClient) -> None:
+async def test_group_of_atropos_is_read_as_bytes_and_as_an_example(http: httpx.AsyncClient) -> None:
     for number in range(3):
         await post(http, {**full(), "scores": [float(number), 0.0]})
     answer = await http.get(f"{ATROPOS}/groups/a00000002")
-    assert (answer.status_code, answer.headers["content-type"]) == (200, SCORED_MEDIA_TYPE)
-    assert json.loads(answer.content) == {**full(), "scores": [2.0, 0.0]}
+    assert (answer.status_code, answer.headers["content-type"]) == (200, GROUP_MEDIA_TYPE)
+    assert json.loads(to_json(answer.content)) == {**full(), "scores": [2.0, 0.0]}
     example = await http.get(f"{ATROPOS}/groups/a00000002", headers={"Accept": "application/json"})
     assert example.headers["content-type"] == "application/json"
     listed = await http.get(f"{ATROPOS}/examples", params={"limit": 2})
@@ -103,4 +103,4 @@ async def test_long_group_is_cut(redis_url: str) -> None:
             assert example["tokens"] == [row[: len(example["tokens"][0])]]
             assert len(example["tokens"][0]) < 20_000
             whole = await http.get(f"{ATROPOS}/groups/a00000000")
-            assert json.loads(whole.content)["tokens"] == [row]
+            assert TrajectoryGroup.decode(whole.content).tokens.tolist() == row

@@ -20,7 +20,7 @@ from tests.support.groups import make_group
 
 from gristmill import GROUP_MEDIA_TYPE, TrajectoryGroup
 from gristmill_api.app import create_app
-from gristmill_api.atropos import fast_parse
+from gristmill_api.atropos import parse
 from gristmill_api.http import content_coding
 from gristmill_api.routes import groups, journal
 from gristmill_api.settings import Settings
@@ -99,8 +99,8 @@ async def test_groups_of_atropos_of_more_than_512_kib_leave_the_event_loop(
     http: httpx.AsyncClient, threads: Threads, tokens: int, large: bool, slow: bool
 ) -> None:
     """`slow`: a group of more than 64 KiB that only the slow path can read leaves the event loop too."""
-    threads.watch(fast_parse, "_read")
-    threads.watch(fast_parse, "from_message")
+    threads.watch(parse, "_read")
+    threads.watch(parse, "from_message")
     threads.watch(content_coding, "_gunzip")
     row = list(range(tokens))
     group = {"tokens": [row], "masks": [row], "scores": [1.0]}

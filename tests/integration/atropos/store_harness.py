@@ -8,8 +8,8 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from gristmill_api.atropos.fast_parse import Scored
-from gristmill_api.atropos.messages import RegisterEnv, Registration
+from gristmill_api.atropos.conversion import SubmittedGroup, convert
+from gristmill_api.atropos.messages import RegisterEnv, Registration, Scored
 from gristmill_api.atropos.queue import Queue, new_id
 from gristmill_api.settings import Limits
 from gristmill_api.store import Store, keys
@@ -71,8 +71,8 @@ class StoreHarness:
         found = await self.queue.lease(batch_id)
         if found is None or not found.groups:
             return None
-        bodies = await self.queue.payloads(batch_id, found.groups)
-        return batch_id, [json.loads(body)["number"] for body in bodies]
+        texts = await self.queue.texts(batch_id, found.groups)
+        return batch_id, [json.loads(text)["tokens"][0][0] for text in texts]
 
     async def silence(self, number: int) -> None:
         """Makes the environment look as if its last request had come in 1970."""
@@ -125,6 +125,7 @@ class StoreHarness:
         return sum(stat["calls"] for name, stat in stats.items() if name != "cmdstat_info")
 
 
-def scored(number: int, size: int, env: int | None) -> Scored:
-    text = json.dumps({"number": number, "tokens": [[number]] * size}).encode()
-    return Scored(text, size, size, env)
+def scored(number: int, size: int, env: int | None) -> SubmittedGroup:
+    """Returns a group whose tokens are its number."""
+    rows = [[number]] * size
+    return convert(Scored(tokens=rows, masks=rows, scores=[0.0] * size, env_id=env))

@@ -7,6 +7,8 @@ import asyncio
 from tests.integration.atropos.store_harness import RUN, StoreHarness, scored
 from tests.support.redis_contents import key_names
 
+from gristmill import TrajectoryGroup
+
 
 async def expire(harness: StoreHarness, batch_id: str) -> None:
     """Expires the batch's lease, as if the API that sends the batch had died half a minute ago."""
@@ -42,9 +44,12 @@ async def test_groups_are_stamped_with_the_version_of_their_receipt(harness: Sto
     await harness.store.runs.record_version(RUN, record.incarnation, 7)
     await harness.submit(4, env)
     await harness.submit(2, env)
-    stamps = [await harness.redis.hmget(f"gm:{{{RUN}}}:group:{name}", "version", "step")
-              for name in ("a00000001", "a00000000", "a00000002")]  # fmt: skip
-    assert stamps == [[b"1.7", b"7"], [b"0.0", b""], [b"1.7", b"7"]]
+    names = ("a00000001", "a00000000", "a00000002")
+    steps = [await harness.redis.hget(f"gm:{{{RUN}}}:group:{name}", "step") for name in names]
+    assert steps == [b"7", b"", b"7"]
+    groups = [TrajectoryGroup.decode(await harness.store.queue.payload(RUN, name) or b"") for name in names]
+    assert [str(group.oldest_version) for group in groups] == ["1.7", "0.0", "1.7"]
+    assert [(group.group_id, group.row) for group in groups] == list(zip(names, (1, 0, 2), strict=True))
 
 
 async def test_expired_batch_is_delivered_again_in_its_place(harness: StoreHarness) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from redis.asyncio import Redis
 
-from gristmill_api.atropos.fast_parse import Scored
+from gristmill_api.atropos.conversion import Stored, SubmittedGroup
 from gristmill_api.atropos.messages import RegisterEnv, Registration
 from gristmill_api.atropos.queue import Queue
 from gristmill_api.settings import Limits
@@ -31,8 +32,34 @@ def registration(batch_size: int = 4, starting_step: int = 0) -> Registration:
     )
 
 
-def scored(sequences: int = 2, env_id: int | None = None, text: bytes = b"x" * 100) -> Scored:
-    return Scored(text=text, sequences=sequences, tokens=10 * sequences, env_id=env_id)
+@dataclass(frozen=True)
+class AnyGroup:
+    """A group with any bytes for its body, because the scripts never read the body."""
+
+    sequences: int
+    env_id: int | None
+    body: bytes
+    left_out: tuple[str, ...] = ()
+    unusable: str = ""
+
+    @property
+    def tokens(self) -> int:
+        return 10 * self.sequences
+
+    def stored(self, run_id: str, version: str) -> Stored:
+        body = version.encode().ljust(4) + bytes(13) + self.body[17:]
+        return Stored(body, 4, 13)
+
+
+def scored(
+    sequences: int = 2, env_id: int | None = None, body: bytes = b"x" * 100, unusable: str = ""
+) -> SubmittedGroup:
+    return cast(SubmittedGroup, AnyGroup(sequences, env_id, body, unusable=unusable))
+
+
+def as_stored(row: int, body: bytes, version: str = "0.0") -> bytes:
+    """Returns the bytes that the store has of a group: the version, the id and the row in the places of `AnyGroup`."""
+    return version.encode().ljust(4) + f"a{row:08d}".encode() + row.to_bytes(4, "big") + body[17:]
 
 
 @dataclass
@@ -59,7 +86,7 @@ class StoreHarness:
         assert registered is not None
         return registered.number
 
-    async def submit(self, *groups: Scored) -> list[int | None]:
+    async def submit(self, *groups: SubmittedGroup) -> list[int | None]:
         return await self.queue.submit(f"receipt-{next(self._receipts)}", groups)
 
     async def lend(self, batch_id: str) -> list[str] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -209,41 +208,3 @@ async def test_a_group_too_large_for_any_batch_is_found_behind_a_long_queue(harn
     assert answer is not None
     leased = [group.group_id for group in answer.groups]
     assert (leased, answer.dead) == (names(0, 1, 2, 3), 1)
-
-
-async def run(harness: StoreHarness, script: str, *args: str | bytes | int) -> list[Any]:
-    status, *rest = await harness.store.scripts.run(script, START, *args)
-    return [status.decode(), *rest]
-
-
-async def test_rejected_groups_become_dead_letters_and_the_others_return(harness: StoreHarness) -> None:
-    await harness.start(batch_size=6)
-    await harness.submit(*[scored()] * 4)
-    first, second, third, fourth = names(0, 1, 2, 3)
-    await harness.lend("atropos:1")
-    await harness.queue.nack("atropos:1")
-    await harness.lend("atropos:2")
-    listener = EventListener(harness.redis, RUN)
-    await listener.open()
-    assert await run(harness, "reject", "atropos:9", first, "odd") == ["OK", 0]
-    assert (await harness.store.runs.status(RUN)).leased == 3
-    assert await listener.recorded() == (set(), [])
-    assert await run(harness, "reject", "atropos:2", first, "odd", third, "empty") == ["OK", 2]
-    topics, events = await listener.recorded()
-    await listener.close()
-    assert topics == {f"ready {START}", f"permits {START}"}
-    died = [("dead", first, "odd"), ("dead", third, "empty")]
-    assert [(event["kind"], event["group"], event["reason"]) for event in events] == died
-    audit = await harness.store.runs.audit(RUN)
-    assert (audit.ready, audit.dead, audit.leased) == ([second, fourth], [first, third], [])
-    letters = await harness.store.dead_letters.all(RUN, 0, 9)
-    assert [(letter.group_id, letter.reason, letter.attempts) for letter in letters] == [
-        (first, "odd", 1),
-        (third, "empty", 1),
-    ]
-    assert await harness.redis.hmget(START + f"group:{second}", "attempts", "batch") == [b"1", None]
-    assert await harness.redis.zcard(START + "leases") == 0
-    assert await harness.redis.exists(START + "batch:atropos:2") == 0
-    assert await run(harness, "reject", "atropos:2", second, "odd") == ["OK", 0]
-    await harness.redis.delete(START + "record")
-    assert await run(harness, "reject", "atropos:2", second, "odd") == ["MISSING"]

@@ -11,12 +11,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 from tests.integration.api.event_listener import NOTHING, EventListener
-from tests.integration.atropos_queue.store_harness import RUN, START, StoreHarness, names, scored
+from tests.integration.api.store_harness import trainer
+from tests.integration.atropos_queue.store_harness import RUN, START, StoreHarness, as_stored, names, scored
 from tests.support.errors import raises
 
 from gristmill_api.errors import ApiProblem
 from gristmill_api.settings import Limits
-from gristmill_api.store import keys
+from gristmill_api.store import LeaseSize, keys
 
 
 async def test_submit_queues_groups_in_order_of_arrival(harness: StoreHarness) -> None:
@@ -25,7 +26,7 @@ async def test_submit_queues_groups_in_order_of_arrival(harness: StoreHarness) -
     await listener.open()
     number = await harness.env(group_size=2)
     await listener.recorded()
-    texts = [b"a" * 10, b"b" * 20, b"c" * 30]
+    texts = [b"a" * 20, b"b" * 30, b"c" * 40]
     groups = [scored(2, number, texts[0]), scored(3, None, texts[1]), scored(2, 99, texts[2])]
     submitted = [
         {"kind": "submit", "group": name, "env": env, "sequences": str(size), "tokens": str(10 * size)}
@@ -34,15 +35,16 @@ async def test_submit_queues_groups_in_order_of_arrival(harness: StoreHarness) -
     assert await listener.recorded(harness.queue.submit("r1", groups)) == ({f"ready {START}"}, submitted)
     await listener.close()
     assert await harness.ready() == names(0, 1, 2)
-    assert [await harness.store.queue.payload(RUN, name) for name in names(0, 1, 2)] == texts
+    assert [await harness.store.queue.payload(RUN, name) for name in names(0, 1, 2)] == [
+        as_stored(row, text) for row, text in enumerate(texts)
+    ]
     assert [await harness.redis.pttl(keys.payload(RUN, name)) for name in names(0, 1, 2)] == [-1] * 3, "they stay"
-    assert await harness.queue.latest() == texts[2]
     facts = await harness.redis.hgetall(START + "group:a00000001")
-    assert facts[b"bytes"] == b"20"
-    assert (facts[b"schema"], facts[b"step"], facts[b"version"], facts[b"env_id"]) == (b"atropos", b"", b"0.0", b"")
+    assert facts[b"bytes"] == b"30"
+    assert (facts[b"step"], facts[b"env_id"]) == (b"", b"")
     status = await harness.store.runs.status(RUN)
-    assert (status.bytes, status.accepted, status.sequences["ready"]) == (60, 3, 7)
-    assert int(await harness.redis.get(keys.BYTES) or 0) == 60
+    assert (status.bytes, status.accepted, status.sequences["ready"]) == (90, 3, 7)
+    assert int(await harness.redis.get(keys.BYTES) or 0) == 90
 
 
 async def test_repeated_submit_is_stored_once(harness: StoreHarness) -> None:
@@ -64,8 +66,9 @@ async def test_repeated_submit_is_stored_once(harness: StoreHarness) -> None:
 
 async def test_submit_with_an_expired_payload_key_stores_nothing(harness: StoreHarness) -> None:
     await harness.start()
-    one = (2, 20, "", START + "sent:never")
-    sent = await harness.store.scripts.run("atropos_submit", START, "r1", 1000, 10**9, 10**9, 100, 100, 1000, *one)
+    one = (2, 20, "", START + "sent:never", "", "", 0, 9)
+    bounds = 10**9, 10**9, 100, 100, 1000
+    sent = await harness.store.scripts.run("atropos_submit", START, "r1", 1000, *bounds, "0.0", 9, *one)
     assert sent == [b"GONE"]
     assert await harness.ready() == []
 
@@ -77,8 +80,35 @@ async def test_group_records_the_version_served_at_its_arrival(harness: StoreHar
     await harness.submit(scored(2, number), scored(4))
     await harness.redis.hset(START + "record", "version_step", 8)
     await harness.submit(scored(2, number))
-    found = [await harness.redis.hmget(START + f"group:{name}", "step", "version") for name in names(0, 1, 2)]
-    assert found == [[b"7", b"2.7"], [b"7", b"2.7"], [b"8", b"2.8"]], "when they came, not when they were released"
+    steps = [await harness.redis.hget(START + f"group:{name}", "step") for name in names(0, 1, 2)]
+    assert steps == [b"7", b"7", b"8"], "when they came, not when they were released"
+    bodies = [await harness.store.queue.payload(RUN, name) for name in names(0, 1, 2)]
+    expected = [as_stored(row, b"x" * 100, version) for row, version in enumerate(("2.7", "2.7", "2.8"))]
+    assert bodies == expected, "the version is in the bytes"
+
+
+async def test_id_that_does_not_fit_in_a_group_is_refused(harness: StoreHarness) -> None:
+    await harness.start()
+    await harness.redis.hset(START + "counters", "rows", 10**8 - 2)
+    await harness.submit(scored(), scored())
+    with raises(ApiProblem, "too_many_groups"):
+        await harness.submit(scored())
+    assert await harness.ready() == names(10**8 - 2, 10**8 - 1)
+
+
+async def test_native_lease_makes_groups_without_a_binary_form_dead_letters(harness: StoreHarness) -> None:
+    """Also groups that waited in a buffer. Atropos' trainer gets them."""
+    await harness.start()
+    number = await harness.env(group_size=4)
+    await harness.submit(scored(), scored(unusable="odd"), scored(2, number, unusable="piece"), scored(2, number))
+    assert await harness.lend("atropos:1") == names(0, 1)
+    await harness.queue.nack("atropos:1")
+    record = await harness.store.runs.take(RUN, trainer(), [])
+    batch = await harness.store.queue.lease(RUN, record.incarnation, "b", LeaseSize("groups", 2))
+    assert ([group.group_id for group in batch.groups], batch.dead) == (list(names(0, 3)), 2)
+    letters = await harness.store.dead_letters.all(RUN, 0, 9)
+    reasons = {letter.group_id: letter.reason for letter in letters}
+    assert reasons == dict(zip(names(1, 2), ("odd", "piece"), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -132,20 +162,23 @@ async def test_pieces_wait_until_they_make_a_group(harness: StoreHarness) -> Non
     number, other = await harness.env(group_size=4), await harness.env(group_size=4)
     listener = EventListener(harness.redis, RUN)
     await listener.open()
-    assert await harness.submit(scored(3, number, b"1" * 10)) == [3]
-    assert await harness.submit(scored(2, other, b"2" * 20)) == [2], "another's buffer"
+    assert await harness.submit(scored(3, number, b"1" * 20)) == [3]
+    assert await harness.submit(scored(2, other, b"2" * 30)) == [2], "another's buffer"
     assert await listener.recorded() == NOTHING
     status = await harness.store.runs.status(RUN)
-    assert (status.bytes, status.ready, status.accepted) == (30, 0, 0)
-    assert int(await harness.redis.get(keys.BYTES) or 0) == 30
+    assert (status.bytes, status.ready, status.accepted) == (50, 0, 0)
+    assert int(await harness.redis.get(keys.BYTES) or 0) == 50
     assert await harness.submit(scored(2, number)) == [5]
     assert await harness.submit(scored(4, number), scored(6, number)) == [None, None], "no piece"
-    assert await harness.submit(scored(1, number, b"3" * 30)) == [2]
+    assert await harness.submit(scored(1, number, b"3" * 40)) == [2]
     assert await harness.ready() == names(3, 4, 0, 5)
-    assert [await harness.store.queue.payload(RUN, name) for name in names(0, 5)] == [b"1" * 10, b"3" * 30]
+    assert [await harness.store.queue.payload(RUN, name) for name in names(0, 5)] == [
+        as_stored(0, b"1" * 20),
+        as_stored(5, b"3" * 40),
+    ]
     assert await harness.redis.hget(START + "group:a00000000", "env_id") == str(number).encode()
-    assert (await harness.store.runs.status(RUN)).bytes == 10 + 20 + 100 + 200 + 30
-    assert int(await harness.redis.get(keys.BYTES) or 0) == 360
+    assert (await harness.store.runs.status(RUN)).bytes == 20 + 30 + 100 + 200 + 40
+    assert int(await harness.redis.get(keys.BYTES) or 0) == 390
     assert await harness.submit(scored(2, number)) == [0]
     assert await harness.redis.keys(START + "atropos:held:*") == [f"{START}atropos:held:a00000001".encode()]
     await listener.close()

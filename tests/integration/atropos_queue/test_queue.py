@@ -147,7 +147,7 @@ async def sent(harness: StoreHarness) -> list[bytes | str]:
 @pytest.mark.parametrize("size", [100, 5_000_000], ids=["small", "large"])
 async def test_a_submit_that_stores_nothing_leaves_no_payload(harness: StoreHarness, size: int) -> None:
     """The API asks for room before it sends a large payload."""
-    group = scored(text=b"x" * size)
+    group = scored(body=b"x" * size)
     assert await harness.queue.submit("receipt", [group]) == [None], "it opens the run"
     assert await sent(harness) == []
     assert await harness.queue.submit("receipt", [group]) == [None], "the answer to the first one was lost"
@@ -175,8 +175,8 @@ async def test_submit_with_one_expired_payload_deletes_the_others(harness: Store
     await harness.start()
     await harness.redis.set(f"{START}sent:0", "x")
     limits = (1 << 30, 1 << 30, 100, 2, 1000)
-    groups = (2, 10, "", f"{START}sent:0", "", 2, 10, "", f"{START}sent:1", "")
-    reply = await harness.store.scripts.run("atropos_submit", START, "receipt", 1000, *limits, *groups)
+    groups = [word for key in ("sent:0", "sent:1") for word in (2, 10, "", START + key, "", "", 0, 9)]
+    reply = await harness.store.scripts.run("atropos_submit", START, "receipt", 1000, *limits, "0.0", 9, *groups)
     assert reply == [b"GONE"]
     assert await sent(harness) == []
 

@@ -242,7 +242,7 @@ def test_rollout_counts_once_in_every_number_of_a_step(run: RunFolderWriter, tmp
         (1, 2, 2),
     ]
     assert sum(bar["count"] for bar in page["histogram"]) == 3
-    example = Example.model_validate_json(api_example(group.group_id, group.encode()))
+    example = Example.model_validate_json(api_example(group.encode()))
     samples = samples_of(example, None)
     assert [sample.reward for sample in samples] == [0, 1, 0.5]
     best_and_worst = highlights_of(roots, "test", [1])[0]["rows"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -22,6 +23,7 @@ from gristmill.archive.drops import Drop, append_drops
 from gristmill.archive.run_file import write_run_file
 from gristmill.archive.trained import TrainedGroup, TrainedSequence
 from gristmill.folders import RunFolder, RunMissingError, list_runs
+from gristmill.group import NO_LOGPROBS
 from gristmill_cli.main import main
 from gristmill_view import dataset, rollouts, sql
 from gristmill_view.rollouts import SCHEMA, Completeness, SqlError, build
@@ -323,18 +325,29 @@ def test_segments_that_the_archive_removes_are_lost_rows_unless_they_were_read(t
     assert (build(run.path).lost, build(run.path).trained) == (found.lost, 200 - found.lost)
 
 
-def test_group_of_atropos_protocol_has_rows_without_versions(tmp_path: Path) -> None:
+def test_group_of_an_unknown_schema_is_an_error(tmp_path: Path) -> None:
+    """An earlier API archived the JSON of Atropos' clients."""
     run = RunFolderWriter(tmp_path)
-    body = {"tokens": [[1, 2, 3], [1, 2, 4]], "masks": [[-100, 2, 3], [-100, 2, 4]], "scores": [1.0, 0.0]}
-    run.archive_atropos("0f3a", {**body, "inference_logprobs": [[1.0, -0.5, -1.0], [1.0, -0.25, -2.0]]})
+    run.archive_json("a00000000", {"tokens": [[1, 2]], "masks": [[-100, 2]], "scores": [1.0]})
+    with raises(gristmill.GristmillError, "archive_schema", schema="atropos"):
+        build(run.path)
+
+
+def test_group_without_logprobs_has_none_in_the_table(tmp_path: Path) -> None:
+    """As groups of Atropos' protocol may be."""
+    run = RunFolderWriter(tmp_path)
+    group = make_group("a00000003", lengths=[(1, 2), (1, 2)])
+    silent: dict[str, Any] = {
+        "logprobs": np.zeros_like(group.logprobs),
+        "meta": {NO_LOGPROBS: True},
+        "env_id": "atropos-1",
+    }
+    run.archive(replace(group, **silent))
     found = rows(run)
-    assert [(row["group_id"], row["row"], row["tokens"], row["mask"]) for row in found] == [
-        ("0f3a", -1, [1, 2, 3], [False, True, True]),
-        ("0f3a", -1, [1, 2, 4], [False, True, True]),
-    ]
-    assert found[0]["sampler_logprobs"] == [0.0, -0.5, -1.0]
-    assert (found[0]["version_first"], found[0]["reward"]) == (None, 1.0)
-    assert build(run.path).rows_issued is None
+    assert [(row["group_id"], row["env_id"], row["sampler_logprobs"]) for row in found] == [
+        ("a00000003", "atropos-1", None)
+    ] * 2
+    assert found[0]["tokens"] == group.tokens[:3].tolist()
 
 
 def test_evaluation_has_rows_that_are_final_when_it_is_finished(tmp_path: Path) -> None:
@@ -468,11 +481,12 @@ def test_conversations_and_the_replies_of_several_turns_are_kept(tmp_path: Path)
     assert [json.loads(row["messages"]) for row in found[2:]] == sent
 
 
-def test_conversations_of_atropos_protocol_are_kept(tmp_path: Path) -> None:
+def test_conversations_that_are_not_one_per_sequence_are_left_out(tmp_path: Path) -> None:
+    """Atropos' environments may send the conversations of some sequences only."""
     run = RunFolderWriter(tmp_path)
-    body = {"tokens": [[1, 2], [1, 3]], "masks": [[-100, 2], [-100, 3]], "scores": [1.0, 0.0]}
-    run.archive_atropos("a", {**body, "messages": [[{"role": "assistant", "content": "x"}], []]})
-    run.archive_atropos("b", {**body, "messages": "text"})
+    whole, part = (make_group(one, lengths=[(1, 1), (1, 1)]) for one in ("a00000000", "a00000001"))
+    conversation = [{"role": "assistant", "content": "x"}]
+    run.archive(replace(whole, messages=[conversation, []]), replace(part, messages=[conversation]))
     assert [row["messages"] for row in rows(run)] == ['[{"role": "assistant", "content": "x"}]', "[]", None, None]
 
 

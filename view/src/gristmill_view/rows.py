@@ -14,18 +14,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from gristmill import foreign
+from gristmill.archive import decode
 from gristmill.archive.drops import Drop
 from gristmill.archive.segment import ArchivedGroup
 from gristmill.archive.trained import NOT_RECORDED, TRAINED, TrainedGroup, TrainedSequence
-from gristmill.errors import GristmillError
 from gristmill.folders import EVALUATION_GROUPS_FILE
-from gristmill.group import PolicyVersion, TrajectoryGroup
+from gristmill.group import PolicyVersion
 from gristmill.run import RunRecord
 from gristmill.saved import SavedCompletion, SavedGroup, saved_groups
 
@@ -131,23 +130,23 @@ class Texts:
         return found
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Submitted:
-    """A group of either protocol."""
+    """A group as the environment submitted it."""
 
     group_id: str
-    env_id: str | None
+    env_id: str
     row: int
     tokens: list[npt.NDArray[np.int32]]
     mask: list[Bool]
     """True for sampled tokens."""
     logprobs: list[F32] | None
     rewards: Sequence[float]
-    parts: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
-    finish_reasons: Sequence[str] | None = None
-    versions: Sequence[tuple[str, str]] | None = None
+    parts: Mapping[str, Sequence[float | None]]
+    finish_reasons: Sequence[str]
+    versions: Sequence[tuple[str, str]]
     """First and last weights of each sequence."""
-    temperature: float | None = None
+    temperature: float
     messages: Sequence[Any] | None = None
     """The conversation of each sequence, if the environment sent them (`include_messages`)."""
     meta: Mapping[str, Any] = field(default_factory=dict)
@@ -183,10 +182,8 @@ class Submitted:
         return [int(np.argmax(mask)) if mask.any() else len(mask) for mask in self.mask]
 
     @property
-    def oldest_step(self) -> int | None:
+    def oldest_step(self) -> int:
         """Step of the oldest weights that sampled a token of the group."""
-        if self.versions is None:
-            return None
         return min(PolicyVersion.parse(first).step for first, _ in self.versions)
 
 
@@ -202,20 +199,8 @@ def step_without_record(oldest_step: int | None, run: RunRecord | None, created_
 
 
 def read_submitted(archived: ArchivedGroup, run_id: str) -> Submitted:
-    """Returns an archived group of any schema. Raises GristmillError."""
-    if archived.schema == "group":
-        return _of_binary(TrajectoryGroup.decode(archived.body))
-    if archived.schema == "atropos":
-        return _of_atropos(archived)
-    raise GristmillError(
-        "archive_schema",
-        f"the archive of run {run_id} has a group of schema {archived.schema!r}, which this gristmill does not know",
-        run=run_id,
-        schema=archived.schema,
-    )
-
-
-def _of_binary(group: TrajectoryGroup) -> Submitted:
+    """Returns an archived group. Raises GristmillError."""
+    group = decode(archived, f"the archive of run {run_id}")
     ends = np.cumsum(group.lengths)[:-1]
     versions = []
     for spans in group.versions:
@@ -236,51 +221,6 @@ def _of_binary(group: TrajectoryGroup) -> Submitted:
         messages=group.messages,
         meta=group.meta,
         rollouts=group.rollout_of.tolist(),
-    )
-
-
-class _Scored(msgspec.Struct):
-    """The JSON of Atropos' protocol."""
-
-    tokens: list[list[int]]
-    masks: list[list[int]]
-    scores: list[float]
-    inference_logprobs: list[list[float]] | None = None
-    env_id: int | None = None
-    messages: Any = None
-
-
-_SCORED = msgspec.json.Decoder(_Scored)
-_NOT_TRAINED = -100
-_MASKED_LOGPROB = 0.0
-"""Atropos' clients send 1.0 for tokens that were not sampled."""
-
-
-def _of_atropos(archived: ArchivedGroup) -> Submitted:
-    try:
-        scored = _SCORED.decode(archived.body)
-    except msgspec.DecodeError as error:
-        raise GristmillError(
-            "not_a_scored_group", f"group {archived.group_id} is not a scored group of Atropos': {error}"
-        ) from error
-    mask = [np.array(one) != _NOT_TRAINED for one in scored.masks]
-    logprobs = None
-    if scored.inference_logprobs is not None and [len(one) for one in scored.inference_logprobs] == [
-        len(one) for one in scored.tokens
-    ]:
-        logprobs = [
-            np.where(sampled, np.array(one, np.float32), np.float32(_MASKED_LOGPROB))
-            for one, sampled in zip(scored.inference_logprobs, mask, strict=True)
-        ]
-    return Submitted(
-        group_id=archived.group_id,
-        env_id=None if scored.env_id is None else str(scored.env_id),
-        row=-1,
-        tokens=[np.array(one, np.int32) for one in scored.tokens],
-        mask=mask,
-        logprobs=logprobs,
-        rewards=scored.scores,
-        messages=scored.messages if isinstance(scored.messages, list) else None,
     )
 
 
@@ -310,9 +250,7 @@ class Rows:
         starts = group.prompt_lengths
         texts = self._texts.completions([ids[start:] for ids, start in zip(group.tokens, starts, strict=True)])
         step = step_without_record(group.oldest_step, self._run, creation) if record is None else record.step
-        staleness = None
-        if step is not None and group.oldest_step is not None:
-            staleness = step - 1 - group.oldest_step
+        staleness = None if step is None else step - 1 - group.oldest_step
         conversations = group.messages if group.messages is not None and len(group.messages) == len(starts) else None
         extracted = group.extracted
         rollouts = group.rollout_of
@@ -321,7 +259,7 @@ class Rows:
             sequence = None if record is None else record.sequences.get(index)
             outcome, reason = _outcome(record, sequence)
             logprobs = None if group.logprobs is None else group.logprobs[index]
-            first, last = (None, None) if group.versions is None else group.versions[index]
+            first, last = group.versions[index]
             text = texts[index]
             replies = _replies(sampled)
             self.tokens += len(tokens)
@@ -348,7 +286,7 @@ class Rows:
                 reward_parts=[
                     (name, values[index]) for name, values in group.parts.items() if values[index] is not None
                 ],
-                finish_reason=None if group.finish_reasons is None else group.finish_reasons[index],
+                finish_reason=group.finish_reasons[index],
                 turns=len(replies) // 2,
                 replies=replies if len(replies) > 2 or rollouts.count(rollouts[index]) > 1 else None,
                 messages=None if conversations is None else _json(conversations[index]),

@@ -29,18 +29,23 @@ def read_rollouts(folder: str | Path) -> Iterator[TrajectoryGroup]:
     The API may have deleted the oldest groups of a long run (API_ARCHIVE_MAX_BYTES). The run may still be open: a group
     that is being written is left out.
 
-    Raises ArchiveError for a folder without rollouts, for a damaged segment, and for rollouts that came through
-    Atropos' protocol. Those rollouts carry no policy versions; `read_archive` reads them.
+    Raises ArchiveError for a folder without rollouts, for a damaged segment, and for groups of another schema, such as
+    the JSON that an earlier API archived. `read_archive` reads them.
     """
     for archived in read_archive(folder):
-        if archived.schema != "group":
-            raise ArchiveError(
-                "archive_schema",
-                f"{folder} holds groups of schema {archived.schema!r}, which are not TrajectoryGroups; "
-                "gristmill.read_archive gives their bytes",
-                schema=archived.schema,
-            )
-        yield TrajectoryGroup.decode(archived.body)
+        yield decode(archived, folder)
+
+
+def decode(archived: ArchivedGroup, path: str | Path) -> TrajectoryGroup:
+    """Returns the group. `path`: of the archive, for the error. Raises ArchiveError for another schema than "group"."""
+    if archived.schema != "group":
+        raise ArchiveError(
+            "archive_schema",
+            f"{path} holds group {archived.group_id} of schema {archived.schema!r}, which is not a TrajectoryGroup; "
+            "gristmill.read_archive gives its bytes",
+            schema=archived.schema,
+        )
+    return TrajectoryGroup.decode(archived.body)
 
 
 def read_archive(folder: str | Path, *, newest_only: bool = False) -> Iterator[ArchivedGroup]:
@@ -121,16 +126,9 @@ class GroupIndex:
         return group_id in self._places
 
     def group(self, group_id: str) -> TrajectoryGroup:
-        """Returns a group. Raises KeyError for an unknown id, and ArchiveError for a group of Atropos' schema."""
+        """Returns a group. Raises KeyError for an unknown id, and ArchiveError for a group of another schema."""
         place = self._places[group_id]
         with foreign.open_file(place.path) as file:
             file.seek(place.start)
             found = segment.parse(file.read(place.size), place.head_size)
-        if found.schema != "group":
-            raise ArchiveError(
-                "archive_schema",
-                f"group {group_id} in {place.path} has the schema {found.schema!r}, which has no policy versions; only "
-                "groups that a trainer of /v1 leased can be read as TrajectoryGroups",
-                schema=found.schema,
-            )
-        return TrajectoryGroup.decode(found.body)
+        return decode(found, place.path)

@@ -12,8 +12,8 @@ A segment is a sequence of zstd frames, so any zstd reads it. `zstd -dc < 000001
     body         zstd frame: the group's bytes
 
 `created_ms` is the time at which the run was created. A run that was deleted and created again under the same id counts
-as another run and starts a new segment. Schema "group" is `GROUP_MEDIA_TYPE`. Schema "atropos" is the JSON text of a
-scored group as Atropos' clients send it.
+as another run and starts a new segment. The schema is "group", which is `GROUP_MEDIA_TYPE`, and "trained-group" in the
+trainer's own segments. Archives of an earlier API may have the JSON of Atropos' clients ("atropos").
 
 A crash may leave a torn end: zeros, or a last group that is cut short or has a wrong checksum. A crash may also leave a
 segment without a complete opening and without groups. The API acknowledged none of these bytes, so readers leave them
@@ -59,11 +59,11 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class ArchivedGroup:
-    """A group with its body as it was submitted."""
+    """A group with its body as it was stored."""
 
     group_id: str
     schema: str
-    """ "group": TrajectoryGroup.decode reads `body`. "atropos": `body` is JSON text."""
+    """ "group": TrajectoryGroup.decode reads `body`."""
     body: bytes
 
 

@@ -55,11 +55,6 @@ class Metrics:
             "Trained groups that were let go without being archived: the disk could not be written",
             registry=self.registry,
         )
-        self.archive_unconverted = Counter(
-            "gristmill_api_archive_unconverted",
-            "Trained groups that were archived as they were submitted, because they have no binary form",
-            registry=self.registry,
-        )
         self.lost_runs = Gauge(
             "gristmill_api_lost_runs",
             "Runs that are open by their run.json, and that Redis has lost",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from gristmill_api.atropos.conversion import SubmittedGroup, to_json
+
 KEYS = (
     *("tokens", "masks", "scores", "advantages", "ref_logprobs", "messages", "generation_params"),
     *("inference_logprobs", "overrides", "group_overrides", "images", "env_id", "distill_token_ids"),
@@ -33,3 +35,8 @@ def full() -> dict[str, Any]:
 
 def small() -> dict[str, Any]:
     return {"tokens": [[1, 2]], "masks": [[-100, 2]], "scores": [1.0]}
+
+
+def returned(group: SubmittedGroup) -> bytes:
+    """Returns the JSON that GET /batch has of the group after it was stored."""
+    return to_json(group.stored("default", "1.20").body)

@@ -12,7 +12,7 @@ from tests.unit.trainer.data.bad import group_with, limits
 
 from gristmill import TrajectoryGroup
 from gristmill.hyperparameters import Hyperparameters
-from gristmill_api.conversion import to_group
+from gristmill_api.atropos.parse import read_one
 from gristmill_trainer.data.advantages import read_overrides
 from gristmill_trainer.data.samples import Prepared, to_samples
 
@@ -34,8 +34,8 @@ def scored(**changed: Any) -> dict[str, Any]:
 
 
 def prepare(**changed: Any) -> Prepared:
-    group = to_group(json.dumps(scored(**changed)).encode(), "g1", "run", 0, "1.5")
-    return to_samples([TrajectoryGroup.decode(group.encode())], limits(), Hyperparameters())
+    stored = read_one(json.dumps(scored(**changed)).encode()).stored("run", "1.5")
+    return to_samples([TrajectoryGroup.decode(stored.body)], limits(), Hyperparameters())
 
 
 def test_override_that_zeroes_a_sequence_keeps_it_in_the_groups_baseline() -> None:

@@ -7,8 +7,7 @@ machine loses no group. A process that continues an archive passes over the grou
 disk fails, acked groups are not archived; they are counted and logged. Training never waits for the archive longer than
 the few seconds of `_TRIES`.
 
-Groups are archived as they were submitted, with one exception. If a trainer of /v1 has taken the run, groups that
-Atropos' protocol submitted are archived in binary, as that trainer leased them.
+Groups are archived as they are stored.
 
 Redis may keep its file on the same disk, and stops when the disk is full. So the archive leaves a floor of free space:
 it removes a run's oldest segments, and then lets groups go without archiving them.
@@ -30,19 +29,17 @@ from typing import Literal
 import msgspec
 from redis.exceptions import RedisError
 
-from gristmill import GroupError
 from gristmill.archive.drops import DROPS_FILE, Drop, append_drops
 from gristmill.archive.writer import NoRoomError, RunWriter, free_bytes
 from gristmill.backoff import Backoff
 from gristmill.logs import line
 from gristmill_api import errors
-from gristmill_api.conversion import to_binary
 from gristmill_api.errors import ApiProblem
 from gristmill_api.metrics import Metrics
 from gristmill_api.notifications import Notifications
 from gristmill_api.settings import Limits
 from gristmill_api.store import keys
-from gristmill_api.store.archive import HOLD_S, ArchiveQueue, LeaseLostError, WaitingGroup, WaitingRun
+from gristmill_api.store.archive import HOLD_S, ArchiveQueue, LeaseLostError, WaitingRun
 
 _LOG = logging.getLogger(__name__)
 RECHECK_S = 2.0
@@ -263,20 +260,13 @@ class Archiver:
             await self._discard(run)
         return settled
 
-    def _append_group(self, writer: RunWriter, run_id: str, group_id: str, group: WaitingGroup) -> int:
-        """Write a group in the form that the archive keeps. Returns the bytes of that form. Raises LeaseLostError."""
-        schema, body = group.schema, group.stored
-        if schema == "atropos" and group.trained_over_v1:
-            try:
-                schema, body = "group", to_binary(body, group_id, run_id, group.version)
-            except GroupError as error:  # A trainer of Atropos has trained on it. It stays JSON.
-                self._metrics.archive_unconverted.inc()
-                _LOG.warning(line("archive", run=run_id, group=group_id, as_submitted=schema, why=str(error)))
+    def _append_group(self, writer: RunWriter, run_id: str, group_id: str, group: bytes) -> int:
+        """Writes a group. Returns its bytes. Raises LeaseLostError."""
         # Last before the write: the process may have been paused since the lease was extended.
         if not self._queue.is_held():
             raise LeaseLostError(run_id)
-        writer.append(group_id, schema, body)
-        return len(body)
+        writer.append(group_id, "group", group)
+        return len(group)
 
     async def _writer(self, folder: Path, run: WaitingRun) -> RunWriter:
         if run not in self._writers:

@@ -2,7 +2,8 @@
 
     routes        all routes of the protocol: gzip in both directions, errors in the shape that the clients read
     messages      the request bodies, read as loosely as Atropos reads them, and the lengths that must agree in a group
-    fast_parse    checks a group's JSON text at the speed of a scan, and cuts out the text that is stored
+    parse         reads the groups in a body
+    conversion    a group as the store keeps it, and as JSON again
     queue         the run that the root is bound to, in the store
     env_status    the answer of /status-env
     delivery      a batch that is being sent to the trainer

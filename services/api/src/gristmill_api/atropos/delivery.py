@@ -19,7 +19,6 @@ from starlette.types import Receive, Scope, Send
 from gristmill.logs import line
 from gristmill_api.atropos.backpressure import Backpressure
 from gristmill_api.atropos.queue import DELIVERY_TTL_S, Queue
-from gristmill_api.conversion import as_json
 from gristmill_api.errors import ApiProblem
 from gristmill_api.http import framing
 from gristmill_api.http.content_coding import GzipStream
@@ -27,6 +26,13 @@ from gristmill_api.store import LeasedGroup
 
 _LOG = logging.getLogger(__name__)
 _SETTLE_S = 5.0
+_JSON_GROWTH = 4
+"""Bytes of a group's JSON per byte of the stored group, about."""
+
+
+def parts(groups: Sequence[LeasedGroup]) -> list[list[LeasedGroup]]:
+    """Returns a batch in order, in parts that are read and sent one after the other."""
+    return framing.parts(groups, lambda group: _JSON_GROWTH * group.size)
 
 
 class Deliveries:
@@ -72,14 +78,22 @@ class Delivery(Response):
     """The response {"batch": [...]}, with at most two parts in memory."""
 
     def __init__(
-        self, deliveries: Deliveries, batch_id: str, groups: Sequence[LeasedGroup], first: Sequence[bytes], gzip: bool
+        self,
+        deliveries: Deliveries,
+        batch_id: str,
+        groups: Sequence[LeasedGroup],
+        first: Sequence[bytes],
+        others: Sequence[Sequence[LeasedGroup]],
+        gzip: bool,
     ) -> None:
-        """`first`: the bodies of the first part. They are read before the response starts, so Redis is not away."""
+        """`first`: the JSON of the first part. It is read before the response starts, so Redis is not away. `others`:
+        the groups of the other parts."""
         self._deliveries = deliveries
         self._queue = deliveries.queue
         self._batch_id = batch_id
         self._groups = groups
         self._first = first
+        self._others = others
         self._gzip = gzip
         headers = {"Vary": "Accept-Encoding", **({"Content-Encoding": "gzip"} if gzip else {})}
         super().__init__(None, 200, headers, "application/json")
@@ -120,13 +134,13 @@ class Delivery(Response):
 
     async def _texts(self) -> AsyncGenerator[bytes, None]:
         """The answer's JSON. The next part is read from Redis while one is sent."""
-        _, *others = framing.parts(self._groups, lambda group: group.size)
-        bodies, before = self._first, b'{"batch":['
-        while bodies:
-            reading = asyncio.create_task(self._queue.payloads(self._batch_id, others.pop(0) if others else ()))
+        others = list(self._others)
+        texts, before = self._first, b'{"batch":['
+        while texts:
+            reading = asyncio.create_task(self._queue.texts(self._batch_id, others.pop(0) if others else ()))
             try:
-                yield before + b",".join([await as_json(body) for body in bodies])
-                before, bodies = b",", await reading
+                yield before + b",".join(texts)
+                before, texts = b",", await reading
             finally:
                 reading.cancel()
         yield b"]}"

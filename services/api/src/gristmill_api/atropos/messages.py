@@ -1,7 +1,7 @@
 """The bodies of Atropos' requests, read as loosely as its own server reads them: "1" is 1, unknown keys are ignored.
 
-FastAPI reports a body that does not fit with Atropos' 422 `{"detail": [...]}`, word for word. fast_parse.py reads
-groups first. These models read a group only if fast_parse.py raises NeedsSlowPath.
+FastAPI reports a body that does not fit with Atropos' 422 `{"detail": [...]}`, word for word. parse.py reads groups
+first, as `Scored`. ScoredData reads a group only if parse.py raises NeedsSlowPath.
 
 Atropos' server does not check lengths. Here a group whose masks or scores do not fit its tokens is refused, because no
 trainer could use it. An optional field that does not fit is left out of the stored group: clients send such fields, and
@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
-import numpy as np
+import msgspec
 from pydantic import BaseModel, Field, field_validator
 
-from gristmill.group import MAX_DEPTH
+from gristmill.group import MAX_DEPTH, is_deeper
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Word = Annotated[str, Field(max_length=4096)]
@@ -99,14 +97,31 @@ class ScoredData(BaseModel):
 
 Groups = Annotated[list[ScoredData], Field(max_length=MOST_GROUPS)]
 
-BY_TOKEN: Final = ("tokens", "masks", "advantages", "ref_logprobs", "inference_logprobs")
+
+class Scored(msgspec.Struct):
+    """The values of a group. msgspec is strict: it accepts an int for a float, and no other conversion."""
+
+    tokens: list[list[int]]
+    masks: list[list[int]]
+    scores: list[float]
+    advantages: list[list[float]] | None = None
+    ref_logprobs: list[list[float]] | None = None
+    messages: list[list[dict[str, Any]]] | None = None
+    generation_params: dict[str, Any] | None = None
+    inference_logprobs: list[list[float]] | None = None
+    overrides: list[dict[str, Any]] | None = None
+    group_overrides: dict[str, Any] | None = None
+    images: Any = None
+    env_id: int | None = None
+    distill_token_ids: list[list[list[int]]] | None = None
+    distill_logprobs: list[list[list[float]]] | None = None
+
+
+_OPTIONAL_BY_TOKEN: Final = ("advantages", "ref_logprobs", "inference_logprobs")
 """Fields with one number per token."""
-_OPTIONAL_BY_TOKEN: Final = BY_TOKEN[2:]
 _DISTILLED: Final = ("distill_token_ids", "distill_logprobs")
 FREE: Final = ("messages", "generation_params", "overrides", "group_overrides", "images")
 """Fields that hold any JSON."""
-_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-_OPEN, _CLOSE = np.frombuffer(b"[{", np.uint8), np.frombuffer(b"]}", np.uint8)
 
 
 class Mismatch(ValueError):
@@ -117,46 +132,34 @@ class Mismatch(ValueError):
         self.where = where
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The lengths of everything in a group."""
-
-    rows: Mapping[str, Sequence[int]]
-    """Of the fields BY_TOKEN: entries per sequence. An optional field that is not there has none."""
-    scores: int
-    messages: int = 0
-    overrides: int = 0
-    distilled: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
-    """Of distill_token_ids and distill_logprobs: entries per token, by sequence."""
-
-
-def misfits(shape: Shape) -> set[str]:
+def misfits(group: Scored) -> set[str]:
     """Names of the optional fields that do not fit the tokens. Raises Mismatch for tokens, masks or scores.
 
     An optional list may be empty: BaseEnv sends empty lists for fields that it does not have. `messages` and
     `overrides` may be shorter than the group: BaseEnv sends only those of some sequences.
     """
-    lengths = list(shape.rows["tokens"])
+    lengths = _sizes(group.tokens)
     if not lengths:
         raise Mismatch(("tokens",), "a group needs at least one sequence")
     if 0 in lengths:
         raise Mismatch(("tokens", lengths.index(0)), "a sequence needs at least one token")
-    _same(("masks",), len(shape.rows["masks"]), len(lengths), "sequences")
-    for index, (entries, wanted) in enumerate(zip(shape.rows["masks"], lengths, strict=True)):
-        _same(("masks", index), entries, wanted, "tokens")
-    _same(("scores",), shape.scores, len(lengths), "sequences")
-    found = {name for name in _OPTIONAL_BY_TOKEN if list(shape.rows[name]) not in ([], lengths)}
-    found |= {name for name in ("messages", "overrides") if getattr(shape, name) > len(lengths)}
+    _check_same(("masks",), len(group.masks), len(lengths), "sequences")
+    for index, (mask, wanted) in enumerate(zip(group.masks, lengths, strict=True)):
+        _check_same(("masks", index), len(mask), wanted, "tokens")
+    _check_same(("scores",), len(group.scores), len(lengths), "sequences")
+    found = {name for name in _OPTIONAL_BY_TOKEN if _sizes(getattr(group, name)) not in ([], lengths)}
+    found |= {name for name in ("messages", "overrides") if len(getattr(group, name) or ()) > len(lengths)}
     # The teacher's ids and log-probabilities have one list per token, of equal lengths in both, or none is of use.
-    taught = {name: rows for name, rows in shape.distilled.items() if rows}
-    if any(sizes(rows) != lengths or rows != next(iter(taught.values())) for rows in taught.values()):
+    taught = {name: [_sizes(rows) for rows in getattr(group, name) or ()] for name in _DISTILLED}
+    taught = {name: rows for name, rows in taught.items() if rows}
+    if any(_sizes(rows) != lengths or rows != next(iter(taught.values())) for rows in taught.values()):
         found |= set(taught)
-    return found
+    return found | {name for name in FREE if is_deeper(getattr(group, name), MAX_DEPTH)}
 
 
-def unsayable(group: ScoredData) -> set[str]:
+def unsayable(group: Scored) -> set[str]:
     """Names of the optional fields that hold NaN, infinity or half of a surrogate pair, which JSON cannot hold although
-    Python's parser accepts them, or that are nested too deep for readers. Raises Mismatch for scores."""
+    Python's parser accepts them. Raises Mismatch for scores."""
     if not _finite(group.scores):
         raise Mismatch(("scores",), "holds NaN or infinity")
     found = {name for name in _OPTIONAL_BY_TOKEN if not all(map(_finite, getattr(group, name) or ()))}
@@ -165,20 +168,11 @@ def unsayable(group: ScoredData) -> set[str]:
     return found | {name for name in FREE if not _is_json(getattr(group, name))}
 
 
-def is_too_deep(text: bytes) -> bool:
-    """Returns whether JSON has more than MAX_DEPTH lists and objects inside each other."""
-    if text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
-        return False
-    signs = np.frombuffer(_STRING.sub(b"", text), np.uint8)
-    steps = np.isin(signs, _OPEN).astype(np.int8) - np.isin(signs, _CLOSE).astype(np.int8)
-    return bool(np.cumsum(steps[steps != 0], dtype=np.int64).max(initial=0) > MAX_DEPTH)
-
-
-def sizes(matrix: Sequence[Sequence[Any]] | None) -> list[int]:
+def _sizes(matrix: Sequence[Sequence[Any]] | None) -> list[int]:
     return [len(row) for row in matrix or ()]
 
 
-def _same(where: tuple[str | int, ...], found: int, wanted: int, unit: str) -> None:
+def _check_same(where: tuple[str | int, ...], found: int, wanted: int, unit: str) -> None:
     if found != wanted:
         raise Mismatch(where, f"has {found} entries for {wanted} {unit}")
 
@@ -189,7 +183,7 @@ def _finite(values: Sequence[float]) -> bool:
 
 def _is_json(value: Any) -> bool:
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         return False
-    return not is_too_deep(text)
+    return True

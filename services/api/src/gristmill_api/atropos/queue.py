@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -11,10 +12,11 @@ from redis.exceptions import ConnectionError  # noqa: A004
 
 from gristmill import Protocol
 from gristmill_api import errors
+from gristmill_api.atropos.conversion import NAME_BYTES, Stored, SubmittedGroup, to_json
 from gristmill_api.atropos.env_status import EnvFacts, EnvView
-from gristmill_api.atropos.fast_parse import Scored
 from gristmill_api.atropos.messages import RegisterEnv, Registration
 from gristmill_api.errors import ApiProblem
+from gristmill_api.http.body_limit import offload
 from gristmill_api.settings import Limits
 from gristmill_api.store import Batch, LeasedGroup, Store, keys
 from gristmill_api.store.keys import milliseconds
@@ -24,6 +26,8 @@ DELIVERY_TTL_S: Final = 30.0
 """If a process does not extend a batch that it sends for this long, the batch returns to the queue."""
 _RECEIPT_TTL_MS: Final = 600_000
 _RESET_CHUNK: Final = 256
+_BYTES_PER_TOKEN: Final = 9
+"""Of a group with log-probabilities."""
 MOST_ENVS: Final = 16_384
 """Environments that register between two resets."""
 
@@ -54,6 +58,8 @@ class Queue:
         self.run_id: Final = run_id
         self._store = store
         self._limits = limits
+        self._version = "0.0"
+        """The weights that are served, as far as this process knows. The script that stores groups knows."""
 
     async def register(self, registration: Registration) -> None:
         """Register the trainer and its settings, unless a trainer is registered already."""
@@ -108,27 +114,20 @@ class Queue:
             finished=bool(finished),
         )
 
-    async def submit(self, receipt: str, groups: Sequence[Scored]) -> list[int | None]:
+    async def submit(self, receipt: str, groups: Sequence[SubmittedGroup]) -> list[int | None]:
         """Store groups, all or none. For each None when it is in the queue, or how many sequences its environment's
         buffer holds now. `receipt`: the same again, after a lost answer, stores nothing and answers the same."""
-        sent: dict[str, bytes] = {}
-        arguments: list[str | bytes | int] = []
-        for index, group in enumerate(groups):
-            key = keys.sent(self.run_id, f"{receipt}:{index}")
-            sent[key] = group.text
-            arguments += (group.sequences, group.tokens, "" if group.env_id is None else group.env_id, key)
-            arguments.append(",".join(group.left_out))
-
-        limits = self._limits
-        bounds = limits.max_stored_bytes, limits.max_run_bytes, limits.max_run_groups, sum(map(len, sent.values()))
-        arguments = [receipt, _RECEIPT_TTL_MS, *bounds, self._env_ttl_ms, *arguments]
-
-        async def send() -> list[Any]:
-            prefix = keys.prefix(self.run_id)
-            status, *rest = await self._store.scripts.run("atropos_submit", prefix, *arguments, payloads=sent)
-            return [text(status), *rest]
-
-        status, *rest = await self._opened(send)
+        tokens = sum(group.tokens for group in groups)
+        reply: list[Any] = ["VERSION", self._version]
+        while reply[0] == "VERSION":
+            self._version = version = text(reply[1])
+            stored = await offload(_BYTES_PER_TOKEN * tokens, _stored, groups, self.run_id, version)
+            reply = await self._opened(functools.partial(self._send, receipt, groups, stored, version))
+        status, *rest = reply
+        if status == "NAMES":
+            raise errors.too_many(
+                "groups", f"run {self.run_id!r} has stored {int(rest[0])} groups", "Set ATROPOS_RUN to another id."
+            )
         if status == "GONE":
             raise ConnectionError("the groups' bytes expired before they were stored.")
         if status == "FULL":
@@ -136,6 +135,25 @@ class Queue:
         if status == "RUN_FULL":
             raise errors.run_full(self.run_id, int(rest[0]), int(rest[1]))
         return [None if size < 0 else size for size in rest[0]]
+
+    async def _send(
+        self, receipt: str, groups: Sequence[SubmittedGroup], stored: Sequence[Stored], version: str
+    ) -> list[Any]:
+        sent: dict[str, bytes] = {}
+        facts: list[str | bytes | int] = []
+        for index, (group, one) in enumerate(zip(groups, stored, strict=True)):
+            key = keys.sent(self.run_id, f"{receipt}:{index}")
+            sent[key] = one.body
+            facts += (group.sequences, group.tokens, "" if group.env_id is None else group.env_id, key)
+            facts += (",".join(group.left_out), group.unusable, one.name_at, one.row_at)
+        limits = self._limits
+        bounds = limits.max_stored_bytes, limits.max_run_bytes, limits.max_run_groups, sum(map(len, sent.values()))
+        prefix = keys.prefix(self.run_id)
+        status, *rest = await self._store.scripts.run(
+            "atropos_submit", prefix, receipt, _RECEIPT_TTL_MS, *bounds, self._env_ttl_ms, version, NAME_BYTES, *facts,
+            payloads=sent,
+        )  # fmt: skip
+        return [text(status), *rest]
 
     async def lease(self, batch_id: str) -> Batch | None:
         """The next batch; it has no groups while it is not full. None: no trainer is registered."""
@@ -157,19 +175,21 @@ class Queue:
     async def nack(self, batch_id: str) -> None:
         await self._store.queue.nack(self.run_id, None, [batch_id])
 
-    async def payloads(self, batch_id: str, groups: Sequence[LeasedGroup]) -> list[bytes]:
-        """The groups' bytes. Raises ApiProblem (410) when one went to another lease and is trained."""
+    async def texts(self, batch_id: str, groups: Sequence[LeasedGroup]) -> list[bytes]:
+        """The groups as JSON. Raises ApiProblem (410) when one went to another lease and is trained."""
         if not groups:
             return []
         found = await self._store.queue.payloads(self.run_id, [group.group_id for group in groups])
         bodies = [body for body in found if body is not None]
         if len(bodies) < len(found):
             raise errors.lease_lost(self.run_id, [batch_id])
-        return bodies
+        return [await offload(len(body), to_json, body) for body in bodies]
 
     async def latest(self) -> bytes | None:
-        """Returns the group that was queued last, also after its training."""
-        return await anext((body async for _, body in self._store.journal.examples(self.run_id, 1)), None)
+        """Returns the JSON of the group that was queued last, also after its training."""
+        async for _, body in self._store.journal.examples(self.run_id, 1):
+            return await offload(len(body), to_json, body)
+        return None
 
     async def reset(self) -> None:
         """Forget the registrations and drop what is queued."""
@@ -203,6 +223,10 @@ class Queue:
         if reply[0] == "PROTOCOL":
             raise errors.not_atropos(self.run_id)
         return reply
+
+
+def _stored(groups: Sequence[SubmittedGroup], run_id: str, version: str) -> list[Stored]:
+    return [group.stored(run_id, version) for group in groups]
 
 
 def new_id(kind: str) -> str:

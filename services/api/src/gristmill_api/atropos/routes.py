@@ -14,15 +14,13 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from gristmill.logs import line
-from gristmill_api.atropos import env_status, fast_parse
+from gristmill_api.atropos import env_status, parse
 from gristmill_api.atropos.backpressure import Backpressure
-from gristmill_api.atropos.delivery import Deliveries, Delivery
-from gristmill_api.atropos.fast_parse import Scored
+from gristmill_api.atropos.conversion import SubmittedGroup
+from gristmill_api.atropos.delivery import Deliveries, Delivery, parts
 from gristmill_api.atropos.messages import EnvIdentifier, Groups, Mismatch, RegisterEnv, Registration, ScoredData
 from gristmill_api.atropos.queue import Queue, new_id
 from gristmill_api.context import Context
-from gristmill_api.conversion import as_json
-from gristmill_api.http import framing
 from gristmill_api.http.body_limit import UNCOUNTED, offload, reserve_inflated
 from gristmill_api.http.content_coding import GZIP_MINIMUM_SIZE, accepts_gzip, gunzip, gzip_response
 from gristmill_api.http.error_handlers import ATROPOS_REFUSALS, ErrorFormat
@@ -41,7 +39,7 @@ class AtroposContext:
         self.deliveries = Deliveries(self.queue, self.backpressure)
         self._left_out: set[tuple[int | None, str]] = set()
 
-    def report_left_out(self, group: Scored) -> None:
+    def report_left_out(self, group: SubmittedGroup) -> None:
         """Log the fields that a stored group lacks because they did not fit, once per environment and field."""
         new = [name for name in group.left_out if (group.env_id, name) not in self._left_out]
         if not new:
@@ -161,9 +159,10 @@ async def batch(ctx: AtroposCtx, request: Request) -> Response:
         _LOG.warning(line("dead", run=ctx.queue.run_id, groups=found.dead, why=why))
     if not groups:
         return JSONResponse({"batch": None})
-    first = await ctx.queue.payloads(batch_id, framing.parts(groups, lambda group: group.size)[0])
-    gzip = accepts_gzip(request) and sum(group.size for group in groups) >= GZIP_MINIMUM_SIZE
-    return Delivery(ctx.deliveries, batch_id, groups, first, gzip)
+    first, *others = parts(groups)
+    texts = await ctx.queue.texts(batch_id, first)
+    is_large = bool(others) or sum(map(len, texts)) >= GZIP_MINIMUM_SIZE
+    return Delivery(ctx.deliveries, batch_id, groups, texts, others, accepts_gzip(request) and is_large)
 
 
 @router.get("/reset_data", response_class=PlainTextResponse)
@@ -217,12 +216,12 @@ async def status_env(ctx: AtroposCtx, request: Request, env: EnvIdentifier) -> d
     return env_status.status(view)
 
 
-async def _received(ctx: AtroposContext, request: Request, group: Scored) -> Response:
+async def _received(ctx: AtroposContext, request: Request, group: SubmittedGroup) -> Response:
     (buffered,) = await _store(ctx, request, [group])
     return JSONResponse({"status": "received"} if buffered is None else {"status": "buffered", "buffer_size": buffered})
 
 
-async def _received_list(ctx: AtroposContext, request: Request, groups: Sequence[Scored]) -> Response:
+async def _received_list(ctx: AtroposContext, request: Request, groups: Sequence[SubmittedGroup]) -> Response:
     sizes = [size for size in await _store(ctx, request, groups) if size is not None]
     answer: dict[str, Any] = {"status": "received", "groups_processed": len(groups)}
     if sizes:
@@ -254,25 +253,25 @@ def _fast_reader(
 
 
 @router.post("/scored_data", response_model=dict[str, Any])
-@fast_path(_fast_reader(fast_parse.read_one, fast_parse.read_one_slowly, _received))
+@fast_path(_fast_reader(parse.read_one, parse.read_one_slowly, _received))
 async def scored_data(ctx: AtroposCtx, request: Request, scored_data: ScoredData) -> Response:
     """Store a group. If its size is not its environment's group size, the group waits in a buffer until the sizes in
     the buffer add up to the group size."""
     try:
-        group = fast_parse.from_message(scored_data)
+        group = parse.from_message(scored_data)
     except Mismatch as error:
         raise _invalid(error) from error
     return await _received(ctx, request, group)
 
 
 @router.post("/scored_data_list", response_model=dict[str, Any])
-@fast_path(_fast_reader(fast_parse.read_list, fast_parse.read_list_slowly, _received_list))
+@fast_path(_fast_reader(parse.read_list, parse.read_list_slowly, _received_list))
 async def scored_data_list(ctx: AtroposCtx, request: Request, scored_data_list: Annotated[Groups, Body()]) -> Response:
     """Store all groups. If one group is wrong or the store has no room, store none of them."""
-    groups: list[Scored] = []
+    groups: list[SubmittedGroup] = []
     for index, message in enumerate(scored_data_list):
         try:
-            groups.append(fast_parse.from_message(message))
+            groups.append(parse.from_message(message))
         except Mismatch as error:
             raise _invalid(error, index) from error
     return await _received_list(ctx, request, groups)
@@ -284,12 +283,12 @@ async def latest_example(ctx: AtroposCtx, request: Request) -> Response:
     found = await ctx.backpressure.retry(ctx.queue.latest, request.is_disconnected)
     if found is None:
         return JSONResponse(_NO_EXAMPLE)
-    return Response(await as_json(found), media_type="application/json")
+    return Response(found, media_type="application/json")
 
 
-async def _store(ctx: AtroposContext, request: Request, groups: Sequence[Scored]) -> list[int | None]:
+async def _store(ctx: AtroposContext, request: Request, groups: Sequence[SubmittedGroup]) -> list[int | None]:
     receipt = new_id("receipt")
-    size = sum(len(group.text) for group in groups)
+    size = sum(group.size for group in groups)
     submit = functools.partial(ctx.queue.submit, receipt, groups)
     sizes = await ctx.backpressure.retry(submit, request.is_disconnected, size)
     for group, buffered in zip(groups, sizes, strict=True):
@@ -297,7 +296,7 @@ async def _store(ctx: AtroposContext, request: Request, groups: Sequence[Scored]
         ctx.report_left_out(group)
         state = "ready" if buffered is None else "buffered"
         _LOG.info(
-            line("submit", run=ctx.queue.run_id, env=group.env_id, sequences=group.sequences, bytes=len(group.text),
+            line("submit", run=ctx.queue.run_id, env=group.env_id, sequences=group.sequences, bytes=group.size,
                  state=state)
         )  # fmt: skip
     return sizes

@@ -14,7 +14,6 @@ from gristmill.group import check_submitted
 from gristmill.logs import line
 from gristmill_api import errors
 from gristmill_api.context import Ctx, GroupId, RequestModel, RunId
-from gristmill_api.conversion import is_json
 from gristmill_api.errors import ApiProblem
 from gristmill_api.examples import example
 from gristmill_api.http.body_limit import offload
@@ -23,8 +22,6 @@ from gristmill_api.store import Submission
 from gristmill_api.store.keys import row_of
 
 _LOG = logging.getLogger(__name__)
-SCORED_MEDIA_TYPE: Final = "application/vnd.atropos.scored-data+json"
-"""Of a group that was submitted at the API's root, as it is stored."""
 _ID_BYTES: Final = 16
 """Of a group id, about."""
 router = APIRouter(prefix="/v1/runs/{run_id}/groups", tags=["groups"], route_class=FastRoute)
@@ -57,8 +54,7 @@ async def submit(
 ) -> Response:
     """Store a group under its permit: 201 stored, 200 the store already holds this group with the same bytes.
 
-    The body is what `gristmill.TrajectoryGroup.encode` returns, plain or with Content-Encoding: zstd. The store keeps
-    the body as it arrived. A retry in the other encoding is the same group.
+    The body is what `gristmill.TrajectoryGroup.encode` returns. The store keeps the body as it arrived.
     """
     try:
         group = await _read(request, run_id, group_id, holder, ctx.limits.max_body_bytes)
@@ -82,25 +78,23 @@ async def submit(
         200: {
             "content": {
                 GROUP_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}},
-                SCORED_MEDIA_TYPE: {"schema": {"type": "object"}},
                 "application/json": {"schema": Example.model_json_schema()},
             }
         }
     },
 )
 async def payload(ctx: Ctx, request: Request, run_id: RunId, group_id: GroupId) -> Response:
-    """A group's bytes as they were submitted, while the group is ready, leased, dead or waiting to be archived.
+    """A group's bytes as they are stored, while the group is ready, leased, dead or waiting to be archived.
 
-    The media type names the protocol: a binary group of /v1, or the JSON of Atropos' ScoredData. With
-    `Accept: application/json` the answer is an Example of the group, whichever protocol it was submitted with.
+    With `Accept: application/json` the answer is an Example of the group.
     """
     stored = await ctx.store.queue.payload(run_id, group_id)
     if stored is None:
         raise errors.group_missing(run_id, group_id)
     if "application/json" in request.headers.get("accept", "").lower():
-        shown = await offload(len(stored), example, group_id, stored)
+        shown = await offload(len(stored), example, stored)
         return Response(shown, media_type="application/json", headers={"Vary": "Accept"})
-    return Response(stored, media_type=SCORED_MEDIA_TYPE if is_json(stored) else GROUP_MEDIA_TYPE)
+    return Response(stored, media_type=GROUP_MEDIA_TYPE)
 
 
 @router.get("", response_model=GroupAudit)

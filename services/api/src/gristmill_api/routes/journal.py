@@ -138,8 +138,5 @@ async def events(
 @router.get("/examples", response_model=list[Example])
 async def examples(ctx: Ctx, run_id: ExistingRun, limit: Annotated[int, Query(ge=1, le=8)] = 1) -> Response:
     """The beginnings of the groups submitted last, newest first; also of those that were trained meanwhile."""
-    texts = [
-        await offload(len(body), example, group_id, body)
-        async for group_id, body in ctx.store.journal.examples(run_id, limit)
-    ]
+    texts = [await offload(len(body), example, body) async for _, body in ctx.store.journal.examples(run_id, limit)]
     return Response(b"[" + b",".join(texts) + b"]", media_type="application/json")

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Sequence
-from typing import Annotated, Any, Final
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import ConfigDict, Field, model_validator
 
-from gristmill import BATCH_MEDIA_TYPE, GroupError, Protocol
+from gristmill import BATCH_MEDIA_TYPE, Protocol
 from gristmill.logs import line
 from gristmill_api import errors
 from gristmill_api.context import Context, Ctx, Name, RequestModel, RunId
-from gristmill_api.conversion import to_binary
 from gristmill_api.http import framing
 from gristmill_api.http.fast_route import FastRoute, fast_path
 from gristmill_api.notifications import RECHECK_S
@@ -26,8 +24,6 @@ from gristmill_api.settings import MAX_NUMBER
 from gristmill_api.store import LeasedGroup, LeaseSize, keys
 
 _LOG = logging.getLogger(__name__)
-_KEPT_BYTES: Final = 16 * 1024 * 1024
-"""Binary forms of groups of Atropos' protocol that one lease keeps in memory until they are sent."""
 router = APIRouter(prefix="/v1/runs/{run_id}", tags=["lease"], route_class=FastRoute)
 
 
@@ -113,7 +109,6 @@ async def lease(ctx: Ctx, request: Request, run_id: RunId, body: Lease) -> Respo
     ask = functools.partial(
         ctx.store.queue.lease, run_id, body.incarnation, body.batch_id, body.amount, max_staleness=body.max_staleness
     )
-    converted = _Converted(ctx, run_id)
     stale = dead = 0
     looked = -math.inf
 
@@ -125,10 +120,6 @@ async def lease(ctx: Ctx, request: Request, run_id: RunId, body: Lease) -> Respo
             looked = time.monotonic()
         batch = await ask(partial=partial, look=look)
         stale, dead = stale + batch.stale, dead + batch.dead
-        while reasons := await converted.add(batch.groups):
-            dead += await ctx.store.queue.reject(run_id, body.batch_id, reasons)
-            batch = await ask(partial=partial)
-            stale, dead = stale + batch.stale, dead + batch.dead
         return batch.groups or None
 
     batch = await ctx.notifications.poll(
@@ -142,8 +133,8 @@ async def lease(ctx: Ctx, request: Request, run_id: RunId, body: Lease) -> Respo
     if batch is None:
         return Response(status_code=204, headers=dropped)
     # The first part is read before the answer starts, so that a Redis gone meanwhile is still a clean 503.
-    answer = _Answer(ctx, run_id, converted)
-    parts = framing.parts(batch, answer.size)
+    answer = _Answer(ctx, run_id)
+    parts = framing.parts(batch, lambda group: group.size)
     first = await answer.framed(parts[0], before=framing.array_header(len(batch)))
     _LOG.info(
         line("lease", run=run_id, batch=body.batch_id, incarnation=body.incarnation, groups=len(batch),
@@ -151,7 +142,7 @@ async def lease(ctx: Ctx, request: Request, run_id: RunId, body: Lease) -> Respo
     )  # fmt: skip
     if len(parts) == 1:
         return Response(first, media_type=BATCH_MEDIA_TYPE, headers=dropped)
-    headers = {"Content-Length": str(framing.length([answer.size(group) for group in batch])), **dropped}
+    headers = {"Content-Length": str(framing.length([group.size for group in batch])), **dropped}
     return StreamingResponse(answer.stream(first, parts[1:]), media_type=BATCH_MEDIA_TYPE, headers=headers)
 
 
@@ -183,61 +174,12 @@ async def nack(ctx: Ctx, run_id: RunId, body: Batches) -> Nacked:
     return Nacked(groups=groups)
 
 
-class _Converted:
-    """The binary form of a batch's groups that Atropos' protocol submitted. The store keeps their JSON."""
+class _Answer:
+    """The body of a leased batch, with one part of it in memory at a time."""
 
     def __init__(self, ctx: Context, run_id: str) -> None:
         self._ctx = ctx
         self._run_id = run_id
-        self._kept: dict[str, bytes] = {}
-        self.sizes: dict[str, int] = {}
-        """Bytes of the binary form, by group id."""
-
-    async def add(self, groups: Sequence[LeasedGroup]) -> dict[str, str]:
-        """Convert the groups of a batch that are JSON. The answer's length must be known before its first byte.
-
-        Returns why groups have no binary form, by their ids: they become dead letters, the rest of the batch is ready
-        again, and the same batch id leases another batch.
-        """
-        reasons: dict[str, str] = {}
-        for group in groups:
-            if group.schema != "atropos" or group.group_id in self.sizes:
-                continue
-            try:
-                binary = await self._convert(group.group_id)
-            except GroupError as error:
-                reasons[group.group_id] = f"no_binary_form: {error}"
-                _LOG.warning(line("dead", run=self._run_id, group=group.group_id, why=str(error)))
-                continue
-            self.sizes[group.group_id] = len(binary)
-            if sum(map(len, self._kept.values())) + len(binary) <= _KEPT_BYTES:
-                self._kept[group.group_id] = binary
-        return reasons
-
-    async def pop(self, group_id: str) -> bytes:
-        """Returns the binary form of an added group. A group beyond _KEPT_BYTES is converted again, to equal bytes."""
-        return self._kept.pop(group_id, None) or await self._convert(group_id)
-
-    async def _convert(self, group_id: str) -> bytes:
-        stored, version = await self._ctx.store.queue.payload_and_version(self._run_id, group_id)
-        if stored is None:
-            raise errors.lease_lost(self._run_id, [group_id])
-        return await asyncio.to_thread(to_binary, stored, group_id, self._run_id, version)
-
-
-class _Answer:
-    """The body of a leased batch, with one part of it in memory at a time."""
-
-    def __init__(self, ctx: Context, run_id: str, converted: _Converted) -> None:
-        self._ctx = ctx
-        self._run_id = run_id
-        self._converted = converted
-
-    def size(self, group: LeasedGroup) -> int:
-        """Returns the bytes that the body holds of the group."""
-        if group.schema == "atropos":
-            return self._converted.sizes[group.group_id]
-        return group.size
 
     async def stream(self, first: bytes, parts: list[list[LeasedGroup]]) -> AsyncIterator[bytes]:
         """Yields the first part, then the others. Raises in the middle when Redis fails or the groups were acked
@@ -248,15 +190,10 @@ class _Answer:
 
     async def framed(self, part: list[LeasedGroup], before: bytes = b"") -> bytes:
         """Returns the groups' bytes, each behind its header."""
-        own = [group for group in part if group.schema != "atropos"]
-        found = await self._ctx.store.queue.payloads(self._run_id, [group.group_id for group in own]) if own else []
-        stored: dict[str, bytes] = {}
-        for group, body in zip(own, found, strict=True):
+        pieces = [before]
+        bodies = await self._ctx.store.queue.payloads(self._run_id, [group.group_id for group in part])
+        for group, body in zip(part, bodies, strict=True):
             if body is None:
                 raise errors.lease_lost(self._run_id, [group.group_id])
-            stored[group.group_id] = body
-        pieces = [before]
-        for group in part:
-            body = stored[group.group_id] if group.group_id in stored else await self._converted.pop(group.group_id)
             pieces += (framing.bin_header(len(body)), body)
         return b"".join(pieces)

@@ -46,18 +46,6 @@ class WaitingRun:
     created_ms: int
 
 
-@dataclass(frozen=True)
-class WaitingGroup:
-    schema: str
-    """ "group" or "atropos"."""
-    stored: bytes
-    """As submitted: plain, or one zstd frame."""
-    version: str
-    """Policy version at the receipt of a group of Atropos' protocol. Other groups name their versions themselves."""
-    trained_over_v1: bool
-    """A trainer of /v1 has taken the run."""
-
-
 class ArchiveQueue:
     """The process that holds the lease works on the queue."""
 
@@ -128,14 +116,9 @@ class ArchiveQueue:
         ids: list[bytes] = await self._redis.lrange(keys.archive(run_id), 0, count - 1)  # type: ignore[assignment]
         return [text(group_id) for group_id in ids]
 
-    async def group(self, run_id: str, group_id: str) -> WaitingGroup | None:
-        """Returns a waiting group; None if it waits no longer."""
-        async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.hmget(keys.group(run_id, group_id), "schema", "version")
-            pipe.get(keys.payload(run_id, group_id))
-            pipe.hexists(keys.record(run_id), "trainer")
-            (schema, version), stored, taken = await pipe.execute()
-        return None if stored is None else WaitingGroup(text(schema), stored, text(version or b""), bool(taken))
+    async def group(self, run_id: str, group_id: str) -> bytes | None:
+        """Returns the bytes of a waiting group; None if it waits no longer."""
+        return await self._redis.get(keys.payload(run_id, group_id))  # type: ignore[return-value]
 
     async def fates(self, run_id: str, count: int) -> list[bytes]:
         """Returns the JSON of the fates that wait longest."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -45,9 +45,6 @@ class LeasedGroup:
 
     group_id: str
     size: int
-    """Bytes as stored."""
-    schema: str
-    """The kind of bytes: "group" (GROUP_MEDIA_TYPE) or "atropos" (the JSON of a ScoredData)."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ class Batch:
 
     groups: list[LeasedGroup]
     dead: int
-    """Groups that became dead letters by this call, because they were delivered too often."""
+    """Groups that became dead letters by this call, because they were delivered too often or have no binary form."""
     stale: int
     """Groups dropped by this call, because older weights sampled them than the lease allows."""
 
@@ -234,7 +231,7 @@ class GroupQueue:
                 return [status, *settled, *reply[2:]]
 
     async def payload(self, run_id: str, group_id: str) -> bytes | None:
-        """Returns a stored group's bytes as received; None if the group was trained meanwhile."""
+        """Returns a stored group's bytes; None if the group was trained meanwhile."""
         body = await self._redis.get(keys.payload(run_id, group_id))
         return None if body is None else bytes(body)  # type: ignore[arg-type]
 
@@ -242,21 +239,6 @@ class GroupQueue:
         """Returns the `payload` of several groups, in one round trip."""
         bodies = await self._redis.mget([keys.payload(run_id, group_id) for group_id in group_ids])
         return [None if body is None else bytes(body) for body in bodies]  # type: ignore[arg-type]
-
-    async def payload_and_version(self, run_id: str, group_id: str) -> tuple[bytes | None, str]:
-        """Returns a stored group's bytes, None if it was trained meanwhile, and the policy version at its receipt."""
-        async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.get(keys.payload(run_id, group_id))
-            pipe.hget(keys.group(run_id, group_id), "version")
-            body, label = await pipe.execute()
-        return body, text(label)
-
-    async def reject(self, run_id: str, batch_id: str, reasons: Mapping[str, str]) -> int:
-        """Make groups of a leased batch dead letters, by their ids. The other groups are ready again. Returns how many
-        groups became dead letters."""
-        arguments = [word for group_id, reason in reasons.items() for word in (group_id, reason)]
-        _, dead = await self._scripts.call("reject", run_id, batch_id, *arguments)
-        return int(dead)
 
     async def extend(
         self, run_id: str, incarnation: int | None, batch_ids: Sequence[str], ttl_s: float | None = None
@@ -282,6 +264,5 @@ class GroupQueue:
 def _batch(reply: Sequence[Any]) -> Batch:
     """From the reply of lease.lua."""
     _, dead, stale, *groups = reply
-    facts = zip(groups[::3], groups[1::3], groups[2::3], strict=True)
-    leased = [LeasedGroup(text(name), int(size), text(schema)) for name, size, schema in facts]
+    leased = [LeasedGroup(text(name), int(size)) for name, size in zip(groups[::2], groups[1::2], strict=True)]
     return Batch(leased, int(dead), int(stale))

@@ -7,7 +7,7 @@
 --                                 first request for a batch or the first version over /v1; envs (registered so far)
 --   atropos:names         HASH    desired name -> how many environments registered under it
 --   atropos:buffer:<n>    LIST    "<sequences> <id>" of its groups of another size, until some sum to its group size
---   atropos:held:<id>     HASH    such a group: sequences, tokens, bytes, step, version; its payload is at its key
+--   atropos:held:<id>     HASH    such a group: sequences, tokens, bytes, step, unusable; its payload is at its key
 --   atropos:receipt:<id>  STRING  JSON of the answer to a submit, for the API to find when Redis' answer got lost
 
 local ATROPOS, NAMES = P .. 'atropos', P .. 'atropos:names'
@@ -34,7 +34,7 @@ end
 
 -- A buffered group leaves its buffer. Returns its facts; the payload stays.
 local function leave_buffer(id)
-  local facts = redis.call('HMGET', held(id), 'sequences', 'tokens', 'bytes', 'step', 'version')
+  local facts = redis.call('HMGET', held(id), 'sequences', 'tokens', 'bytes', 'step', 'unusable')
   redis.call('DEL', held(id))
   redis.call('HINCRBY', COUNTERS, 'bytes', -facts[3])
   redis.call('HINCRBY', COUNTERS, 'buffered', -1)

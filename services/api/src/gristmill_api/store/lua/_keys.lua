@@ -16,11 +16,10 @@
 --                         lowest (incarnation) and highest (step) of all of them
 --
 --   A group, once submitted, is in exactly one of ready, leased, dead, trained, dropped:
---   group:<id>    HASH    digest (32 raw bytes), schema, bytes, sequences, tokens, env_id, step (of
+--   group:<id>    HASH    digest (32 raw bytes), bytes, sequences, tokens, env_id, step (of
 --                         the oldest weights that sampled it), seq, at (ms), attempts; batch (that leased it last, while
---                         known); reason (why it is dead); version (of the weights at its receipt, if it does not
---                         say it itself)
---   payload:<id>  STRING  the group's bytes as received
+--                         known); reason (why it is dead); unusable (why no trainer of /v1 can use it)
+--   payload:<id>  STRING  the group's bytes
 --   sent:<...>    STRING  such bytes, until the script that is sent with them takes them; a minute at most
 --   ready         ZSET    id -> seq: a group that comes back takes the place it had
 --   kinds         HASH    "<sequences> <env_id>" -> how many such groups are ready

@@ -4,7 +4,7 @@
 -- tokens it is the groups, in order, that fit in the budget, at least one; `partial` takes the groups that are ready.
 -- A batch of groups or sequences keeps room for environments with a min_batch_allocation, as far as groups of theirs can
 -- still come (_shares.lua). If no more can come and the batch is not full, any groups of exactly its size make it.
--- A group that was delivered too often becomes a dead letter, and one that is too old is dropped.
+-- A group that was delivered too often, or has no binary form, becomes a dead letter, and one that is too old is dropped.
 
 -- Bound of a lease's cost, whatever the queue holds: groups passed over, and groups dropped or given up. If a call
 -- reaches it without a batch, the API calls again (queue.py).
@@ -69,10 +69,10 @@ local function select_in_order(unit, amount, partial, at, silence, max_attempts,
     if ended then break end
     for _, member in ipairs(chunk) do
       if full or taken >= amount then break end
-      local facts = redis.call('HMGET', group(member), 'attempts', 'step', 'env_id', 'sequences', 'tokens')
+      local facts = redis.call('HMGET', group(member), 'attempts', 'step', 'env_id', 'sequences', 'tokens', 'unusable')
       local oldest = tonumber(facts[2])
-      if tonumber(facts[1]) >= max_attempts then
-        make_dead(member, 'undeliverable')
+      if facts[6] or tonumber(facts[1]) >= max_attempts then
+        make_dead(member, facts[6] or 'undeliverable')
         dead = dead + 1
       elseif max_staleness and step and oldest and step - oldest > max_staleness then
         leave_expired(member)

@@ -6,14 +6,18 @@
 -- sum to that size. Not flagged allow-oom: at maxmemory Redis refuses this script.
 -- The payloads were set before, under separate keys: a long argument costs Lua ten times what SET costs. If they are
 -- not there, the answer is GONE if there is room for them. Any answer that does not store them deletes them.
+-- A payload names the version of the weights, which must be the one that is served. Its id and row are written here.
 -- ARGV: receipt, its ttl ms, byte cap of all runs, byte cap and group cap of a run, bytes of all payloads, an
---       environment's ttl ms, then for each group: sequences, tokens, environment's number or '', payload's key, names of the fields left out, with commas
+--       environment's ttl ms, version in the payloads, length of an id in them, then for each group: sequences, tokens,
+--       environment's number or '', payload's key, names of the fields left out with commas, why no trainer of /v1 can
+--       use it or '', offsets of id and row in the payload
 -- -> {MISSING} | {FINISHED} | {PROTOCOL} | {FULL, bytes of all runs} | {RUN_FULL, bytes of the run, groups of the run}
---  | {GONE} | {OK, a number per group: -1 received, else buffered, with the sequences in the buffer}
+--  | {GONE} | {VERSION, the one that is served} | {NAMES, groups so far}: the next id is longer
+--  | {OK, a number per group: -1 received, else buffered, with the sequences in the buffer}
 local id, ttl = ARGV[1], ARGV[2]
 local max_bytes, max_run_bytes, max_run_groups = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
-local bytes, env_ttl = tonumber(ARGV[6]), tonumber(ARGV[7])
-local FIRST, FACTS = 8, 5
+local bytes, env_ttl, name_length = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[9])
+local FIRST, FACTS = 10, 8
 -- A buffer whose pieces never sum must not grow for ever: its oldest goes to the queue as it is. So does the oldest of
 -- pieces whose sums are too many to try: pieces times group size. A call tries MAX_CALL_SUMS in all.
 local MAX_PIECES, MAX_SUMS, MAX_CALL_SUMS = 64, 262144, 4194304
@@ -30,8 +34,12 @@ if refused then return without_storing(refused) end
 local recorded = redis.call('HMGET', RECORD, 'version_incarnation', 'version_step')
 local step, version = recorded[2] or '', '0.0'
 if recorded[1] then version = recorded[1] .. '.' .. recorded[2] end
+if version ~= ARGV[8] then return without_storing({'VERSION', version}) end
 
+local function name_of(row) return string.format('a%08d', row) end
 local groups = (#ARGV - FIRST + 1) / FACTS
+local rows = tonumber(redis.call('HGET', COUNTERS, 'rows') or 0)
+if #name_of(rows + groups - 1) > name_length then return without_storing({'NAMES', rows}) end
 local all = tonumber(redis.call('GET', BYTES) or 0)
 if all + bytes > max_bytes then return without_storing({'FULL', tostring(all)}) end
 local of_run = tonumber(redis.call('HGET', COUNTERS, 'bytes') or 0)
@@ -44,10 +52,10 @@ for i = FIRST, #ARGV, FACTS do
   if redis.call('EXISTS', ARGV[i + 3]) == 0 then return without_storing({'GONE'}) end
 end
 
-local function enqueue(name, sequences, tokens, number, length, of_step, of_version)
-  enqueue_new(name, {digest = '', schema = 'atropos', bytes = length, sequences = sequences,
-    tokens = tokens, env_id = number, step = of_step})
-  redis.call('HSET', group(name), 'version', of_version)
+local function enqueue(name, sequences, tokens, number, length, of_step, unusable)
+  enqueue_new(name, {digest = '', bytes = length, sequences = sequences, tokens = tokens, env_id = number,
+    step = of_step})
+  if unusable ~= '' then redis.call('HSET', group(name), 'unusable', unusable) end
 end
 
 local function release(name, number)
@@ -90,9 +98,9 @@ local function summing(sizes, target)
 end
 
 -- Hold a piece; release those that sum to the environment's group size now. Returns sequences left in the buffer.
-local function hold(name, number, target, sequences, tokens, length)
-  redis.call('HSET', held(name), 'sequences', sequences, 'tokens', tokens, 'bytes', length, 'step', step, 'version',
-    version)
+local function hold(name, number, target, sequences, tokens, length, unusable)
+  redis.call('HSET', held(name), 'sequences', sequences, 'tokens', tokens, 'bytes', length, 'step', step, 'unusable',
+    unusable)
   redis.call('HINCRBY', COUNTERS, 'bytes', length)
   redis.call('HINCRBY', COUNTERS, 'buffered', 1)
   redis.call('INCRBY', BYTES, length)
@@ -115,19 +123,22 @@ end
 
 local answer, at = {}, now()
 for i = FIRST, #ARGV, FACTS do
-  local sequences, tokens, number, sent, left_out = unpack(ARGV, i, i + FACTS - 1)
-  local name = string.format('a%08d', redis.call('HINCRBY', COUNTERS, 'rows', 1) - 1)
+  local sequences, tokens, number, sent, left_out, unusable, name_at, row_at = unpack(ARGV, i, i + FACTS - 1)
+  local row = redis.call('HINCRBY', COUNTERS, 'rows', 1) - 1
+  local name = name_of(row)
   redis.call('RENAME', sent, payload(name))
   redis.call('PERSIST', payload(name))
+  redis.call('SETRANGE', payload(name), name_at, name)
+  redis.call('SETRANGE', payload(name), row_at, struct.pack('>I4', row))
   for field in string.gmatch(left_out, '[^,]+') do redis.call('HINCRBY', COUNTERS, 'left_out:' .. field, 1) end
   local length = redis.call('STRLEN', payload(name))
   local target, disconnected = unpack(redis.call('HMGET', env(number), 'group_size', 'disconnected'))
   if target and not disconnected then touch(number, at, env_ttl, 0) end
   -- A piece larger than the group size can be part of no sum.
   if target and tonumber(sequences) < tonumber(target) then
-    answer[#answer + 1] = hold(name, number, tonumber(target), sequences, tokens, length)
+    answer[#answer + 1] = hold(name, number, tonumber(target), sequences, tokens, length, unusable)
   else
-    enqueue(name, sequences, tokens, number, length, step, version)
+    enqueue(name, sequences, tokens, number, length, step, unusable)
     answer[#answer + 1] = -1
   end
 end

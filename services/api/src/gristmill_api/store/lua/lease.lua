@@ -14,7 +14,7 @@
 --       not waited for, max staleness (steps) or ''
 -- look '': answer WAIT, without reading the queue, if the queue holds less than the amount. A trainer that waits asks
 -- again at each submit, and only now and then needs the queue read for groups that are too old.
--- -> {OK, dead, stale, group id, bytes, schema, ...} | {WAIT, dead, stale}
+-- -> {OK, dead, stale, group id, bytes, ...} | {WAIT, dead, stale}
 --  | {MISSING} | {SUSPENDED} | {FENCED, incarnation} | {FINISHED} | {ACKED} | {UNREGISTERED}: no trainer of Atropos'
 local incarnation, id, unit = unpack(ARGV, 1, 3)
 local amount, partial, look, ttl = tonumber(ARGV[4]), ARGV[5] == '1', ARGV[6] == '1', tonumber(ARGV[7])
@@ -35,9 +35,8 @@ local dead, stale = 0, 0
 local function answer(word, ids)
   local out = {word, dead, stale}
   for _, member in ipairs(ids) do
-    local facts = redis.call('HMGET', group(member), 'bytes', 'schema')
     out[#out + 1] = member
-    for i = 1, 2 do out[#out + 1] = facts[i] end
+    out[#out + 1] = redis.call('HGET', group(member), 'bytes')
   end
   return out
 end

@@ -69,7 +69,7 @@ else
 end
 redis.call('RENAME', sent, payload(id))
 redis.call('PERSIST', payload(id))
-enqueue_new(id, {digest = digest, schema = 'group', bytes = bytes, sequences = sequences, tokens = tokens,
+enqueue_new(id, {digest = digest, bytes = bytes, sequences = sequences, tokens = tokens,
   env_id = env_id, step = step})
 count_lately('lately_accepted')
 return {'STORED'}

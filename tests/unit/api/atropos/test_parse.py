@@ -1,4 +1,4 @@
-"""The fast path stores the same as the slow path, which stores what Atropos would store."""
+"""The fast path stores the same as the slow path, and a batch returns what Atropos' server would return."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from tests.unit.api.atropos.groups import KEYS, full, small
+from tests.unit.api.atropos.groups import KEYS, full, returned, small
 
 from gristmill.group import MAX_DEPTH
-from gristmill_api.atropos.fast_parse import Scored, from_message, read_list, read_one
+from gristmill_api.atropos.conversion import SubmittedGroup
 from gristmill_api.atropos.messages import Mismatch, ScoredData
+from gristmill_api.atropos.parse import from_message, read_list, read_one
 from gristmill_api.http.fast_route import NeedsSlowPath
 
 
-def slow(value: Any) -> Scored:
+def slow(value: Any) -> SubmittedGroup:
     return from_message(ScoredData.model_validate(value))
 
 
-def shown(text: bytes) -> str:
+def shown(group: SubmittedGroup) -> str:
     """Distinguishes 1 from 1.0."""
-    return json.dumps(json.loads(text))
+    return json.dumps(json.loads(returned(group)))
 
 
 @pytest.mark.parametrize("group", [full(), small(), {**small(), "advantages": [], "messages": [], "overrides": []}])
-def test_fast_path_stores_the_same_text_as_the_slow_path(group: dict[str, Any]) -> None:
+def test_fast_path_stores_the_same_as_the_slow_path(group: dict[str, Any]) -> None:
     fast = read_one(json.dumps({**group, "unknown": [1]}).encode())
-    assert shown(fast.text) == shown(slow(group).text)
-    assert tuple(json.loads(fast.text)) == KEYS
+    assert shown(fast) == shown(slow(group))
+    assert tuple(json.loads(returned(fast))) == KEYS
     assert (fast.sequences, fast.tokens, fast.env_id) == (
         len(group["tokens"]),
         sum(map(len, group["tokens"])),
@@ -42,14 +43,14 @@ def test_fast_path_stores_the_same_text_as_the_slow_path(group: dict[str, Any]) 
 
 def test_fast_path_reads_a_list_group_by_group() -> None:
     found = read_list(json.dumps([full(), small()]).encode())
-    assert [shown(group.text) for group in found] == [shown(slow(group).text) for group in (full(), small())]
+    assert [shown(group) for group in found] == [shown(slow(group)) for group in (full(), small())]
     assert read_list(b"[]") == []
 
 
 def test_fast_path_stores_ints_in_float_fields_as_floats() -> None:
     ints = {"scores": [1], "inference_logprobs": [[1, -2]], "advantages": [[1.5, 0]], "ref_logprobs": [[0, 1e-7]]}
     group = {**small(), **ints}
-    stored = json.loads(read_one(json.dumps(group).encode()).text)
+    stored = json.loads(returned(read_one(json.dumps(group).encode())))
     for name in ("scores", "inference_logprobs", "advantages", "ref_logprobs"):
         values = stored[name] if name == "scores" else stored[name][0]
         assert all(isinstance(value, float) for value in values), name
@@ -112,6 +113,12 @@ MISMATCHES = [
     (_with(masks=[[1, 2], [1]]), ("masks",)),
     (_with(masks=[[1]]), ("masks", 0)),
     (_with(scores=[]), ("scores",)),
+    (_with(tokens=[[1, 2], [3, -5]], masks=[[1, 2], [3, 4]], scores=[0.0, 1.0]), ("tokens", 1)),
+    (_with(tokens=[[2**31, 2]]), ("tokens", 0)),
+    (_with(tokens=[[1, 2**64]]), ("tokens",)),
+    (_with(masks=[[2**64, 2]]), ("masks",)),
+    (_with(masks=[[-100, -100]]), ("masks",)),
+    (_with(scores=[1e39]), ("scores",)),
 ]
 
 
@@ -151,7 +158,7 @@ def test_optional_field_that_does_not_fit_is_left_out(fields: dict[str, Any]) ->
     names = {name for name in fields if fields[name] != FITTING.get(name)}
     fast, slowly = read_one(json.dumps(_with(**fields)).encode()), slow(_with(**fields))
     assert set(fast.left_out) == set(slowly.left_out) == names
-    assert shown(fast.text) == shown(slowly.text) == shown(slow(_with(**fields | dict.fromkeys(names))).text)
+    assert shown(fast) == shown(slowly) == shown(slow(_with(**fields | dict.fromkeys(names))))
 
 
 @pytest.mark.parametrize(
@@ -170,7 +177,7 @@ def test_optional_field_that_does_not_fit_is_left_out(fields: dict[str, Any]) ->
 def test_optional_field_that_json_cannot_hold_is_left_out(fields: dict[str, Any]) -> None:
     found = slow(_with(**fields))
     assert set(found.left_out) == set(fields)
-    assert shown(found.text) == shown(slow(_with(**dict.fromkeys(fields))).text)
+    assert shown(found) == shown(slow(_with(**dict.fromkeys(fields))))
 
 
 def nested(depth: int) -> Any:
@@ -199,8 +206,41 @@ def test_optional_field_that_is_nested_too_deep_is_left_out(
     left_out = (name,) if depth > MAX_DEPTH else ()
     fast, slowly = read_one(json.dumps(_with(**fields)).encode()), slow(_with(**fields))
     assert fast.left_out == slowly.left_out == left_out
-    assert shown(fast.text) == shown(slowly.text)
-    assert json.loads(fast.text)[name] == (None if left_out else fields[name])
+    assert shown(fast) == shown(slowly)
+    assert json.loads(returned(fast))[name] == (None if left_out else fields[name])
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_batch_returns_every_value_that_was_sent(data: st.DataObject) -> None:
+    """Also values that the binary group rounds, narrows or has no place for."""
+    lengths = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+
+    def by_token(values: st.SearchStrategy[Any]) -> Any:
+        return [data.draw(st.lists(values, min_size=length, max_size=length)) for length in lengths]
+
+    number = st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from([1.0, -0.5, 0.1, 1e-300, 1e300])
+    sent: dict[str, Any] = dict.fromkeys(KEYS)
+    sent["tokens"] = by_token(st.integers(0, 2**31 - 1))
+    sent["masks"] = [[data.draw(st.sampled_from([-100, token, 1])) for token in row] for row in sent["tokens"]]
+    sent["masks"][0][0] = sent["tokens"][0][0]
+    sent["scores"] = data.draw(st.lists(st.floats(-1e30, 1e30), min_size=len(lengths), max_size=len(lengths)))
+    for name in ("advantages", "ref_logprobs", "inference_logprobs"):
+        sent[name] = data.draw(st.sampled_from([None, [], by_token(number)]))
+    count = data.draw(st.sampled_from([0, 1, 2]))
+    if count:
+        sent["distill_token_ids"] = by_token(st.lists(st.integers(-1, 2**33), min_size=count, max_size=count))
+        sent["distill_logprobs"] = by_token(st.lists(number, min_size=count, max_size=count))
+    value = st.none() | st.sampled_from([[], 2**70, -(2**63), "é", 0.1, {"a": [True, 1, 1.0]}])
+    sent["images"] = data.draw(value)
+    sent["generation_params"] = data.draw(st.none() | st.dictionaries(st.sampled_from(["temperature", "x"]), value))
+    sent["messages"] = data.draw(st.sampled_from([None, [], [[{"role": "user", "content": 2**70}]]]))
+    sent["overrides"] = data.draw(st.sampled_from([None, [], [{}], [{"set_advantage_to_zero": True}]]))
+    sent["group_overrides"] = data.draw(st.sampled_from([None, {}, {"id": 2**65}]))
+    sent["env_id"] = data.draw(st.sampled_from([None, 0, 7, -1, 2**70]))
+    for group in (read_one(json.dumps(sent).encode()), slow(sent)):
+        assert group.left_out == ()
+        assert shown(group) == json.dumps(sent)
 
 
 VALUE: st.SearchStrategy[Any] = st.recursive(
@@ -215,7 +255,7 @@ VALUE: st.SearchStrategy[Any] = st.recursive(
 @settings(max_examples=300)
 @given(st.dictionaries(st.sampled_from(KEYS), VALUE, max_size=3))
 @pytest.mark.slow
-def test_every_body_that_the_fast_path_reads_has_the_same_text_on_the_slow_path(changes: dict[str, Any]) -> None:
+def test_every_body_that_the_fast_path_reads_is_the_same_on_the_slow_path(changes: dict[str, Any]) -> None:
     body = json.dumps({**small(), **changes}).encode()
     try:
         fast = read_one(body)
@@ -225,4 +265,4 @@ def test_every_body_that_the_fast_path_reads_has_the_same_text_on_the_slow_path(
         slowly = slow(json.loads(body))
     except (ValidationError, Mismatch) as error:
         raise AssertionError(f"only the fast way takes {body!r}") from error
-    assert shown(fast.text) == shown(slowly.text)
+    assert shown(fast) == shown(slowly)

@@ -7,22 +7,28 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.errors import raises
 from tests.support.groups import make_group
-from tests.unit.api.atropos.groups import KEYS, full, small
+from tests.unit.api.atropos.groups import KEYS, full, returned, small
 
-from gristmill import GroupError, TrajectoryGroup
-from gristmill_api.atropos.fast_parse import read_one
-from gristmill_api.conversion import as_json, to_group, to_json
+from gristmill import TrajectoryGroup
+from gristmill_api.atropos.conversion import NAME_BYTES, SubmittedGroup, to_json
+from gristmill_api.atropos.parse import read_one
+
+
+def converted(group: dict[str, Any]) -> SubmittedGroup:
+    return read_one(json.dumps(group).encode())
 
 
 def binary(group: dict[str, Any]) -> TrajectoryGroup:
-    return to_group(read_one(json.dumps(group).encode()).text, "a00000007", "default", 7, "1.20")
+    """Returns the group that a trainer of /v1 leases."""
+    found = converted(group)
+    assert not found.unusable
+    return TrajectoryGroup.decode(found.stored("default", "1.20").body)
 
 
 def test_conversion_keeps_every_field() -> None:
     group = binary(full())
-    assert (group.group_id, group.run_id, group.env_id, group.row) == ("a00000007", "default", "atropos-3", 7)
+    assert (group.run_id, group.env_id) == ("default", "atropos-3")
     assert group.lengths.tolist() == [3, 4]
     assert group.tokens.tolist() == [1, 2, 3, 1, 2, 4, 5]
     assert group.mask.tolist() == [False, True, True, False, False, True, True]
@@ -45,13 +51,14 @@ def test_conversion_keeps_every_field() -> None:
 
 
 def test_conversion_to_json_and_back_is_the_same_group() -> None:
-    group = TrajectoryGroup.decode(binary(full()).encode())
-    assert json.loads(to_json(group)) == full()
+    found = converted(full())
+    assert json.loads(returned(found)) == full()
+    assert found.texts == {}, "the binary group alone has all values"
 
 
 def test_group_of_v1_converts_to_json() -> None:
     group = make_group(lengths=((2, 2), (1, 3)), rewards=(1.0, 0.0))
-    text = json.loads(to_json(group))
+    text = json.loads(to_json(group.encode()))
     assert tuple(text) == KEYS
     flat = [token for row in text["tokens"] for token in row]
     assert flat == group.tokens.tolist()
@@ -67,23 +74,33 @@ def test_group_of_v1_converts_to_json() -> None:
 
 
 def test_group_without_logprobs_converts_both_ways() -> None:
-    group = TrajectoryGroup.decode(binary(small()).encode())
+    group = binary(small())
     assert not group.logprobs_known
     assert group.logprobs.tolist() == [0.0, 0.0]
-    assert json.loads(to_json(group))["inference_logprobs"] is None
+    assert json.loads(returned(converted(small())))["inference_logprobs"] is None
     assert binary(full()).logprobs_known
 
 
-async def test_stored_json_is_returned_unchanged() -> None:
-    text = read_one(json.dumps(full()).encode()).text
-    assert await as_json(text) is text
-    assert json.loads(await as_json(binary(full()).encode())) == full()
+def test_id_and_row_are_written_into_the_stored_bytes() -> None:
+    stored = converted(full()).stored("default", "1.20")
+    body = bytearray(stored.body)
+    body[stored.name_at : stored.name_at + NAME_BYTES] = b"a00000007"
+    body[stored.row_at : stored.row_at + 4] = (7).to_bytes(4, "big")
+    group = TrajectoryGroup.decode(bytes(body))
+    assert (group.group_id, group.row) == ("a00000007", 7)
+
+
+def test_only_values_that_the_binary_group_cannot_return_are_kept_as_text() -> None:
+    group = {**full(), "scores": [0.1, 1.0], "overrides": [], "env_id": None}
+    found = converted(group)
+    assert found.texts == {"scores": b"[0.1,1.0]", "overrides": b"[]"}
+    assert json.loads(returned(found)) == group
 
 
 def test_conversion_keeps_a_sequence_without_trained_tokens() -> None:
     group = full()
     group["masks"][0] = [-100, -100, -100]
-    found = TrajectoryGroup.decode(binary(group).encode())
+    found = binary(group)
     assert found.lengths.tolist() == [3, 4]
     assert not found.mask[:3].any()
     assert found.rewards.tolist() == group["scores"]
@@ -107,21 +124,29 @@ def _with(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("group", "code"),
+    ("group", "reason"),
     [
-        (_with(masks=[[-100, -100]]), "nothing_trained"),
-        (_with(inference_logprobs=[[1.0, 1.0]]), "positive_logprob"),
-        (_with(tokens=[[1, -5]]), "negative_token"),
+        (_with(inference_logprobs=[[1.0, 1.0]]), "log-probabilities must not be positive"),
+        (_with(advantages=[[0.0, 1e300]]), "advantages holds NaN or infinity"),
+        (_with(generation_params={"temperature": -1}), "temperature"),
+        (_with(generation_params={"temperature": 10**400}), "OverflowError"),
+        (_with(overrides=[{"id": 2**64}]), "OverflowError"),
+        (_with(images=["x" * (1 << 20)]), "it carries"),
+        (_with(distill_token_ids=[[[2**40], [1]]], distill_logprobs=[[[0.0], [0.0]]]), "OverflowError"),
+        (_with(distill_token_ids=[[[1], [1]]]), "distill_logprobs"),
     ],
 )
-def test_group_without_a_binary_form_is_an_error(group: dict[str, Any], code: str) -> None:
-    with raises(GroupError, code):
-        binary(group)
-
-
-def test_token_above_32_bits_has_no_binary_form() -> None:
-    with pytest.raises(GroupError, match=str(2**40)):
-        binary(_with(tokens=[[1, 2**40]]))
+def test_group_without_a_binary_form_is_stored_without_the_values_that_lack_it(
+    group: dict[str, Any], reason: str
+) -> None:
+    found = converted(group)
+    assert found.unusable.startswith("no_binary_form: ")
+    assert reason in found.unusable
+    stored = found.stored("default", "1.20").body
+    binary = TrajectoryGroup.decode(stored)
+    assert (binary.tokens.tolist(), binary.mask.tolist(), binary.rewards.tolist()) == ([1, 2], [False, True], [1.0])
+    assert not binary.logprobs_known
+    assert json.loads(to_json(stored)) == {**dict.fromkeys(KEYS), **group}
 
 
 @pytest.mark.parametrize("params", [None, {}, {"temperature": 0}, {"temperature": "hot", "top_p": True}])
