@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes the generated tables in docs/ from their sources.
 
-The sources are the models that check settings, the tables of Atropos' keys, .env.example, and the packages' errors.
+The sources are the models that check settings, the tables of Atropos' keys and of troubles, .env.example, and the
+packages' errors.
 
     python scripts/configuration_docs.py            write them
     python scripts/configuration_docs.py --check    fail when a table is not current (a unit test does the same)
@@ -29,6 +30,7 @@ from pydantic.fields import FieldInfo
 from error_codes import table_rows
 from gristmill.hyperparameters import TRAINER_ONLY, Hyperparameters
 from gristmill.settings import flag_names, inner_model
+from gristmill.trouble import CODES
 from gristmill_api.settings import Limits
 from gristmill_env.atropos.keys import KEYS, OPTIONS, REWARDS, Key, Part, Verdict
 from gristmill_env.settings.run import EnvConfig
@@ -37,7 +39,7 @@ from gristmill_trainer.settings import TrainerSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-FILES = ("configuration.md", "errors.md", "from-atropos.md", "gpu.md", "operations.md")
+FILES = ("configuration.md", "errors.md", "from-atropos.md", "gpu.md", "operations.md", "troubleshooting.md")
 
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 _TABLE = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end of (?P=name) -->)", re.DOTALL)
@@ -218,6 +220,21 @@ def _variables() -> str:
     return "\n".join(f"**{title}**\n\n" + _table(["variable", "default", "meaning"], rows) for title, rows in sections)
 
 
+def _troubles() -> str:
+    return _table(["code", "trouble", "remedy"], [[f"`{code}`", *map(_linked, kind)] for code, kind in CODES.items()])
+
+
+def _linked(text: str) -> str:
+    """Returns the text with links to the pages and sections that it names."""
+
+    def link(match: re.Match[str]) -> str:
+        title = match[2] or match[1]
+        anchor = "#" + re.sub(r"[^\w -]", "", match[2]).lower().replace(" ", "-") if match[2] else ""
+        return f"[{title}]({match[1]}{anchor})"
+
+    return re.sub(r"docs/([\w-]+\.md)(?:, '([^']+)')?", link, text)
+
+
 _SHAPE = (
     "hidden_size",
     "intermediate_size",
@@ -326,6 +343,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "variables": _variables,
     "atropos-keys": _atropos_keys,
     "atropos-rewards": _atropos_rewards,
+    "troubles": _troubles,
     "errors": lambda: _table(["package", "code", "error", "message"], table_rows()),
 }
 
