@@ -33,6 +33,7 @@ from gristmill.settings import flag_names, inner_model
 from gristmill.trouble import CODES
 from gristmill_api.settings import Limits
 from gristmill_env.atropos.keys import KEYS, OPTIONS, REWARDS, Key, Part, Verdict
+from gristmill_env.progress import REASONS
 from gristmill_env.settings.run import EnvConfig
 from gristmill_trainer.memory import Memory, gigabytes
 from gristmill_trainer.settings import TrainerSettings
@@ -220,8 +221,8 @@ def _variables() -> str:
     return "\n".join(f"**{title}**\n\n" + _table(["variable", "default", "meaning"], rows) for title, rows in sections)
 
 
-def _troubles() -> str:
-    return _table(["code", "trouble", "remedy"], [[f"`{code}`", *map(_linked, kind)] for code, kind in CODES.items()])
+def _remedies(head: str, rows: Mapping[Any, tuple[str, str]]) -> str:
+    return _table([head, "cause", "remedy"], [[f"`{code}`", *map(_linked, texts)] for code, texts in rows.items()])
 
 
 def _linked(text: str) -> str:
@@ -343,7 +344,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "variables": _variables,
     "atropos-keys": _atropos_keys,
     "atropos-rewards": _atropos_rewards,
-    "troubles": _troubles,
+    "troubles": lambda: _remedies("code", CODES),
+    "drop-reasons": lambda: _remedies("reason", REASONS),
     "errors": lambda: _table(["package", "code", "error", "message"], table_rows()),
 }
 
