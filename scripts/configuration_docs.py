@@ -7,7 +7,8 @@ packages' errors.
     python scripts/configuration_docs.py            write them
     python scripts/configuration_docs.py --check    fail when a table is not current (a unit test does the same)
 
-A table stands between `<!-- generated: NAME -->` and `<!-- end of NAME -->`; what is around it is written by hand.
+A table stands between `<!-- generated: NAME -->` and `<!-- end of NAME -->`; what is around it is written by hand. In
+docs/metrics.md, name and definition of the trainer's metrics are generated.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from pydantic.fields import FieldInfo
 
 from error_codes import table_rows
 from gristmill.hyperparameters import TRAINER_ONLY, Hyperparameters
+from gristmill.metrics import FIELDS as METRICS
 from gristmill.settings import flag_names, inner_model
 from gristmill.trouble import CODES
 from gristmill_api.settings import Limits
@@ -40,9 +42,18 @@ from gristmill_trainer.settings import TrainerSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-FILES = ("configuration.md", "errors.md", "from-atropos.md", "gpu.md", "operations.md", "troubleshooting.md")
+FILES = (
+    "configuration.md",
+    "errors.md",
+    "from-atropos.md",
+    "gpu.md",
+    "metrics.md",
+    "operations.md",
+    "troubleshooting.md",
+)
 
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+_METRIC = re.compile(r"^\| `(\w+)` \| `gristmill_trainer_\w+[^|]*\|(?:\\\||[^|\n])*\|", re.MULTILINE)
 _TABLE = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end of (?P=name) -->)", re.DOTALL)
 
 
@@ -64,8 +75,17 @@ def main() -> int:
 def stale_files(folder: Path = DOCS) -> dict[Path, str]:
     """Returns the files with outdated tables and their new text. Raises KeyError for an unknown table."""
     texts = {path: path.read_text(encoding="utf-8") for path in (folder / name for name in FILES)}
-    fresh = {path: _TABLE.sub(_filled, text) for path, text in texts.items()}
+    fresh = {path: _METRIC.sub(_defined, _TABLE.sub(_filled, text)) for path, text in texts.items()}
     return {path: fresh[path] for path in texts if fresh[path] != texts[path]}
+
+
+def _defined(match: re.Match[str]) -> str:
+    """Returns the row of a metric with its definition. Its healthy range and its remedy are written by hand."""
+    field = next((field for field in METRICS if field.field == match[1]), None)
+    if field is None:
+        return match[0]
+    label = "" if field.label is None else f"{{{field.label}}}"
+    return f"| `{field.field}` | `{field.exported}{label}` | {_cell(_linked(field.meaning))} |"
 
 
 def _filled(match: re.Match[str]) -> str:
