@@ -8,7 +8,7 @@ packages' errors.
     python scripts/configuration_docs.py --check    fail when a table is not current (a unit test does the same)
 
 A table stands between `<!-- generated: NAME -->` and `<!-- end of NAME -->`; what is around it is written by hand. In
-docs/metrics.md, name and definition of the trainer's metrics are generated.
+docs/metrics.md, the names of labels and the definitions are generated.
 """
 
 from __future__ import annotations
@@ -30,14 +30,18 @@ from pydantic.fields import FieldInfo
 
 from error_codes import table_rows
 from gristmill.hyperparameters import TRAINER_ONLY, Hyperparameters
-from gristmill.metrics import FIELDS as METRICS
+from gristmill.metrics import Kind
+from gristmill.prometheus import Exported
 from gristmill.settings import flag_names, inner_model
 from gristmill.trouble import CODES
+from gristmill_api import metrics as api_metrics
 from gristmill_api.settings import Limits
+from gristmill_env import prometheus as env_metrics
 from gristmill_env.atropos.keys import KEYS, OPTIONS, REWARDS, Key, Part, Verdict
 from gristmill_env.progress import REASONS
 from gristmill_env.settings.run import EnvConfig
 from gristmill_trainer.memory import Memory, gigabytes
+from gristmill_trainer.prometheus import OF_STEPS, OTHERS
 from gristmill_trainer.settings import TrainerSettings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,7 +57,9 @@ FILES = (
 )
 
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-_METRIC = re.compile(r"^\| `(\w+)` \| `gristmill_trainer_\w+[^|]*\|(?:\\\||[^|\n])*\|", re.MULTILINE)
+_METRIC = re.compile(
+    r"^\| (?P<field>`\w+` \| )?`(?P<name>gristmill_\w+)(?:\{[^`]*\})?` \|(?:\\\||[^|\n])*\|", re.MULTILINE
+)
 _TABLE = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end of (?P=name) -->)", re.DOTALL)
 
 
@@ -81,11 +87,19 @@ def stale_files(folder: Path = DOCS) -> dict[Path, str]:
 
 def _defined(match: re.Match[str]) -> str:
     """Returns the row of a metric with its definition. Its healthy range and its remedy are written by hand."""
-    field = next((field for field in METRICS if field.field == match[1]), None)
-    if field is None:
+    row = _metrics().get(match["name"])
+    if row is None:
         return match[0]
-    label = "" if field.label is None else f"{{{field.label}}}"
-    return f"| `{field.field}` | `{field.exported}{label}` | {_cell(_linked(field.meaning))} |"
+    labels = ",".join(label for label in row.labels if label != "run")
+    named = f"`{match['name']}{{{labels}}}`" if labels else f"`{match['name']}`"
+    return f"| {match['field'] or ''}{named} | {_cell(_linked(row.meaning))} |"
+
+
+@cache
+def _metrics() -> dict[str, Exported]:
+    """Returns the metrics of the services by their names in Prometheus."""
+    rows = [*env_metrics.METRICS.values(), *api_metrics.METRICS.values(), *OF_STEPS, *OTHERS]
+    return {row.name + ("_total" if row.kind is Kind.COUNTER else ""): row for row in rows}
 
 
 def _filled(match: re.Match[str]) -> str:

@@ -34,6 +34,11 @@ def test_table_has_every_field_of_a_step_once() -> None:
     assert len({row.exported for row in FIELDS}) == len(FIELDS)
 
 
+def test_row_of_a_field_names_its_metric_in_prometheus() -> None:
+    for row in FIELDS:
+        assert len(re.findall(rf"^\| `{row.field}` \| `{row.exported}(?:\{{\w+\}})?` \|", PAGE, re.MULTILINE)) == 1
+
+
 def test_page_and_report_draw_metrics_that_exist() -> None:
     page = (ROOT / "view" / "src" / "gristmill_view" / "static" / "overview.js").read_text()
     drawn = re.findall(r'\["([a-z_]+)(?:\.\w+)?", "', page.partition("const LOOK")[0])

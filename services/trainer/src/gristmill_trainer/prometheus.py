@@ -11,17 +11,36 @@ from itertools import accumulate
 from typing import Any, Final, Self
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gristmill import PolicyVersion
 from gristmill.metrics import COUNTER, FIELDS, HISTOGRAM, PREFIX, Field, Kind, StepMetrics
+from gristmill.prometheus import Exported
 from gristmill.tracking import ObserverErrors
 
 _MOST_LABELS: Final = 64
 """Values of a label. A run chooses the names of its rewards."""
 
 
+OF_STEPS: Final = [
+    Exported(row.exported.removesuffix("_total"), row.meaning, row.kind, ("run", row.label) if row.label else ("run",))
+    for row in FIELDS
+]
+OTHERS: Final = (
+    Exported(f"{PREFIX}training_steps", "optimizer steps of the whole run", labels=("run",)),
+    Exported(
+        f"{PREFIX}last_step_timestamp_seconds",
+        "Unix time of the last step's end; before the first step, of the trainer's start",
+        labels=("run",),
+    ),
+    Exported(
+        f"{PREFIX}observer_errors",
+        "errors of W&B, TensorBoard or this page. Training continues without them; the log has the error",
+        COUNTER,
+        ("run", "observer"),
+    ),
+)
 _BUCKETS: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Upper bounds of the histogram, in steps; a last bucket has no bound."""
 
@@ -84,37 +103,18 @@ class StepCollector(Collector):
             values, at = self._values, self._last_step_at
             sums = {field: dict(of_field) for field, of_field in self._sums.items()}
             histograms = {field: (list(counts), self._bucket_sums[field]) for field, counts in self._buckets.items()}
-        for row in FIELDS:
-            name, meaning = row.exported, row.meaning[0].upper() + row.meaning[1:]
-            if row.kind is HISTOGRAM:
-                counts, whole = histograms[row.field]
+        for field, row in zip(FIELDS, OF_STEPS, strict=True):
+            if field.kind is HISTOGRAM:
+                counts, whole = histograms[field.field]
                 buckets = list(zip([*map(str, _BUCKETS), "+Inf"], accumulate(counts), strict=True))
-                histogram = HistogramMetricFamily(name, meaning, labels=["run"])
-                histogram.add_metric([self._run], buckets, whole)
-                yield histogram
+                yield row.family([([self._run], (buckets, whole))])
                 continue
-            counter = row.kind is COUNTER
-            kind = CounterMetricFamily if counter else GaugeMetricFamily
-            labels = ["run"] if row.label is None else ["run", row.label]
-            metric = kind(name, meaning, labels=labels)
-            for label, value in (sums[row.field] if counter else values.get(row.field, {})).items():
-                metric.add_metric([self._run] if row.label is None else [self._run, label], value)
-            yield metric
-        for name, what, value in (
-            ("training_steps", "Optimizer steps of the whole run", self._steps),
-            ("last_step_timestamp_seconds", "Unix time of the last step's end; before it, of the trainer's start", at),
-        ):
-            gauge = GaugeMetricFamily(PREFIX + name, what, labels=["run"])
-            gauge.add_metric([self._run], value)
-            yield gauge
-        failed = CounterMetricFamily(
-            f"{PREFIX}observer_errors",
-            "Errors of observers (W&B, TensorBoard, Prometheus); training continues without them",
-            labels=["run", "observer"],
-        )
-        for observer, count in dict(self._errors.counts).items():
-            failed.add_metric([self._run, observer], count)
-        yield failed
+            found = (sums if field.kind is COUNTER else values).get(field.field, {})
+            yield row.family(([self._run, label][: len(row.labels)], value) for label, value in found.items())
+        steps, ended, errors = OTHERS
+        yield steps.family([([self._run], self._steps)])
+        yield ended.family([([self._run], at)])
+        yield errors.family(([self._run, observer], count) for observer, count in dict(self._errors.counts).items())
 
 
 def _by_label(row: Field, value: Any) -> dict[str, float]:
