@@ -8,7 +8,7 @@ packages' errors.
     python scripts/configuration_docs.py --check    fail when a table is not current (a unit test does the same)
 
 A table stands between `<!-- generated: NAME -->` and `<!-- end of NAME -->`; what is around it is written by hand. In
-docs/metrics.md, the names of labels and the definitions are generated.
+docs/metrics.md, the names of labels and the definitions are generated, and in docs/receipts.md the remedies.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from gristmill_env.progress import REASONS
 from gristmill_env.settings.run import EnvConfig
 from gristmill_trainer.memory import Memory, gigabytes
 from gristmill_trainer.prometheus import OF_STEPS, OTHERS
+from gristmill_trainer.receipts.diagnosis import REMEDIES
 from gristmill_trainer.settings import TrainerSettings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,10 +54,12 @@ FILES = (
     "gpu.md",
     "metrics.md",
     "operations.md",
+    "receipts.md",
     "troubleshooting.md",
 )
 
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+_CAUSE = re.compile(r"^(?P<row>\| `(?P<cause>\w+)` \|[^|\n]*\|)[^|\n]*\|$", re.MULTILINE)
 _METRIC = re.compile(
     r"^\| (?P<field>`\w+` \| )?`(?P<name>gristmill_\w+)(?:\{[^`]*\})?` \|(?:\\\||[^|\n])*\|", re.MULTILINE
 )
@@ -81,7 +84,9 @@ def main() -> int:
 def stale_files(folder: Path = DOCS) -> dict[Path, str]:
     """Returns the files with outdated tables and their new text. Raises KeyError for an unknown table."""
     texts = {path: path.read_text(encoding="utf-8") for path in (folder / name for name in FILES)}
-    fresh = {path: _METRIC.sub(_defined, _TABLE.sub(_filled, text)) for path, text in texts.items()}
+    fresh = {}
+    for path, text in texts.items():
+        fresh[path] = _CAUSE.sub(_remedied, _METRIC.sub(_defined, _TABLE.sub(_filled, text)))
     return {path: fresh[path] for path in texts if fresh[path] != texts[path]}
 
 
@@ -93,6 +98,12 @@ def _defined(match: re.Match[str]) -> str:
     labels = ",".join(label for label in row.labels if label != "run")
     named = f"`{match['name']}{{{labels}}}`" if labels else f"`{match['name']}`"
     return f"| {match['field'] or ''}{named} | {_cell(_linked(row.meaning))} |"
+
+
+def _remedied(match: re.Match[str]) -> str:
+    """Returns the row of a failed receipt's cause with its remedy. What the server does is written by hand."""
+    cause = next((cause for cause in REMEDIES if cause == match["cause"]), None)
+    return match[0] if cause is None else f"{match['row']} {_cell(REMEDIES[cause])} |"
 
 
 @cache
