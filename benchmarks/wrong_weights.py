@@ -24,7 +24,7 @@ from gristmill_trainer.data.types import Sample
 from gristmill_trainer.doctor import made_up_probes
 from gristmill_trainer.policy import ModelSource, Policy
 from gristmill_trainer.receipts import Probes, distance, first_bound, own_scores, scale
-from gristmill_trainer.receipts.diagnosis import torch_scores
+from gristmill_trainer.receipts.weights import torch_scores
 
 ROUNDING: Final = torch.finfo(torch.bfloat16).eps
 

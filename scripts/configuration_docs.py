@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Writes the generated tables in docs/ from their sources.
 
-The sources are the models that check settings, the tables of Atropos' keys, the fixes of its protocol, .env.example,
-and the packages' errors.
+The sources are the models that check settings, the tables of Atropos' keys, of the fixes of its protocol and of
+troubles, .env.example, and the packages' errors.
 
     python scripts/configuration_docs.py            write them
     python scripts/configuration_docs.py --check    fail when a table is not current (a unit test does the same)
 
-A table stands between `<!-- generated: NAME -->` and `<!-- end of NAME -->`; what is around it is written by hand.
+A table stands between `<!-- generated: NAME -->` and `<!-- end of NAME -->`; what is around it is written by hand. In
+docs/metrics.md, the names of labels and the definitions are generated, and in docs/reproduce.md the remedies.
 """
 
 from __future__ import annotations
@@ -30,18 +31,39 @@ from pydantic.fields import FieldInfo
 
 from error_codes import table_rows
 from gristmill.hyperparameters import TRAINER_ONLY, Hyperparameters
+from gristmill.metrics import Kind
+from gristmill.prometheus import Exported
 from gristmill.settings import flag_names, inner_model
+from gristmill.trouble import CODES
+from gristmill_api import metrics as api_metrics
 from gristmill_api.settings import Limits
+from gristmill_env import prometheus as env_metrics
 from gristmill_env.atropos.keys import KEYS, OPTIONS, REWARDS, Key, Part, Verdict
+from gristmill_env.progress import REASONS
 from gristmill_env.settings.run import EnvConfig
 from gristmill_trainer.memory import Memory, gigabytes
+from gristmill_trainer.prometheus import OF_STEPS, OTHERS
+from gristmill_trainer.receipts.diagnosis import REMEDIES
 from gristmill_trainer.settings import TrainerSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-FILES = ("configuration.md", "errors.md", "from-atropos.md", "gpu.md")
+FILES = (
+    "configuration.md",
+    "errors.md",
+    "from-atropos.md",
+    "gpu.md",
+    "metrics.md",
+    "operations.md",
+    "reproduce.md",
+    "troubleshooting.md",
+)
 
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+_CAUSE = re.compile(r"^(?P<row>\| `(?P<cause>\w+)` \|[^|\n]*\|)[^|\n]*\|$", re.MULTILINE)
+_METRIC = re.compile(
+    r"^\| (?P<field>`\w+` \| )?`(?P<name>gristmill_\w+)(?:\{[^`]*\})?` \|(?:\\\||[^|\n])*\|", re.MULTILINE
+)
 _TABLE = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end of (?P=name) -->)", re.DOTALL)
 
 
@@ -63,8 +85,33 @@ def main() -> int:
 def stale_files(folder: Path = DOCS) -> dict[Path, str]:
     """Returns the files with outdated tables and their new text. Raises KeyError for an unknown table."""
     texts = {path: path.read_text(encoding="utf-8") for path in (folder / name for name in FILES)}
-    fresh = {path: _TABLE.sub(_filled, text) for path, text in texts.items()}
+    fresh = {}
+    for path, text in texts.items():
+        fresh[path] = _CAUSE.sub(_remedied, _METRIC.sub(_defined, _TABLE.sub(_filled, text)))
     return {path: fresh[path] for path in texts if fresh[path] != texts[path]}
+
+
+def _defined(match: re.Match[str]) -> str:
+    """Returns the row of a metric with its definition. Its healthy range and its remedy are written by hand."""
+    row = _metrics().get(match["name"])
+    if row is None:
+        return match[0]
+    labels = ",".join(label for label in row.labels if label != "run")
+    named = f"`{match['name']}{{{labels}}}`" if labels else f"`{match['name']}`"
+    return f"| {match['field'] or ''}{named} | {_cell(_linked(row.meaning))} |"
+
+
+def _remedied(match: re.Match[str]) -> str:
+    """Returns the row of a failed receipt's cause with its remedy. What the server does is written by hand."""
+    cause = next((cause for cause in REMEDIES if cause == match["cause"]), None)
+    return match[0] if cause is None else f"{match['row']} {_cell(REMEDIES[cause])} |"
+
+
+@cache
+def _metrics() -> dict[str, Exported]:
+    """Returns the metrics of the services by their names in Prometheus."""
+    rows = [*env_metrics.METRICS.values(), *api_metrics.METRICS.values(), *OF_STEPS, *OTHERS]
+    return {row.name + ("_total" if row.kind is Kind.COUNTER else ""): row for row in rows}
 
 
 def _filled(match: re.Match[str]) -> str:
@@ -227,6 +274,21 @@ def _variables() -> str:
     return "\n".join(f"**{title}**\n\n" + _table(["variable", "default", "meaning"], rows) for title, rows in sections)
 
 
+def _remedies(head: str, rows: Mapping[Any, tuple[str, str]]) -> str:
+    return _table([head, "cause", "remedy"], [[f"`{code}`", *map(_linked, texts)] for code, texts in rows.items()])
+
+
+def _linked(text: str) -> str:
+    """Returns the text with links to the pages and sections that it names."""
+
+    def link(match: re.Match[str]) -> str:
+        title = match[2] or match[1]
+        anchor = "#" + re.sub(r"[^\w -]", "", match[2]).lower().replace(" ", "-") if match[2] else ""
+        return f"[{title}]({match[1]}{anchor})"
+
+    return re.sub(r"docs/([\w-]+\.md)(?:, '([^']+)')?", link, text)
+
+
 _SHAPE = (
     "hidden_size",
     "intermediate_size",
@@ -336,6 +398,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "atropos-keys": _atropos_keys,
     "atropos-rewards": _atropos_rewards,
     "atropos-fixes": _atropos_fixes,
+    "troubles": lambda: _remedies("code", CODES),
+    "drop-reasons": lambda: _remedies("reason", REASONS),
     "errors": lambda: _table(["package", "code", "error", "message"], table_rows()),
 }
 

@@ -318,7 +318,8 @@ def examine(options: argparse.Namespace, place: Place, console: Console) -> int:
 def _say_check(console: Console, check: Check) -> None:
     style = {"ok": "green", "warning": "yellow", "failed": "red"}[check.state]
     name = (f"{check.name:<17} ", "bold")
-    console.print(Text.assemble((f"{check.state:<8}", style), name, check.text), soft_wrap=True)
+    code = (f" [{check.code}]" if check.code else "", "dim")
+    console.print(Text.assemble((f"{check.state:<8}", style), name, check.text, code), soft_wrap=True)
 
 
 def slurm(options: argparse.Namespace, place: Place, console: Console) -> int:

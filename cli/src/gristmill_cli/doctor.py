@@ -24,9 +24,11 @@ import httpx
 import msgspec
 
 from gristmill import connections
+from gristmill.archive.writer import MIN_FREE_BYTES
 from gristmill.check import Check, read_memory
 from gristmill.errors import ConfigError
 from gristmill.folders import RunFolder
+from gristmill.trouble import CODES
 from gristmill_view import run_checks
 
 if TYPE_CHECKING:
@@ -40,8 +42,6 @@ ENOUGH_MEMORY: Final = 16 * _GIB
 """The default limits of the containers on a CPU add up to more, but the quickstart uses far less."""
 LEAST_MEMORY: Final = 4 * _GIB
 ENOUGH_DISK: Final = 20 * _GIB
-LEAST_DISK: Final = 2 * _GIB
-"""Below this the API archives no groups."""
 LEAST_DRIVER: Final = 580
 """The driver for CUDA 13, which vLLM's image needs."""
 LEAST_ENGINE: Final = 28
@@ -130,8 +130,8 @@ def _disk(machine: Machine) -> Check:
         return Check("disk", "warning", "unknown")
     folder, free = machine.disk
     text = f"{free / _GIB:.0f} GiB free at {folder}"
-    if free < LEAST_DISK:
-        return Check("disk", "failed", f"{text}: the API archives no groups below 2 GiB; free some space")
+    if free < MIN_FREE_BYTES:
+        return Check("disk", "failed", f"{text}: {CODES['disk_floor'].remedy}", code="disk_floor")
     if free < ENOUGH_DISK:
         lines = (f"API_ARCHIVE_MAX_BYTES={max(free // 4 // _GIB, 1) * _GIB}",)
         return Check("disk", "warning", f"{text}: checkpoints and archives of a run take about 10 GiB at most", lines)

@@ -19,6 +19,8 @@ class Check(msgspec.Struct, frozen=True):
     text: str
     env: tuple[str, ...] = ()
     """Lines for `.env`."""
+    code: str = ""
+    """Code of the trouble in gristmill.trouble, if the table has it."""
 
 
 def read_memory() -> int | None:

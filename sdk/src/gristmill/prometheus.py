@@ -1,8 +1,8 @@
-"""The page /metrics of a process without an HTTP server: the environment and the trainer.
+"""A row of the services' tables of metrics, and the page /metrics of environment and trainer.
 
-The API serves its own /metrics. The page here has its own port and its own threads. A scrape only reads values that
-the process keeps anyway, so the work of the process never waits for a scrape. If the port cannot be opened, the
-process logs the error and works without the page.
+Environment and trainer have no HTTP server. The API serves its own /metrics. The page here has its own port and its own
+threads. A scrape only reads values that the process keeps anyway, so the work of the process never waits for a scrape.
+If the port cannot be opened, the process logs the error and works without the page.
 
 Needs the package prometheus-client, which the services install and the SDK does not.
 """
@@ -16,13 +16,15 @@ import socketserver
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, make_wsgi_app
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from gristmill.errors import ConfigError
 from gristmill.hosts import REMEDY, AllowedHosts, message
+from gristmill.metrics import Kind
 
 _LOG = logging.getLogger(__name__)
 PATH: Final = "/metrics"
@@ -30,7 +32,38 @@ LOOPBACK: Final = "127.0.0.1"
 _IDLE_S: Final = 30.0
 """Seconds after which a connection that sends nothing is closed."""
 
+_KINDS: Final[Mapping[Kind, tuple[Any, Any]]] = {
+    Kind.GAUGE: (Gauge, GaugeMetricFamily),
+    Kind.COUNTER: (Counter, CounterMetricFamily),
+    Kind.HISTOGRAM: (Histogram, HistogramMetricFamily),
+}
+
 WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+
+class Exported(NamedTuple):
+    """A metric for Prometheus. docs/metrics.md has a row for each."""
+
+    name: str
+    """Without the `_total` that Prometheus adds to a counter."""
+    meaning: str
+    kind: Kind = Kind.GAUGE
+    labels: tuple[str, ...] = ()
+
+    def create(self, registry: CollectorRegistry, **options: Any) -> Any:
+        """Registers the metric and returns it. `options`: of prometheus_client's class, such as `buckets`."""
+        return _KINDS[self.kind][0](self.name, self._help, self.labels, registry=registry, **options)
+
+    def family(self, samples: Iterable[tuple[Iterable[str], Any]]) -> Any:
+        """Returns the metric for a collector. `samples`: labels and value; buckets and sum of a histogram."""
+        family = _KINDS[self.kind][1](self.name, self._help, labels=self.labels)
+        for labels, value in samples:
+            family.add_metric([*labels], *value if self.kind is Kind.HISTOGRAM else (value,))
+        return family
+
+    @property
+    def _help(self) -> str:
+        return self.meaning[:1].upper() + self.meaning[1:]
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import pytest
 
 import configuration_docs
 import error_codes
+from gristmill_trainer.receipts.diagnosis import REMEDIES
 
 
 @pytest.mark.slow
@@ -24,6 +25,11 @@ def test_outdated_configuration_table_is_found(tmp_path: Path) -> None:
     path = tmp_path / "configuration.md"
     path.write_text(path.read_text().replace("`--group_size`", "`--size`"))
     assert [stale.name for stale in configuration_docs.stale_files(tmp_path)] == ["configuration.md"]
+
+
+def test_every_cause_of_a_failed_receipt_has_a_row() -> None:
+    text = (configuration_docs.DOCS / "receipts.md").read_text()
+    assert [cause for cause in REMEDIES if text.count(f"\n| `{cause}` |") != 1] == []
 
 
 def test_every_setting_has_a_description() -> None:

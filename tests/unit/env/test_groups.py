@@ -198,14 +198,17 @@ def test_version_spans_refuse_tokens_of_unpublished_weights(
     assert version_spans(completion(1, 2, labels=labels), "1.3", published=False) == [VersionSpan("1.3", 0, 2)]
 
 
-def test_tally_logs_a_hint_if_nearly_all_groups_have_equal_scores(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("reason", DropReason)
+def test_tally_logs_a_hint_if_nearly_all_groups_are_dropped(
+    reason: DropReason, caplog: pytest.LogCaptureFixture
+) -> None:
     tally = Tally()
     for number in range(200):
-        tally.add(None if number % 20 == 0 else DropReason.SAME_SCORES)
+        tally.add(None if number % 20 == 0 else reason)
     hints = [record.args for record in caplog.records]
     assert 1 <= len(hints) <= 4  # logged from time to time, not for every group
-    assert all(DropReason.SAME_SCORES.value in (hint or ()) for hint in hints)
-    assert str(tally) == "10 groups submitted, 190 same_scores dropped"
+    assert all(reason.value in (hint or ()) for hint in hints)
+    assert str(tally) == f"10 groups submitted, 190 {reason} dropped"
 
 
 def test_tally_names_the_rollouts_that_were_left_out() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from gristmill.metrics import StepMetrics
 from gristmill.redaction import remember
+from gristmill.trouble import CODES
 from gristmill_trainer.display import Display
 
 
@@ -44,7 +45,8 @@ def test_display_marks_each_step_of_equal_scores_and_warns_at_growing_distance(
     assert [step for step, line in enumerate(lines, start=1) if "no gradient" in line] == [2, *range(4, 14)]
     # The first, second, fourth and eighth of them.
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert [record.args for record in warnings] == [(2, 1), (4, 2), (6, 4), (10, 8)]
+    remedy = CODES["scores_equal"].remedy
+    assert [record.args for record in warnings] == [(2, 1, remedy), (4, 2, remedy), (6, 4, remedy), (10, 8, remedy)]
 
 
 class _Terminal(io.StringIO):

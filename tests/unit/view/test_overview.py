@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,14 @@ from msgspec import convert
 from tests.support.errors import raises
 from tests.unit.view.recorded import LOGS, record, rows, status, write_run
 
+from error_codes import PACKAGES
 from gristmill import GristmillError, RunState
 from gristmill.archive.drops import Drop, append_drops
 from gristmill.archive.run_file import write_run_file
 from gristmill.folders import RunFolder
 from gristmill.receipts import Receipt
-from gristmill_view.facts import Facts, ServerFacts, Service, read_files
+from gristmill.trouble import CODES, ServerFacts
+from gristmill_view.facts import Facts, Service, read_files
 from gristmill_view.overview import evaluation_point, overview, to_json
 
 
@@ -193,6 +196,12 @@ def test_share_of_failed_rewards_is_the_same_from_the_api_and_from_files() -> No
 def test_most_important_trouble_comes_first() -> None:
     found = overview(live(status=status(dead=3), dropped={"reward_error": 100}, rows=rows(zero_advantage_share=1.0)))
     assert [trouble.code for trouble in found.troubles] == ["rewards_failing", "scores_equal", "dead_letters"]
+
+
+def test_table_has_the_codes_that_the_rules_report_and_no_other() -> None:
+    sources = [path for folder in PACKAGES.values() for path in folder.rglob("*.py")]
+    named = {code for path in sources for code in re.findall(r'Trouble\.of\(\s*"(\w+)"', path.read_text())}
+    assert named == {*CODES}
 
 
 # --- Evaluations ----------------------------------------------------------------------------------------------

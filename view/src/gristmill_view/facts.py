@@ -31,6 +31,7 @@ from gristmill.model_servers import ServerAddresses, find_all
 from gristmill.receipts import Receipt
 from gristmill.run import Environment, RunRecord, RunState, RunStatus
 from gristmill.sync_client import SyncClient
+from gristmill.trouble import ServerFacts, read_server
 from gristmill_view.phases import Log, read_log
 
 STALE_S: Final = 120.0
@@ -53,20 +54,6 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since the service was seen last."""
     detail: str = ""
     """The present work of the service, or the reason why it stopped."""
-
-
-@dataclass(frozen=True)
-class ServerFacts:
-    """A model server, as it answered."""
-
-    url: str
-    version: str | None = None
-    """Label of its weights; "default" for the weights that it loaded from disk. None: it reports no label."""
-    paused: bool = False
-    problem: str | None = None
-    """Why it did not answer."""
-    busy: bool = False
-    """Whether it accepted the connection and did not answer in time, as a server does that generates."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,21 +280,6 @@ def _server_service(server: ServerFacts, *, several: bool) -> Service:
     return Service(
         name=name, state="waiting" if server.paused else "up", version=server.version, heartbeat_s=0.0, detail=detail
     )
-
-
-def read_server(url: str, http: httpx.Client) -> ServerFacts:  # noqa: TID251
-    """Asks a model server for the label of its weights and whether it is paused. `http`: a client of the server."""
-    try:
-        answer = http.get("/weight_info")
-        if answer.status_code == 404:  # not vLLM, or an older one
-            http.get("/v1/models").raise_for_status()
-            return ServerFacts(url)
-        version = answer.raise_for_status().json().get("weight_version")
-        paused = http.get("/is_paused").raise_for_status().json().get("is_paused")
-    except (httpx.HTTPError, ValueError, AttributeError) as error:
-        busy = isinstance(error, httpx.ReadTimeout)
-        return ServerFacts(url, problem=str(error) or type(error).__name__, busy=busy)
-    return ServerFacts(url, version=None if version is None else str(version), paused=bool(paused))
 
 
 # --- The run's files -------------------------------------------------------------------------------------------

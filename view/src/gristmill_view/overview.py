@@ -17,9 +17,10 @@ from gristmill.metrics import number as _number
 from gristmill.metrics import pace
 from gristmill.receipts import proven
 from gristmill.run import RunState
+from gristmill.trouble import Trouble, asks
 from gristmill_view.facts import Facts, Service, row_seconds, trainer_has_batch
 from gristmill_view.series import flat
-from gristmill_view.trouble import ASKS_WITHIN, Trouble, troubles
+from gristmill_view.trouble import troubles
 
 STOPPED = "stopped"
 """State of an unfinished run on which no service works, as its files show it."""
@@ -251,13 +252,12 @@ def _waiting(facts: Facts, step: int) -> list[Waiting]:
     if facts.steps is not None and step >= facts.steps:
         return []
     found = []
-    asks = status.last_asked_s is not None and status.last_asked_s <= ASKS_WITHIN
     if not trainer_has_batch(record, status):
         wanted = f" of {record.groups_per_step}" if record.groups_per_step else ""
         found.append(Waiting("trainer", f"groups: {status.ready}{wanted} are ready"))
         if status.outstanding:
             found.append(Waiting("environment", f"completions and scores of {status.outstanding} rows"))
-    elif status.outstanding == 0 and asks:
+    elif status.outstanding == 0 and asks(status):
         found.append(Waiting("environment", "the next weights, which the trainer computes"))
     return found
 

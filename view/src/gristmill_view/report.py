@@ -115,7 +115,7 @@ class Curve:
     """Evaluations: x, y, and the y of both ends of the interval."""
 
 
-_PANELS: Final = (
+PANELS: Final = (
     ("Reward", ("reward_mean",)),
     ("Reward by part", ("reward_parts.*",)),
     ("Completion length", ("completion_tokens_mean",)),
@@ -186,7 +186,7 @@ async def write_report(source: Source, run: str, path: Path) -> None:
     """
     overview = await source.overview(run)
     overview["evaluations"] = _evenly(overview["evaluations"], _POINTS)
-    names = sorted({name for _, panel in _PANELS for name in panel} | {"reward_std"})
+    names = sorted({name for _, panel in PANELS for name in panel} | {"reward_std"})
     found = await source.series(run, names, _POINTS)
     rewards = [value for value in found["series"].get("reward_mean", {"mean": []})["mean"] if value is not None]
     settings = {name: value for name, value in redact(overview["settings"]).items() if value is not None}
@@ -231,7 +231,7 @@ def _facts(overview: Overview, rewards: Sequence[float]) -> list[tuple[str, str,
 def _curves(steps: Sequence[int], series: Mapping[str, Any], evaluations: Sequence[EvaluationPoint]) -> Iterator[Curve]:
     if not steps:
         return
-    for title, patterns in _PANELS:
+    for title, patterns in PANELS:
         columns = {
             name.removeprefix("reward_parts."): band["mean"]
             for pattern in patterns

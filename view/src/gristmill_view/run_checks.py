@@ -18,7 +18,8 @@ from gristmill.lines import read_growing_jsonl
 from gristmill.receipts import RECEIPTS_FILE, ReceiptState, failing, parse_receipts, proven
 from gristmill.redaction import redact_text
 from gristmill.run import RunState
-from gristmill_view.trouble import LOGPROB_DIFF
+from gristmill.trouble import CODES
+from gristmill_view.trouble import differing, on_policy
 
 _LISTED: Final = 5
 
@@ -132,7 +133,8 @@ def _steps(run: RunFolder, rows: Sequence[dict[str, Any]]) -> Check:
         return Check("steps", "failed", f"metrics.jsonl has no row of {len(missing)} steps ({_listed(missing)})")
     skipped = [row["step"] for row in rows if row.get("skipped")]
     if skipped:
-        return Check("steps", "warning", f"{len(skipped)} of {len(rows)} steps changed no weights ({_listed(skipped)})")
+        text = f"{len(skipped)} of {len(rows)} steps changed no weights ({_listed(skipped)})"
+        return Check("steps", "warning", text, code="step_skipped")
     wanted = None if record is None else record.training_steps
     if wanted is not None and record is not None and record.state == RunState.FINISHED and numbers[-1] < wanted:
         return Check("steps", "warning", f"the run ended after step {numbers[-1]} of {wanted}")
@@ -142,19 +144,15 @@ def _steps(run: RunFolder, rows: Sequence[dict[str, Any]]) -> Check:
 def _agreement(rows: Sequence[dict[str, Any]]) -> Check:
     """Checks that trainer and server agree in the steps whose groups came from the newest weights only."""
     name = "log-probabilities"
-    on_policy = [
-        (row["step"], row["rollout_logprob_diff_mean"])
-        for row in rows
-        if not row.get("staleness_mean") and isinstance(row.get("rollout_logprob_diff_mean"), int | float)
-    ]
-    if not on_policy:
+    compared = on_policy(rows)
+    if not compared:
         return Check(name, "ok", "not compared here: no step trained on the newest weights only")
-    bad = [step for step, difference in on_policy if not difference <= LOGPROB_DIFF]
-    largest = max(difference for _, difference in on_policy)
+    bad = [step for step, _ in differing(rows)]
+    largest = max(difference for _, difference in compared)
     if bad:
         text = f"trainer and model server differ by up to {largest:.2g} on average in {len(bad)} steps ({_listed(bad)})"
-        return Check(name, "failed", f"{text}: docs/troubleshooting.md, '`logprob_diff` is large'")
-    text = f"trainer and model server agree to {largest:.2g} on average, over {len(on_policy)} steps"
+        return Check(name, "failed", f"{text}: {CODES['logprob_diff'].remedy}", code="logprob_diff")
+    text = f"trainer and model server agree to {largest:.2g} on average, over {len(compared)} steps"
     return Check(name, "ok", text)
 
 
@@ -174,7 +172,7 @@ def _publications(run: RunFolder) -> Check:
     if last := failing(receipts):
         one, more = last[0], "" if len(last) == 1 else f" (and {len(last) - 1} more servers)"
         text = f"{text}. {redact_text(one.server)}{more} did not serve version {one.version}"
-        return Check(name, "failed", f"{text}: {one.detail} [{one.cause}]")
+        return Check(name, "failed", f"{text}: {one.detail} [{one.cause}]", code="receipt_failed")
     if failed := [one for one in receipts if one.state is ReceiptState.FAILED]:
         causes = Counter(one.cause or "unknown" for one in failed)
         why = ", ".join(f"{cause} {times} times" for cause, times in causes.items())

@@ -28,6 +28,8 @@ from gristmill.logs import line
 
 _LOG = logging.getLogger(__name__)
 SEGMENT_BYTES = 64 << 20
+MIN_FREE_BYTES = 2 << 30
+"""Free space that the archive and the trainer's records leave on their disk, by default."""
 _SEGMENTS_A_RUN = 8
 _WRITABLE, _NOT_SYNCED = 0o644, 0o444
 """Modes of a segment. The second mode marks it for all processes. It need not survive a power cut: then readers see

@@ -1,24 +1,75 @@
-"""The metrics that Prometheus reads at /metrics: of this process, and of the store."""
+"""The metrics that Prometheus reads at /metrics: of this process, and of the store. docs/metrics.md explains them."""
 
 from __future__ import annotations
 
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gristmill import RunStatus
 from gristmill.archive.writer import free_bytes
+from gristmill.metrics import Kind
+from gristmill.prometheus import Exported
 
 _LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 60.0)
+
+
+def _row(name: str, meaning: str, *labels: str, kind: Kind = Kind.GAUGE) -> Exported:
+    return Exported(f"gristmill_api_{name}", meaning, kind, labels)
+
+
+def _count(name: str, meaning: str, *labels: str) -> Exported:
+    return _row(name, meaning, *labels, kind=Kind.COUNTER)
+
+
+METRICS: Final = {
+    row.name.removeprefix("gristmill_api_"): row
+    for row in (
+        _count("requests", "answered requests", "method", "route", "status"),
+        _row("request_seconds", "seconds to the whole answer; long-polls include their waiting; a histogram", "method",
+            "route", kind=Kind.HISTOGRAM),
+        _count("submits", "submitted groups: `stored`, `duplicate`, or an error's code", "outcome"),
+        _row("body_bytes", "bytes of request bodies over 64 KiB that are in memory, with their inflated copies"),
+        _row("task_up", "1 while the background task runs: `watch-redis` wakes waiting requests, `archive` writes "
+            "trained groups, `run-files` writes run.json, `reports` writes report.html, `retention` deletes old runs",
+            "task"),
+        _count("task_failures", "errors that ended a background task, which was started again", "task"),
+        _row("redis_up", "1 while Redis answers"),
+        _row("lost_runs", "runs that are open by their `run.json`, and that Redis has lost"),
+        _count("archive_lost", "trained groups that were let go without being archived: the disk could not be written"),
+        _row("archive_free_bytes", "free space on the archive's disk"),
+        _row("groups", "groups that are `ready`, `leased`, `dead` or `trained`", "run", "state"),
+        _row("sequences", "sequences of the ready, leased and dead groups; a rollout with branches counts once", "run",
+            "state"),
+        _row("group_bytes", "payload bytes of the ready, leased and dead groups", "run", "state"),
+        _row("stored_bytes", "payload bytes of a run in the store", "run"),
+        _row("archiving_groups", "trained groups that wait to be archived", "run"),
+        _row("permits", "permits that environments hold", "run"),
+        _row("environments", "registered environments that are alive", "run"),
+        _row("oldest_ready_seconds", "age of the group at the head of the queue", "run"),
+        _row("oldest_ready_staleness", "steps between that group and the newest weights", "run"),
+        _count("dropped_groups", "groups given up, by reason, over all environments", "run", "reason"),
+        _count("lease_expiries", "leases that ran out", "run"),
+        _count("redeliveries", "groups that were leased again after a lease ended without an ack", "run"),
+        _count("left_out_fields", "groups of Atropos' clients that were stored without an optional field that did not "
+            "fit their tokens", "run", "field"),
+        _row("redis_memory_bytes", "memory that Redis uses"),
+        _row("redis_max_memory_bytes", "its `maxmemory`; 0 is without a limit"),
+        _row("redis_aof_bytes", "size of its append-only file"),
+        _row("redis_aof_write_ok", "1 if the last write to the append-only file succeeded"),
+        _row("redis_aof_rewrite_ok", "1 if the last rewrite of the file succeeded"),
+        _count("redis_delayed_fsyncs", "writes that Redis held back because an fsync was under way"),
+    )
+}  # fmt: skip
 
 
 class Metrics:
@@ -27,56 +78,20 @@ class Metrics:
     def __init__(self, archive_dir: Path | None = None) -> None:
         """`archive_dir`: the folder whose disk's free space is exported."""
         self.registry: Final = CollectorRegistry()
-        self.requests = Counter(
-            "gristmill_api_requests", "Requests answered", ["method", "route", "status"], registry=self.registry
-        )
-        self.latency = Histogram(
-            "gristmill_api_request_seconds",
-            "Time to the whole answer; long-polls include their waiting",
-            ["method", "route"],
-            buckets=_LATENCY_S,
-            registry=self.registry,
-        )
-        self.submits = Counter(
-            "gristmill_api_submits",
-            "Submitted groups by outcome: stored, duplicate, or the error's code",
-            ["outcome"],
-            registry=self.registry,
-        )
-        self.body_bytes = Gauge(
-            "gristmill_api_body_bytes",
-            "Bytes of request bodies over 64 KiB that are in memory, with their inflated copies",
-            registry=self.registry,
-        )
+        self.requests: Counter = METRICS["requests"].create(self.registry)
+        self.latency: Histogram = METRICS["request_seconds"].create(self.registry, buckets=_LATENCY_S)
+        self.submits: Counter = METRICS["submits"].create(self.registry)
+        self.body_bytes: Gauge = METRICS["body_bytes"].create(self.registry)
         self.store = StoreGauges()
         self.registry.register(self.store)
-        self.archive_lost = Counter(
-            "gristmill_api_archive_lost",
-            "Trained groups that were let go without being archived: the disk could not be written",
-            registry=self.registry,
-        )
-        self.lost_runs = Gauge(
-            "gristmill_api_lost_runs",
-            "Runs that are open by their run.json, and that Redis has lost",
-            registry=self.registry,
-        )
+        self.archive_lost: Counter = METRICS["archive_lost"].create(self.registry)
+        self.lost_runs: Gauge = METRICS["lost_runs"].create(self.registry)
         if archive_dir is not None:
-            free = Gauge("gristmill_api_archive_free_bytes", "Free space on the archive's disk", registry=self.registry)
+            free: Gauge = METRICS["archive_free_bytes"].create(self.registry)
             free.set_function(functools.partial(_free_bytes, archive_dir))
-        self.task_up = Gauge(
-            "gristmill_api_task_up",
-            "1 while the background task runs: watch-redis wakes waiting requests, archive writes trained groups, "
-            "retention deletes old runs",
-            ["task"],
-            registry=self.registry,
-        )
-        self.task_failures = Counter(
-            "gristmill_api_task_failures",
-            "Errors that ended a background task; it was started again",
-            ["task"],
-            registry=self.registry,
-        )
-        self.redis_up = Gauge("gristmill_api_redis_up", "1 while Redis answers", registry=self.registry)
+        self.task_up: Gauge = METRICS["task_up"].create(self.registry)
+        self.task_failures: Counter = METRICS["task_failures"].create(self.registry)
+        self.redis_up: Gauge = METRICS["redis_up"].create(self.registry)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
@@ -130,26 +145,31 @@ class CountRequests:
 
 STATES: Final = ("ready", "leased", "dead")
 
-GAUGES: Final[Sequence[tuple[str, str, Callable[[RunStatus], float | None]]]] = (
-    ("stored_bytes", "Payload bytes held", lambda status: status.bytes),
-    ("archiving_groups", "Trained groups that wait to be archived", lambda status: status.archiving),
-    ("permits", "Permits out with environments", lambda status: status.outstanding),
-    ("environments", "Registered environments that are alive", lambda status: status.envs),
-    ("oldest_ready_seconds", "Age of the group at the head of the queue", lambda status: status.oldest_ready_s),
-    (
-        "oldest_ready_staleness",
-        "Policy steps between that group and the newest weights",
-        lambda status: status.oldest_ready_staleness,
-    ),
-)
-COUNTERS: Final[Sequence[tuple[str, str, Callable[[RunStatus], int]]]] = (
-    ("lease_expiries", "Leases that ran out", lambda status: status.lease_expiries),
-    (
-        "redeliveries",
-        "Groups leased again after a lease of theirs ended without an ack",
-        lambda status: status.redeliveries,
-    ),
-)
+_Samples = Iterable[tuple[Sequence[str], float | None]]
+_BY_RUN: Final[Mapping[str, Callable[[RunStatus], _Samples]]] = {
+    "groups": lambda run: [(["trained"], run.trained), *(([state], getattr(run, state)) for state in STATES)],
+    "sequences": lambda run: [([state], run.sequences[state]) for state in STATES],
+    "group_bytes": lambda run: [([state], run.bytes_by_state[state]) for state in STATES],
+    "dropped_groups": lambda run: [([reason], count) for reason, count in run.dropped.items()],
+    "left_out_fields": lambda run: [([field], count) for field, count in run.left_out.items()],
+    "stored_bytes": lambda run: [([], run.bytes)],
+    "archiving_groups": lambda run: [([], run.archiving)],
+    "permits": lambda run: [([], run.outstanding)],
+    "environments": lambda run: [([], run.envs)],
+    "oldest_ready_seconds": lambda run: [([], run.oldest_ready_s)],
+    "oldest_ready_staleness": lambda run: [([], run.oldest_ready_staleness)],
+    "lease_expiries": lambda run: [([], run.lease_expiries)],
+    "redeliveries": lambda run: [([], run.redeliveries)],
+}
+_OF_REDIS: Final = {
+    "redis_memory_bytes": "used_memory",
+    "redis_max_memory_bytes": "maxmemory",
+    "redis_aof_bytes": "aof_current_size",
+    "redis_aof_rewrite_ok": "aof_last_bgrewrite_status",
+    "redis_aof_write_ok": "aof_last_write_status",
+    "redis_delayed_fsyncs": "aof_delayed_fsync",
+}
+"""Keys of Redis' INFO."""
 
 
 @dataclass(eq=False)
@@ -167,64 +187,10 @@ class StoreGauges(Collector):
         self.runs, self.redis_info = {}, {}
 
     def collect(self) -> Iterator[Metric]:
-        yield from self._by_state()
-        yield from self._by_run()
-        yield from self._redis()
-
-    def _by_state(self) -> Iterator[Metric]:
-        groups = GaugeMetricFamily("gristmill_api_groups", "Groups by state", labels=["run", "state"])
-        sequences = GaugeMetricFamily("gristmill_api_sequences", "Their rollouts", labels=["run", "state"])
-        size = GaugeMetricFamily("gristmill_api_group_bytes", "Their payload bytes", labels=["run", "state"])
-        for run, status in self.runs.items():
-            groups.add_metric([run, "trained"], status.trained)
-            for state in STATES:
-                groups.add_metric([run, state], getattr(status, state))
-                sequences.add_metric([run, state], status.sequences[state])
-                size.add_metric([run, state], status.bytes_by_state[state])
-        yield from (groups, sequences, size)
-
-    def _by_run(self) -> Iterator[Metric]:
-        dropped = CounterMetricFamily("gristmill_api_dropped_groups", "Groups given up", labels=["run", "reason"])
-        for run, status in self.runs.items():
-            for reason, count in status.dropped.items():
-                dropped.add_metric([run, reason], count)
-        left_out = CounterMetricFamily(
-            "gristmill_api_left_out_fields",
-            "Groups of Atropos' clients that were stored without an optional field that did not fit their tokens",
-            labels=["run", "field"],
-        )
-        for run, status in self.runs.items():
-            for field_name, count in status.left_out.items():
-                left_out.add_metric([run, field_name], count)
-        yield from (dropped, left_out)
-        for name, what, gauged in GAUGES:
-            gauge = GaugeMetricFamily(f"gristmill_api_{name}", what, labels=["run"])
-            for run, status in self.runs.items():
-                gauge.add_metric([run], gauged(status) or 0)
-            yield gauge
-        for name, what, counted in COUNTERS:
-            counter = CounterMetricFamily(f"gristmill_api_{name}", what, labels=["run"])
-            for run, status in self.runs.items():
-                counter.add_metric([run], counted(status))
-            yield counter
-
-    def _redis(self) -> Iterator[Metric]:
-        for name, what, key in (
-            ("memory_bytes", "Memory that Redis uses", "used_memory"),
-            ("max_memory_bytes", "Its maxmemory; 0: unbounded", "maxmemory"),
-            ("aof_bytes", "Size of its append-only file", "aof_current_size"),
-        ):
-            if key in self.redis_info:
-                yield GaugeMetricFamily(f"gristmill_api_redis_{name}", what, value=self.redis_info[key])
-        for name, what, key in (
-            ("aof_rewrite_ok", "1 if the last rewrite of its append-only file succeeded", "aof_last_bgrewrite_status"),
-            ("aof_write_ok", "1 if the last write to its append-only file succeeded", "aof_last_write_status"),
-        ):
-            if key in self.redis_info:
-                yield GaugeMetricFamily(f"gristmill_api_redis_{name}", what, value=self.redis_info[key] == "ok")
-        if "aof_delayed_fsync" in self.redis_info:
-            yield CounterMetricFamily(
-                "gristmill_api_redis_delayed_fsyncs",
-                "Writes that Redis held back because an fsync was under way",
-                value=self.redis_info["aof_delayed_fsync"],
+        for name, samples in _BY_RUN.items():
+            yield METRICS[name].family(
+                ([run, *labels], value or 0) for run, status in self.runs.items() for labels, value in samples(status)
             )
+        for name, key in _OF_REDIS.items():
+            if (value := self.redis_info.get(key)) is not None:
+                yield METRICS[name].family([([], value == "ok" if key.endswith("_status") else value)])

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from gristmill import ConfigError
+from gristmill.archive.writer import MIN_FREE_BYTES
 from gristmill.deployment import RUN_ID
 from gristmill.model_servers import split_urls
 from gristmill.settings import Settings as SettingsModel
@@ -69,7 +70,7 @@ class Limits(SettingsModel):
     folder stays. 0: finished runs stay until they are deleted by hand."""
     archive_max_bytes: Annotated[int, Field(ge=0)] = 10 * 1024 * MIB
     """Bytes of one run's archive of acked groups. Beyond that the archive removes its oldest groups. 0: no archive."""
-    archive_min_free_bytes: Annotated[int, Field(ge=0)] = 2 * 1024 * MIB
+    archive_min_free_bytes: Annotated[int, Field(ge=0)] = MIN_FREE_BYTES
     """Free space that the archive leaves on its disk, for Redis to append to and rewrite its file. Below that the
     archive removes a run's oldest segments, then lets groups go without archiving them. 0: no floor."""
     max_wait_s: Seconds = 60.0

@@ -90,30 +90,22 @@ class BusyEvaluationError(EvaluationError):
 
 
 class DropReason(StrEnum):
-    """The API records and counts the reason. The row's permit is spent, and its place in the step is free again."""
+    """The API records and counts the reason. The row's permit is spent, and its place in the step is free again.
+
+    gristmill_env.progress.REASONS has the cause and the remedy of each reason.
+    """
 
     SAME_SCORES = "same_scores"
-    """All completions have the same score, so no completion is better than another and the gradient is zero."""
     TOO_LONG = "too_long"
-    """The prompt leaves no room for a completion within max_token_length."""
-    PROMPT_REFUSED = "prompt_refused"
-    """A model server refuses this prompt, although it accepts others."""
     REWARD_ERROR = "reward_error"
-    """Rewards failed on completions, and fewer than min_rollouts scored completions are left. A score of 0 for a
-    failure would teach the model something wrong."""
+    """A score of 0 for a failure would teach the model something wrong."""
     NO_SCORE = "no_score"
-    """The rewards returned no score for completions, and fewer than min_rollouts scored completions are left."""
     ENVIRONMENT_ERROR = "environment_error"
-    """The environment failed in rollouts, and fewer than min_rollouts are left."""
     TIMEOUT = "timeout"
-    """The group took more than worker_timeout; or rollouts exceeded rollout_timeout or group_timeout, or got no reply
-    for `patience` seconds, and fewer than min_rollouts are left."""
-    STALE = "stale"
-    """The run's weights became so much newer while the group was generated that the trainer would have dropped it."""
     BAD_ROW = "bad_row"
-    """The row has no text where the prompt or the answer should be, or a text with half a character."""
+    PROMPT_REFUSED = "prompt_refused"
     REFUSED = "refused"
-    """The API does not accept the group."""
+    STALE = "stale"
 
 
 _OF_A_ROW: Mapping[type[EnvError], DropReason] = {

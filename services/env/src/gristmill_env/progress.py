@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
 
 from gristmill.logs import line
 from gristmill_env.errors import DropReason, EnvError
@@ -52,7 +53,7 @@ class Tally:
         """Raises EnvError, with the first error, if every row failed for ten steps' worth of rows, at least 64."""
         if self._failed < max(_LEAST_FAILURES, _STEPS_OF_FAILURES * (groups_per_step or 0)):
             return
-        reasons = "; ".join(f"{reason.value}: {why or _HINTS[reason]}" for reason, why in self._first.items())
+        reasons = "; ".join(f"{reason.value}: {why or REASONS[reason].cause}" for reason, why in self._first.items())
         raise EnvError(
             "every_row_fails",
             f"the last {self._failed} rows were all dropped, so that nothing is left to train on. The first errors: "
@@ -85,23 +86,56 @@ class Tally:
             return
         self._next_hint = self._total + _WINDOW
         last = f"; the last error: {self._last[reason]}" if self._last.get(reason) else ""
-        hint = f"{_HINTS[reason]}{last}"
+        hint = f"{REASONS[reason].cause}; {REASONS[reason].remedy}{last}"
         logger.warning("%d of the last %d groups were dropped as %s: %s", count, _WINDOW, reason.value, hint)
 
 
-_HINTS = {
-    DropReason.SAME_SCORES: "the rewards do not distinguish completions, so there is nothing to learn from. Look at "
-    "completions and scores with `try`; raise temperature or group_size, change how hard the task is, or take a finer "
-    "reward",
-    DropReason.TOO_LONG: "raise max_token_length",
-    DropReason.PROMPT_REFUSED: "the model server refuses these prompts",
-    DropReason.REWARD_ERROR: "a reward fails on their completions",
-    DropReason.ENVIRONMENT_ERROR: "the environment fails on them",
-    DropReason.TIMEOUT: "raise rollout_timeout, group_timeout or worker_timeout, or lower max_tokens",
-    DropReason.NO_SCORE: "no reward says anything of these rows; accuracy needs an answer that is mathematics, "
-    "exact_match any text",
-    DropReason.BAD_ROW: "their rows make no prompt, or the chat template refuses it",
-    DropReason.REFUSED: "the API does not accept them",
+class Reason(NamedTuple):
+    """What the log and docs/troubleshooting.md say about a dropped row."""
+
+    cause: str
+    remedy: str
+
+
+REASONS: Final[Mapping[DropReason, Reason]] = {
+    DropReason.SAME_SCORES: Reason(
+        "all completions of a group score the same, so the gradient is zero",
+        "`try` shows completions and scores; raise `temperature` or `group_size`, change the difficulty, or use a "
+        "finer reward",
+    ),
+    DropReason.TOO_LONG: Reason("the prompt leaves no room within `max_token_length`", "raise `max_token_length`"),
+    DropReason.REWARD_ERROR: Reason(
+        "rewards failed, and fewer than `min_rollouts` completions are left",
+        "the page shows each group with its errors; the log shows the reward's first error with its traceback",
+    ),
+    DropReason.NO_SCORE: Reason(
+        "rewards returned None, and fewer than `min_rollouts` completions are left",
+        "`accuracy` needs an answer that is mathematics; `exact_match` takes any text",
+    ),
+    DropReason.ENVIRONMENT_ERROR: Reason(
+        "your environment raised an error, or a call exceeded `step_timeout`, again after `rollout_retries`, and fewer "
+        "than `min_rollouts` are left",
+        "the page shows the error and the conversation of each group",
+    ),
+    DropReason.TIMEOUT: Reason(
+        "a prompt exceeded `worker_timeout`; or rollouts exceeded `rollout_timeout` or `group_timeout`, or got no "
+        "reply for `patience` seconds, and fewer than `min_rollouts` are left",
+        "raise the limit, or lower `max_tokens`",
+    ),
+    DropReason.BAD_ROW: Reason(
+        "a row has no text in `prompt_field` or `answer_field`, or a text with half a character, or `prompt_template` "
+        "or the chat template fails on it",
+        "`check` names the row and the field (docs/data.md, 'From a row to a prompt')",
+    ),
+    DropReason.PROMPT_REFUSED: Reason(
+        "the model server refuses the prompt, and accepts others", "read the server's message in the log"
+    ),
+    DropReason.REFUSED: Reason("the API does not accept the group", "read the API's reason in the log"),
+    DropReason.STALE: Reason(
+        "the weights that sampled it are more than `max_staleness` steps old. The environment ends the generation of "
+        "such a group",
+        "raise `max_staleness`, or lower the number of workers",
+    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""The metrics of one environment process for Prometheus. docs/metrics.md explains each metric.
+"""The metrics of one environment process for Prometheus. docs/metrics.md has their healthy ranges and remedies.
 
 Events of the serve loop increase counters. Loads and states are read from the objects that have them at each scrape.
 """
@@ -6,15 +6,17 @@ Events of the serve loop increase counters. Loads and states are read from the o
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gristmill import PermitSession
+from gristmill.metrics import COUNTER, Kind
+from gristmill.prometheus import Exported
 from gristmill.tracking import ObserverErrors
 from gristmill_env.errors import DropReason
 from gristmill_env.inference import ModelServers
@@ -28,6 +30,46 @@ _MOST_LABELS: Final = 64
 """Values of a label whose values a run chooses: its rewards, and the results of its evaluations."""
 _SECONDS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 _FINISH_REASONS: Final = frozenset({"stop", "length"})
+
+
+_RUN: Final = ("run",)
+_SERVER: Final = ("run", "server")
+
+
+def _row(name: str, meaning: str, kind: Kind = Kind.GAUGE, labels: tuple[str, ...] = _RUN) -> Exported:
+    return Exported(f"gristmill_env_{name}", meaning, kind, labels)
+
+
+METRICS: Final = {
+    row.name.removeprefix("gristmill_env_"): row
+    for row in (
+        _row("groups", "finished rows: `submitted`, or the reason of the drop", COUNTER, ("run", "outcome")),
+        _row("rows_in_work", "rows in work: `generating`, or `scoring` and storing", labels=("run", "stage")),
+        _row("places", "rows that may be at the model servers at a time; 0 while an evaluation stops rollouts"),
+        _row("prompt_seconds", "seconds from the first request to the last score; a histogram", Kind.HISTOGRAM),
+        _row("completions", "scored completions: `stop`, `length` (truncated at `max_tokens`) or `other`", COUNTER,
+            ("run", "finish_reason")),
+        _row("completion_tokens", "sampled tokens of scored completions", COUNTER),
+        _row("unscored_completions", "completions without a score, because a reward failed or returned no value",
+            COUNTER),
+        _row("failed_rollouts", "rollouts that failed after their retries and were left out of their groups", COUNTER),
+        _row("reward_mean", f"mean reward of the last {_RECENT} scored prompts, also of dropped prompts"),
+        _row("reward_part_mean", f"mean of each reward before its weight, over the last {_RECENT} prompts with a value",
+            labels=("run", "reward")),
+        _row("reward_failures", "completions on which a reward failed", COUNTER, ("run", "reward")),
+        _row("evaluation_result", "results of the last evaluation of this process, by name (docs/evaluation.md)",
+            labels=("run", "result")),
+        _row("evaluation_step", "training step of the evaluated weights"),
+        _row("policy_step", "training step of the newest weights that the API reported"),
+        _row("observer_errors", "errors of W&B, saved groups or this page. The run continues", COUNTER,
+            ("run", "observer")),
+        _row("model_server_up", "1 if the server may receive requests", labels=_SERVER),
+        _row("model_server_requests", "requests in flight at the server", labels=_SERVER),
+        _row("model_server_outstanding_tokens", "prompt tokens and `max_tokens` of these requests", labels=_SERVER),
+        _row("model_server_outages", "how often the server was taken out of use, because it failed or had unpublished "
+            "weights", COUNTER, _SERVER),
+    )
+}  # fmt: skip
 
 
 class EnvMetrics:
@@ -44,69 +86,19 @@ class EnvMetrics:
         """`errors`: the errors of all observers of this process."""
         self._run = run_id
         self._recent: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_RECENT))
-        self._groups = Counter(
-            "gristmill_env_groups",
-            "Finished rows by outcome: submitted, or the reason why the row was dropped",
-            ["run", "outcome"],
-            registry=registry,
-        )
+        self._groups: Counter = METRICS["groups"].create(registry)
         for outcome in (SUBMITTED, *DropReason):  # a counter that starts at 1 has no rate for its first event
             self._groups.labels(run_id, str(outcome))
-        self._completions = Counter(
-            "gristmill_env_completions",
-            "Scored completions by finish reason: stop, length (truncated at max_tokens) or other",
-            ["run", "finish_reason"],
-            registry=registry,
-        )
-        self._tokens = Counter(
-            "gristmill_env_completion_tokens", "Sampled tokens of scored completions", ["run"], registry=registry
-        ).labels(run_id)
-        self._unscored = Counter(
-            "gristmill_env_unscored_completions",
-            "Completions without a score, because a reward failed or no reward returned a value",
-            ["run"],
-            registry=registry,
-        ).labels(run_id)
-        self._failed_rollouts = Counter(
-            "gristmill_env_failed_rollouts",
-            "Rollouts that failed after their retries and were left out of their groups",
-            ["run"],
-            registry=registry,
-        ).labels(run_id)
-        self._failures = Counter(
-            "gristmill_env_reward_failures",
-            "Completions on which a reward failed",
-            ["run", "reward"],
-            registry=registry,
-        )
-        self._seconds = Histogram(
-            "gristmill_env_prompt_seconds",
-            "Time per prompt, from the first request to the last score",
-            ["run"],
-            buckets=_SECONDS,
-            registry=registry,
-        ).labels(run_id)
-        self._reward = Gauge(
-            "gristmill_env_reward_mean",
-            f"Mean reward of the last {_RECENT} scored prompts, submitted or dropped",
-            ["run"],
-            registry=registry,
-        )
-        self._parts = Gauge(
-            "gristmill_env_reward_part_mean",
-            f"Mean of each reward before its weight, over the last {_RECENT} prompts on which it returned a value",
-            ["run", "reward"],
-            registry=registry,
-        )
-        self._results = Gauge(
-            "gristmill_env_evaluation_result",
-            "Results of the last evaluation of this process, by name",
-            ["run", "result"],
-            registry=registry,
-        )
-        self._evaluated = Gauge(
-            "gristmill_env_evaluation_step", "Training step of the evaluated weights", ["run"], registry=registry
-        )
+        self._completions: Counter = METRICS["completions"].create(registry)
+        self._tokens: Counter = METRICS["completion_tokens"].create(registry).labels(run_id)
+        self._unscored: Counter = METRICS["unscored_completions"].create(registry).labels(run_id)
+        self._failed_rollouts: Counter = METRICS["failed_rollouts"].create(registry).labels(run_id)
+        self._failures: Counter = METRICS["reward_failures"].create(registry)
+        self._seconds: Histogram = METRICS["prompt_seconds"].create(registry, buckets=_SECONDS).labels(run_id)
+        self._reward: Gauge = METRICS["reward_mean"].create(registry)
+        self._parts: Gauge = METRICS["reward_part_mean"].create(registry)
+        self._results: Gauge = METRICS["evaluation_result"].create(registry)
+        self._evaluated: Gauge = METRICS["evaluation_step"].create(registry)
         registry.register(_Loads(run_id, permits, servers, errors))
 
     def scored(self, prompt: ScoredPrompt) -> None:
@@ -151,17 +143,6 @@ class EnvMetrics:
         return sum(recent) / len(recent)
 
 
-_SERVER_GAUGES: Final[tuple[tuple[str, str, Callable[[Endpoint], float]], ...]] = (
-    ("up", "1 if the model server may receive requests", lambda endpoint: endpoint.state is EndpointState.UP),
-    ("requests", "Requests in flight at the model server", lambda endpoint: endpoint.requests),
-    (
-        "outstanding_tokens",
-        "Prompt tokens and max_tokens of the requests in flight at the model server",
-        lambda endpoint: endpoint.tokens,
-    ),
-)
-
-
 class _Loads(Collector):
     """Reads the loads and states of the objects of the serve loop at each scrape."""
 
@@ -172,51 +153,20 @@ class _Loads(Collector):
         self._errors = errors
 
     def collect(self) -> Iterator[Metric]:
-        slots = self._permits.slots
-        places = GaugeMetricFamily(
-            "gristmill_env_places", "Rows that may be at the model servers at a time", labels=["run"]
-        )
-        places.add_metric([self._run], slots.places)
-        yield places
-        rows = GaugeMetricFamily(
-            "gristmill_env_rows_in_work",
-            "Rows that this process works on, by stage: generating, or scoring (and storing)",
-            labels=["run", "stage"],
-        )
-        rows.add_metric([self._run, "generating"], slots.generating)
-        rows.add_metric([self._run, "scoring"], slots.later)
-        yield rows
-        step = GaugeMetricFamily(
-            "gristmill_env_policy_step", "Training step of the newest weights that the API reported", labels=["run"]
-        )
-        if self._permits.version is not None:
-            step.add_metric([self._run], self._permits.version.step)
-        yield step
-        yield from self._by_server()
-        failed = CounterMetricFamily(
-            "gristmill_env_observer_errors",
-            "Errors of observers (W&B, saved groups, Prometheus); training continues without them",
-            labels=["run", "observer"],
-        )
-        for observer, count in dict(self._errors.counts).items():
-            failed.add_metric([self._run, observer], count)
-        yield failed
-
-    def _by_server(self) -> Iterator[Metric]:
-        labels = ["run", "server"]
-        for name, what, gauged in _SERVER_GAUGES:
-            gauge = GaugeMetricFamily(f"gristmill_env_model_server_{name}", what, labels=labels)
-            for server, endpoint in by_label(self._servers.endpoints).items():
-                gauge.add_metric([self._run, server], gauged(endpoint))
-            yield gauge
-        outages = CounterMetricFamily(
-            "gristmill_env_model_server_outages",
-            "How often the model server was taken out of use, because it failed or had unpublished weights",
-            labels=labels,
-        )
-        for server, endpoint in by_label(self._servers.endpoints).items():
-            outages.add_metric([self._run, server], endpoint.turn)
-        yield outages
+        slots, version = self._permits.slots, self._permits.version
+        servers = [([server], endpoint) for server, endpoint in by_label(self._servers.endpoints).items()]
+        found: dict[str, list[tuple[list[str], float]]] = {
+            "places": [([], slots.places)],
+            "rows_in_work": [(["generating"], slots.generating), (["scoring"], slots.later)],
+            "policy_step": [] if version is None else [([], version.step)],
+            "model_server_up": [(server, one.state is EndpointState.UP) for server, one in servers],
+            "model_server_requests": [(server, one.requests) for server, one in servers],
+            "model_server_outstanding_tokens": [(server, one.tokens) for server, one in servers],
+            "model_server_outages": [(server, one.turn) for server, one in servers],
+            "observer_errors": [([observer], count) for observer, count in dict(self._errors.counts).items()],
+        }
+        for name, samples in found.items():
+            yield METRICS[name].family(([self._run, *labels], value) for labels, value in samples)
 
 
 def by_label(endpoints: Iterable[Endpoint]) -> dict[str, Endpoint]:

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from gristmill.logs import LineFormatter
 from gristmill.metrics import StepMetrics
+from gristmill.trouble import CODES
 
 _LOG = logging.getLogger(__name__)
 
@@ -58,10 +59,10 @@ class Display:
             return
         _LOG.warning(
             "step %d: in every group all completions scored the same, so rewards give no gradient (%d such steps so "
-            "far). Rewards must differ within a group: use a reward that grades completions, rows that are neither too "
-            "easy nor too hard, a higher temperature, or a larger group_size",
+            "far) [scores_equal]: %s",
             step,
             self._without_gradient,
+            CODES["scores_equal"].remedy,
         )
 
     def __enter__(self) -> Display:

@@ -261,8 +261,8 @@ def check_server(server: ModelServer, policy: Policy, probes: Probes, *, adapter
         return Check(name, "ok", f"{text} ({source.served_dtype}: at most {bound:.1g})")
     case = Case(probes=probes, served=served, own=own, older={}, bound=bound, rounding=rounding * size, version="1.0")
     found = LiveDiagnosis(source, adapters)(case, server, None)
-    text = f"log-probabilities of {where} differ from those of {source.weights}: {found.text}"
-    return Check(name, "failed", f"{text} [{found.cause}]. Remedy: {found.remedy}")
+    text = f"log-probabilities of {where} differ from those of {source.weights}: {found.text} [{found.cause}]"
+    return Check(name, "failed", f"{text}. Remedy: {found.remedy}", code="receipt_failed")
 
 
 def _load(source: ModelSource, settings: TrainerSettings, adapters: Path | None = None) -> Policy:

@@ -26,7 +26,7 @@ from gristmill.archive.trained import (
     TrainedGroup,
     TrainedSequence,
 )
-from gristmill.archive.writer import RunWriter
+from gristmill.archive.writer import MIN_FREE_BYTES, RunWriter
 from gristmill.disk import write_file
 from gristmill.logs import line
 from gristmill_trainer.data.samples import Prepared
@@ -36,8 +36,6 @@ from gristmill_trainer.metrics import StepResult
 _LOG = logging.getLogger(__name__)
 MAX_BYTES = 10 << 30
 """Bytes of one run's records. Beyond that the oldest are removed. API_ARCHIVE_MAX_BYTES has the same default."""
-MIN_FREE_BYTES = 2 << 30
-"""Free space that the records leave on their disk, as API_ARCHIVE_MIN_FREE_BYTES does."""
 _QUEUED_STEPS = 8
 _CLOSE_S = 10.0
 

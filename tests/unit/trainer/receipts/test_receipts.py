@@ -211,7 +211,7 @@ def test_diagnosis_loads_no_model_that_takes_more_than_half_of_the_memory(
     """`room`: half of the memory as a share of four copies of the weights in float32, with a head of its own."""
     tensors = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).state_dict()
     copies = 4 * sum(tensor.nbytes for tensor in tensors.values())
-    monkeypatch.setattr("gristmill_trainer.receipts.diagnosis.available_memory", lambda: int(2 * room * copies))
+    monkeypatch.setattr("gristmill_trainer.receipts.weights.available_memory", lambda: int(2 * room * copies))
     good, bad = serve(), serve(fault)
     run = begin([good, bad])
     torch.manual_seed(7)

@@ -1,9 +1,10 @@
 """Receipts: after each publication, each model server proves that it serves the trainer's weights.
 
-`probes` chooses the questions, `receipts` judges the answers, and `diagnosis` names the cause of a wrong answer.
+`probes` chooses the questions, `receipts` judges the answers, and `diagnosis` names the cause of a wrong answer,
+for which `weights` computes scores from published files.
 """
 
-from gristmill_trainer.receipts.diagnosis import Case, Cause, Diagnosis, LiveDiagnosis, PublishedWeights, diagnose
+from gristmill_trainer.receipts.diagnosis import Case, Cause, Diagnosis, LiveDiagnosis, diagnose
 from gristmill_trainer.receipts.probes import (
     ANY_PROBES,
     Probe,
@@ -15,6 +16,7 @@ from gristmill_trainer.receipts.probes import (
     served_scores,
 )
 from gristmill_trainer.receipts.receipts import Expectation, Receipts, first_bound, later_bound, rounding_of
+from gristmill_trainer.receipts.weights import PublishedWeights
 
 __all__ = [
     "ANY_PROBES",

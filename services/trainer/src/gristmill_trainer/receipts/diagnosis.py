@@ -11,7 +11,6 @@ therefore be diagnosed as well. The files are also left out if the copies of the
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -19,28 +18,21 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 
 from gristmill import PolicyVersion
-from gristmill_trainer.memory import available_memory, gigabytes
 from gristmill_trainer.policy import ModelSource
-from gristmill_trainer.policy.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from gristmill_trainer.policy.source import attention_options
 from gristmill_trainer.publish.servers import ModelServer
-from gristmill_trainer.receipts.probes import F64, Probe, Probes, ProbeScores, distance, served_scores
+from gristmill_trainer.receipts.probes import Probe, Probes, ProbeScores, distance, served_scores
+from gristmill_trainer.receipts.weights import PublishedWeights
 
-Tensors = dict[str, torch.Tensor]
 _HEAD: Final = "lm_head.weight"
+_TEXT_AND_BACK: Final = "it converts the tokens of a request to text and back"
 _LEAST_CORRELATION: Final = 0.5
 """Of two differences with a common cause. By chance, about 80 scores reach it once in a million times."""
-_COPIES: Final = 4
-"""Of all weights in float32: the model that computes, the first weights, and those of two more versions or dtypes."""
-_SHARE: Final = 0.5
-"""Of the available memory that a diagnosis may take, because the training goes on meanwhile."""
 _ONE_AT_A_TIME: Final = threading.Lock()
 """Each server has a thread, and the diagnoses of two servers together would take twice the memory."""
 
@@ -66,7 +58,7 @@ class Cause(StrEnum):
 
 
 _RESTART = "restart the model server; if the cause comes back, its publication does not work with this version of vLLM"
-_REMEDIES: Final = {
+REMEDIES: Final = {
     Cause.VERSION_0: "look at the model server's log: it was restarted, or its publication fails without an error",
     Cause.VERSION_BEFORE: "look at the model server's log: it confirmed a publication that it did not carry out; check "
     "that GRISTMILL_WEIGHTS_DIR is the same volume for trainer and model server",
@@ -99,27 +91,10 @@ class Diagnosis:
     """The server's behaviour, as a clause."""
     residual: float
     """Root mean square difference that is left under the cause, in nats."""
-    tensors: str | None = None
-    """For `tensors_missing`: the kind of tensor, with `*` for the number of the layer."""
 
     @property
     def remedy(self) -> str:
-        return _REMEDIES[self.cause]
-
-
-class Ask(Protocol):
-    """Asks the server for its scores, with other sampling parameters."""
-
-    def __call__(self, probes: Probes, cache_salt: str | None = None, **sampling: Any) -> list[ProbeScores]: ...
-
-
-class Weights(Protocol):
-    """Computes scores from files of weights."""
-
-    def current(self) -> Tensors: ...
-    def before(self) -> Tensors | None: ...
-    def first(self) -> Tensors: ...
-    def scores(self, tensors: Tensors, probes: Probes, dtype: torch.dtype = torch.float32) -> list[ProbeScores]: ...
+        return REMEDIES[self.cause]
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,8 +120,9 @@ class Case:
     """Whether the trained model's head is its embedding table."""
     tokenize_again: Callable[[Sequence[int]], list[int]] | None = None
     """Returns the tokens of the tokens' text."""
-    ask: Ask | None = None
-    weights: Weights | None = None
+    ask: Callable[..., list[ProbeScores]] | None = None
+    """Asks the server for its scores, with other sampling parameters, as `served_scores` does."""
+    weights: PublishedWeights | None = None
     too_large: str = ""
     """Why `weights` is None: the copies of the model do not fit into the memory."""
     raw: list[ProbeScores] | None = None
@@ -156,10 +132,9 @@ class Case:
 
 class _Found(NamedTuple):
     cause: Cause
-    scores: list[ProbeScores]
-    """Scores of a server with this fault; `Case.served` itself if the answer alone shows the fault."""
     text: str
-    tensors: str | None = None
+    scores: list[ProbeScores] | None = None
+    """Scores of a server with this fault; None if the answer or an experiment shows the fault."""
 
 
 @dataclass(frozen=True)
@@ -223,9 +198,8 @@ def diagnose(case: Case) -> Diagnosis:
 
 
 def _judged(found: _Found, case: Case) -> Diagnosis:
-    # An experiment or the server's own tokens show the cause without computed scores.
-    residual = 0.0 if found.scores is case.served else distance(case.served, found.scores)
-    return Diagnosis(found.cause, found.text, residual, found.tensors)
+    residual = 0.0 if found.scores is None else distance(case.served, found.scores)
+    return Diagnosis(found.cause, found.text, residual)
 
 
 # --- Without any computation -------------------------------------------------------------------------------------
@@ -234,9 +208,9 @@ def _tokens(case: Case) -> Iterator[_Found]:
 
     The server scored other tokens. The tokens in its answer show it, if it scores prompts; else a computation."""
     if not any(np.isfinite(scores.flat()).any() for scores in case.served):
-        yield _Found(Cause.NOT_FINITE, case.served, "its log-probabilities are NaN or infinite")
+        yield _Found(Cause.NOT_FINITE, "its log-probabilities are NaN or infinite")
     if any(scores.tokens is not None for scores in case.served):
-        yield _Found(Cause.TOKENIZED_AGAIN, case.served, "it converts the tokens of a request to text and back")
+        yield _Found(Cause.TOKENIZED_AGAIN, _TEXT_AND_BACK)
 
 
 def _stored(case: Case) -> Iterator[_Found]:
@@ -245,21 +219,20 @@ def _stored(case: Case) -> Iterator[_Found]:
     first = (case.probes.first_scores() or None) if step > 0 else None
     if case.adapters and first is not None:
         # New adapters change nothing, so the base model's scores are those of version 0.
-        yield _Found(Cause.ADAPTER, first, "it answers as the model without the adapter")
+        yield _Found(Cause.ADAPTER, "it answers as the model without the adapter", first)
     cause = Cause.LABEL_WITHOUT_WEIGHTS if case.label == case.version else Cause.VERSION_BEFORE
     for version, scores in case.older.items():
-        yield _Found(
-            cause, scores, f"it has the weights of version {version} under the label {case.label or 'unknown'}"
-        )
+        text = f"it has the weights of version {version} under the label {case.label or 'unknown'}"
+        yield _Found(cause, text, scores)
     if first is not None and not case.adapters:
-        yield _Found(Cause.VERSION_0, first, "it has the weights with which it was started")
+        yield _Found(Cause.VERSION_0, "it has the weights with which it was started", first)
 
 
 # --- The distribution that the server samples from ----------------------------------------------------------------
 def _sampling(case: Case) -> Iterator[_Found]:
     """Another distribution at the sampled part, of the same weights: the prompt parts agree."""
     if case.raw is not None:
-        yield _Found(Cause.RAW, case.raw, "it ignores the temperature, at least in its log-probabilities")
+        yield _Found(Cause.RAW, "it ignores the temperature, at least in its log-probabilities", case.raw)
         return
     if not _prompts_agree(case):
         return
@@ -267,15 +240,14 @@ def _sampling(case: Case) -> Iterator[_Found]:
     if fit is not None:
         temperature, fitted = fit
         if abs(temperature - 1) < 1e-2 and _ignores_top_k(case):
-            yield _Found(
-                Cause.RAW, fitted, "it returns log-probabilities of the logits before it applies the temperature"
-            )
+            text = "it returns log-probabilities of the logits before it applies the temperature"
+            yield _Found(Cause.RAW, text, fitted)
         else:
             text = f"it samples at temperature {temperature:.3g}, and requests ask for {case.probes.temperature:g}"
-            yield _Found(Cause.TEMPERATURE, fitted, text)
+            yield _Found(Cause.TEMPERATURE, text, fitted)
     shifted = _truncated(case)
     if shifted is not None:
-        yield _Found(Cause.TRUNCATION, shifted, "it cuts off unlikely tokens, although requests ask for all of them")
+        yield _Found(Cause.TRUNCATION, "it cuts off unlikely tokens, although requests ask for all of them", shifted)
 
 
 def _prompts_agree(case: Case) -> bool:
@@ -330,8 +302,7 @@ def _experiments(case: Case) -> Iterator[_Found]:
     if case.ask is not None and _prompts_agree(case):
         salted = case.ask(case.probes, cache_salt=f"receipt-{case.version}")
         if distance(salted, case.own) <= case.bound:
-            text = "it continues from keys and values of older weights in its prefix cache"
-            yield _Found(Cause.PREFIX_CACHE, case.served, text)
+            yield _Found(Cause.PREFIX_CACHE, "it continues from keys and values of older weights in its prefix cache")
     if case.tokenize_again is None or case.weights is None:
         return
     again = tuple(
@@ -340,9 +311,8 @@ def _experiments(case: Case) -> Iterator[_Found]:
     if all(one.tokens == probe.tokens for one, probe in zip(again, case.probes.probes, strict=True)):
         return
     scores = case.weights.scores(case.weights.current(), Probes(again, case.probes.temperature))
-    text = "it converts the tokens of a request to text and back"
     prompts = [replace(one, sampled=mine.sampled) for one, mine in zip(case.served, scores, strict=True)]
-    yield _Found(Cause.TOKENIZED_AGAIN, prompts, text)
+    yield _Found(Cause.TOKENIZED_AGAIN, _TEXT_AND_BACK, prompts)
 
 
 # --- Weights from files -----------------------------------------------------------------------------------------------
@@ -362,8 +332,7 @@ def _older_weights(case: Case) -> Iterator[_Found]:
             mixed = {**now, **{tensor: old[tensor] for tensor in members}}
             head = kind == _HEAD and case.tied
             text = f"its tied head is of {name}" if head else f"its tensors {kind} are of {name}"
-            cause = Cause.TIED_HEAD if head else Cause.TENSORS
-            yield _Found(cause, case.weights.scores(mixed, case.probes), text, None if head else kind)
+            yield _Found(Cause.TIED_HEAD if head else Cause.TENSORS, text, case.weights.scores(mixed, case.probes))
 
 
 def _kind(name: str) -> str:
@@ -384,123 +353,10 @@ def _dtypes(case: Case) -> Iterator[_Found]:
     for dtype in (torch.bfloat16, torch.float16):
         name = str(dtype).removeprefix("torch.")
         rounded = {tensor: value.to(dtype).to(value.dtype) for tensor, value in now.items()}
-        yield _Found(Cause.DTYPE, case.weights.scores(rounded, case.probes), f"its weights are rounded to {name}")
+        yield _Found(Cause.DTYPE, f"its weights are rounded to {name}", case.weights.scores(rounded, case.probes))
         scores = case.weights.scores(now, case.probes, dtype)
         rounding = distance(scores, case.own)
         left = distance(scores, case.served)
         is_alike = 0.2 * rounding <= gap <= 5 * rounding
         if is_alike and gap**2 + rounding**2 - left**2 >= _LEAST_CORRELATION * 2 * gap * rounding:
-            yield _Found(Cause.DTYPE, case.served, f"it computes in {name}")
-
-
-class PublishedWeights:
-    """The published files of a run, and a copy of its model on the CPU that computes scores with them."""
-
-    def __init__(self, source: ModelSource, path: Path | None, version: str) -> None:
-        """`path`: folder of the published `version`, next to the folder of the version before; None before the first
-        publication."""
-        self._source, self._path = source, path
-        self._before: Path | None = None
-        if path is not None:
-            parsed = PolicyVersion.parse(version)
-            self._before = path.with_name(str(PolicyVersion(parsed.incarnation, parsed.step - 1)))
-        self._model: Any = None
-        self._base: Tensors | None = None
-
-    @property
-    def tied(self) -> bool:
-        """Whether the trained model's head is its embedding table."""
-        from transformers import AutoConfig
-
-        return bool(AutoConfig.from_pretrained(self._source.weights, trust_remote_code=False).tie_word_embeddings)
-
-    def too_large(self) -> str:
-        """Returns a text if the memory is too small for the copies of the model, else an empty text."""
-        room = available_memory()
-        if room is None or self.needed <= _SHARE * room:
-            return ""
-        return (
-            f"the copies of the model need {gigabytes(self.needed)}, and a diagnosis takes at most {_SHARE:.0%} of the "
-            f"{gigabytes(room)} of memory that are available"
-        )
-
-    @property
-    def needed(self) -> int:
-        """Bytes of the copies of the model that a diagnosis holds at the same time."""
-        from transformers import AutoConfig, AutoModelForCausalLM
-
-        name = self._source.weights
-        options = {"config": AutoConfig.from_pretrained(name, trust_remote_code=False), **attention_options(name)}
-        create: Any = AutoModelForCausalLM.from_config
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            tensors: Tensors = create(dtype=torch.float32, trust_remote_code=False, **options).state_dict()
-        return _COPIES * sum(tensor.nbytes for tensor in tensors.values())
-
-    def current(self) -> Tensors:
-        return self.first() if self._path is None else self._read(self._path)
-
-    def before(self) -> Tensors | None:
-        return None if self._before is None or not self._before.is_dir() else self._read(self._before)
-
-    def first(self) -> Tensors:
-        """Returns the weights of the model before any training. New adapters do not change the model."""
-        if self._base is None:
-            from transformers import AutoModelForCausalLM
-
-            # Loading may draw random numbers for tensors that it then overwrites; the training keeps its own.
-            with torch.random.fork_rng(devices=[]):
-                model: Any = AutoModelForCausalLM.from_pretrained(
-                    self._source.weights,
-                    dtype=torch.float32,
-                    trust_remote_code=False,
-                    **attention_options(self._source.weights),
-                )
-            model.train(False)
-            head = model.get_output_embeddings()
-            head.weight = torch.nn.Parameter(head.weight.detach().clone())
-            self._model = model
-            self._base = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-        return self._base
-
-    def _read(self, folder: Path) -> Tensors:
-        """Returns whole weights in float32; adapters are merged into the first weights."""
-        base = self.first()
-        if not (folder / ADAPTER_CONFIG).is_file():
-            found = {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
-            return {**base, **found}
-        config = json.loads((folder / ADAPTER_CONFIG).read_text())
-        factor = float(config["lora_alpha"]) / float(config["r"])
-        adapters = load_file(folder / ADAPTER_WEIGHTS)
-        merged = dict(base)
-        for name, left in adapters.items():
-            if ".lora_B." in name:
-                right = adapters[name.replace(".lora_B.", ".lora_A.")]
-                plain = re.sub(r"^base_model\.model\.|\.lora_B(\.default)?", "", name)
-                merged[plain] = base[plain] + factor * (left.float() @ right.float())
-        return merged
-
-    def scores(self, tensors: Tensors, probes: Probes, dtype: torch.dtype = torch.float32) -> list[ProbeScores]:
-        """Computes the scores of `probes` with `tensors`. `dtype`: of the arithmetic."""
-        self.first()
-        self._model.load_state_dict(tensors, strict=False)
-        model = self._model.to(dtype)
-        try:
-            return torch_scores(model, probes)
-        finally:
-            self._model = model.float()
-
-
-def torch_scores(model: Any, probes: Probes) -> list[ProbeScores]:
-    """Returns the scores by a model of transformers, as a server without faults computes them."""
-    with torch.no_grad():
-        return [_scores(model, probe, probes.temperature) for probe in probes.probes]
-
-
-def _scores(model: Any, probe: Probe, temperature: float) -> ProbeScores:
-    tokens = torch.tensor([probe.tokens])
-    logits = model(input_ids=tokens, use_cache=False).logits[0].double()
-    prompt: F64 = np.zeros(0)
-    if probe.prompt:
-        prompt = logits[:-1].log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0].numpy()
-    sampled = (logits[-1] / temperature).log_softmax(-1)[list(probe.ids)].numpy()
-    return ProbeScores(prompt, sampled)
+            yield _Found(Cause.DTYPE, f"it computes in {name}")

@@ -31,7 +31,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 import torch
@@ -108,13 +108,6 @@ class Tally:
         }
 
 
-class Diagnose(Protocol):
-    """Names the cause of a failed receipt."""
-
-    def __call__(self, case: Case, server: ModelServer, path: Path) -> Diagnosis:
-        """`path`: the folder of the published weights."""
-
-
 class Receipts:
     """The receipts of one training, on rank 0. The threads that publish to the servers call it.
 
@@ -125,12 +118,13 @@ class Receipts:
         self,
         folder: Path,
         rounding: float,
-        diagnose: Diagnose,
+        diagnose: Callable[[Case, ModelServer, Path], Diagnosis],
         probes: Probes | None = None,
         first_step: int | None = None,
     ) -> None:
-        """`folder`: the run's. `rounding`: `rounding_of` the policy. `probes`: of a resumed run. `first_step`: receipts
-        of later steps, which a resumed training repeats, are removed; None removes all, for a training that begins."""
+        """`folder`: the run's. `rounding`: `rounding_of` the policy. `diagnose`: `LiveDiagnosis`. `probes`: of a
+        resumed run. `first_step`: receipts of later steps, which a resumed training repeats, are removed; None removes
+        all, for a training that begins."""
         self._folder, self._rounding, self._diagnose = folder, rounding, diagnose
         self._file = JsonlWriter(
             folder / RECEIPTS_FILE, keep=lambda row: first_step is not None and bool(row["step"] <= first_step)
@@ -258,10 +252,8 @@ class Receipts:
             problem = f"the diagnosis failed: {type(error).__name__}: {error}"
             found = Diagnosis(Cause.UNKNOWN, problem, receipt.difference or float("inf"))
         with self._lock:
-            if found.cause in {
-                Cause.UNKNOWN,
-                Cause.NO_MEMORY,
-            }:  # The files of the versions that the server mixes may be pruned by now.
+            if found.cause in (Cause.UNKNOWN, Cause.NO_MEMORY):
+                # The files of the versions that the server mixes may be pruned by now.
                 found = self._causes.get(server.url, found)
             else:
                 self._causes.setdefault(server.url, found)
