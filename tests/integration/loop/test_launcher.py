@@ -24,6 +24,7 @@ from tests.support.stack import MODELS_DIR, ROOT, Vllm, start_vllm
 from gristmill import Manifest, PolicyVersion, read_rollouts
 from gristmill.archive.run_file import read_run_file
 from gristmill.lines import read_jsonl
+from gristmill.receipts import RECEIPTS_FILE, read_receipts
 from gristmill_cli.local.processes import LocalStack, listens
 from gristmill_trainer.policy import ModelSource, Policy
 from gristmill_trainer.publish import FilesystemTransport, ModelServer, ModelServers, claim_publishing
@@ -147,6 +148,32 @@ def test_terminal_is_restored_by_ctrl_c(vllm: Vllm, tmp_path: Path) -> None:
     assert shown.rstrip().splitlines()[-1].endswith(_STOPPED.format(_saved(tmp_path)))
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
     assert "Traceback" not in shown
+
+
+@pytest.mark.long
+def test_second_run_on_a_server_that_stays_begins_from_the_first_weights(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "models").symlink_to(MODELS_DIR)
+    place = [f"--model_port={free_port()}", f"--state_dir={state}"]
+
+    def gristmill(*arguments: str) -> str:
+        command = [sys.executable, "-m", "gristmill_cli", *arguments, *place]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    gristmill("model", "start", "--model", "tiny")
+    try:
+        run = ["run", "--runs_dir", str(tmp_path / "runs"), "--api_port", str(free_port()), "--training_steps", "1"]
+        gristmill(*run, "--run_id", "first")
+        assert "1.1" in gristmill("model", "status")
+        assert "first weights" in gristmill(*run, "--run_id", "second")
+    finally:
+        gristmill("model", "stop")
+    receipts = read_receipts(tmp_path / "runs" / "second" / RECEIPTS_FILE)
+    assert [(one.version, one.state) for one in receipts] == [("1.0", "ok"), ("1.1", "ok")]
+    assert not (tmp_path / "runs" / "second" / "logs" / "model.log").exists()
 
 
 @pytest.mark.long

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -88,6 +89,35 @@ def test_previous_trainer_gets_fenced_and_a_stranger_gets_unauthorized(vllm: Vll
     assert refused.value.permanent
     assert _label(vllm) == "2.1"
     assert _sampled_under(vllm) == {"2.1"}
+
+
+def _scores(vllm: Vllm) -> list[float]:
+    """Returns the log-probabilities of a greedy completion's tokens."""
+    body = {"model": "tiny", "prompt": [40, 41, 42], "max_tokens": 8, "temperature": 0, "logprobs": 1}
+    answer = httpx.post(f"{vllm.url}/v1/completions", json=body, timeout=60).json()
+    scores: list[float] = answer["choices"][0]["logprobs"]["token_logprobs"]
+    return scores
+
+
+def test_reset_brings_back_the_first_weights_bit_for_bit(vllm: Vllm, policy: Policy) -> None:
+    token = claim_publishing(vllm.weights_dir)
+    reset: dict[str, Any] = {
+        "url": f"{vllm.url}/gristmill/reset",
+        "headers": {"Authorization": f"Bearer {token}"},
+        "timeout": 60,
+    }
+    assert httpx.post(**reset).json() == {"weight_version": "default"}
+    first = _scores(vllm)
+    target = ModelServers([ModelServer(vllm.url, token, patience=30)])
+    halved = {name: tensor / 2 for name, tensor in policy.served_tensors().items()}
+    FilesystemTransport(target, vllm.weights_dir / "halved", None).publish(halved, PolicyVersion(1, 3))
+    target.close()
+    assert (_label(vllm), _scores(vllm) != first) == ("1.3", True)
+    assert _code(httpx.post(f"{vllm.url}/gristmill/reset")) == (401, "unauthorized")
+    assert httpx.post(**reset).is_success
+    shutil.rmtree(vllm.weights_dir / "halved")
+    assert (_label(vllm), _scores(vllm)) == ("default", first)
+    assert _sampled_under(vllm) == {"default"}
 
 
 def test_trainer_paused_during_its_request_is_refused_after_its_successor(vllm: Vllm, folder: Path) -> None:
