@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes the generated tables in docs/ from their sources.
 
-The sources are the models that check settings, the tables of Atropos' keys, .env.example, and the packages' errors.
+The sources are the models that check settings, the rewards, the tables of Atropos' keys, .env.example, and the
+packages' errors.
 
     python scripts/configuration_docs.py            write them
     python scripts/configuration_docs.py --check    fail when a table is not current (a unit test does the same)
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import enum
+import inspect
 import itertools
 import re
 import sys
@@ -31,13 +33,15 @@ from gristmill.hyperparameters import TRAINER_ONLY, Hyperparameters
 from gristmill.settings import flag_names, inner_model
 from gristmill_api.settings import Limits
 from gristmill_env.atropos.keys import KEYS, OPTIONS, REWARDS, Key, Part, Verdict
+from gristmill_env.options import REQUIRED
+from gristmill_env.rewards.registry import find, reward_names
 from gristmill_env.settings.run import EnvConfig
 from gristmill_trainer.memory import Memory, gigabytes
 from gristmill_trainer.settings import TrainerSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-FILES = ("configuration.md", "errors.md", "from-atropos.md", "gpu.md", "operations.md")
+FILES = ("configuration.md", "errors.md", "from-atropos.md", "gpu.md", "operations.md", "rewards.md")
 
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 _TABLE = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end of (?P=name) -->)", re.DOTALL)
@@ -187,6 +191,10 @@ def _atropos_row(key: Key) -> list[str]:
 
 
 def _yaml(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_yaml, value))}]"
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -198,6 +206,20 @@ def _atropos_rewards() -> str:
         + "\nOptions are passed to the reward unchanged, except for these, which have no effect, with a warning:\n\n"
         + _table(["reward", "option", "because"], options)
     )
+
+
+def _rewards() -> str:
+    """Returns the rewards that ship, with their options and the first lines of their docstrings."""
+    found = [find(name) for name in reward_names()]
+    rows = []
+    for definition in (one for one in found if one.target.__module__.startswith("gristmill_env.")):
+        options = (
+            f"`{name}`" if option.default is REQUIRED else f"`{name}: {_yaml(option.default)}`"
+            for name, option in definition.options.items()
+        )
+        rule = (inspect.getdoc(definition.target) or "").partition("\n")[0]
+        rows.append([f"`{definition.name}`", ", ".join(options) or "none", rule])
+    return _table(["name", "options", "rule"], rows)
 
 
 def _variables() -> str:
@@ -326,6 +348,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "variables": _variables,
     "atropos-keys": _atropos_keys,
     "atropos-rewards": _atropos_rewards,
+    "rewards": _rewards,
     "errors": lambda: _table(["package", "code", "error", "message"], table_rows()),
 }
 
