@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes the generated tables in docs/ from their sources.
 
-The sources are the models that check settings, the tables of Atropos' keys, of the fixes of its protocol and of
-troubles, .env.example, and the packages' errors.
+The sources are the models that check settings, the rewards, the tables of Atropos' keys, of the fixes of its protocol
+and of troubles, .env.example, and the packages' errors.
 
     python scripts/configuration_docs.py            write them
     python scripts/configuration_docs.py --check    fail when a table is not current (a unit test does the same)
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import enum
+import inspect
 import itertools
 import re
 import sys
@@ -39,7 +40,9 @@ from gristmill_api import metrics as api_metrics
 from gristmill_api.settings import Limits
 from gristmill_env import prometheus as env_metrics
 from gristmill_env.atropos.keys import KEYS, OPTIONS, REWARDS, Key, Part, Verdict
+from gristmill_env.options import REQUIRED
 from gristmill_env.progress import REASONS
+from gristmill_env.rewards.registry import find, reward_names
 from gristmill_env.settings.run import EnvConfig
 from gristmill_trainer.memory import Memory, gigabytes
 from gristmill_trainer.prometheus import OF_STEPS, OTHERS
@@ -56,6 +59,7 @@ FILES = (
     "metrics.md",
     "operations.md",
     "reproduce.md",
+    "rewards.md",
     "troubleshooting.md",
 )
 
@@ -236,6 +240,10 @@ def _atropos_row(key: Key) -> list[str]:
 
 
 def _yaml(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_yaml, value))}]"
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -254,6 +262,20 @@ def _atropos_fixes() -> str:
     fixes = yaml.safe_load((ROOT / "tests" / "integration" / "atropos" / "fixes.yaml").read_text(encoding="utf-8"))
     rows = [[fix["id"].replace("-", " "), fix["theirs"], fix["ours"], fix["safe"]] for fix in fixes]
     return _table(["case", "atroposlib 0.4.0", "here", "why it hurts no client"], rows)
+
+
+def _rewards() -> str:
+    """Returns the rewards that ship, with their options and the first lines of their docstrings."""
+    found = [find(name) for name in reward_names()]
+    rows = []
+    for definition in (one for one in found if one.target.__module__.startswith("gristmill_env.")):
+        options = (
+            f"`{name}`" if option.default is REQUIRED else f"`{name}: {_yaml(option.default)}`"
+            for name, option in definition.options.items()
+        )
+        rule = (inspect.getdoc(definition.target) or "").partition("\n")[0]
+        rows.append([f"`{definition.name}`", ", ".join(options) or "none", rule])
+    return _table(["name", "options", "rule"], rows)
 
 
 def _variables() -> str:
@@ -400,6 +422,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "atropos-fixes": _atropos_fixes,
     "troubles": lambda: _remedies("code", CODES),
     "drop-reasons": lambda: _remedies("reason", REASONS),
+    "rewards": _rewards,
     "errors": lambda: _table(["package", "code", "error", "message"], table_rows()),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ from tests.support.errors import raises
 
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards import Sample, Score, Scorer, WeightedReward, create_reward, registry, reward, reward_names
+from gristmill_env.rewards.composed import Composed
+from gristmill_env.settings.dataset import RewardSpec
 
 
 @pytest.fixture(autouse=True)
@@ -153,3 +156,16 @@ async def test_composed_reward_requires_the_inputs_of_its_parts() -> None:
 def test_composed_reward_refuses_invalid_parts(specification: Any, code: str, values: dict[str, Any]) -> None:
     with raises(RewardError, code, **values):
         create_reward(specification)
+
+
+async def test_whole_numbers_of_a_composed_reward_are_values() -> None:
+    @reward("counts")
+    class Counts(Composed):
+        parts = (RewardSpec(type="up"),)
+
+        def combine(self, parts: Mapping[str, Sequence[float | None]]) -> list[float | None]:
+            return [None if value is None else int(value) for value in parts["up"]]
+
+    async with Scorer([WeightedReward(create_reward("counts"), 1.0)], has_answer=False) as scorer:
+        totals = [score.total for score in await scorer.score([Sample("up 3"), Sample("up 1")])]
+    assert totals == [3.0, 1.0]

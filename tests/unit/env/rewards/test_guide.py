@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
+import configuration_docs
 from gristmill.settings import parse
 from gristmill_env.rewards import create_reward, registry, reward_names
-from gristmill_env.rewards.table import BEGIN, reward_table, with_table
 from gristmill_env.settings.dataset import DatasetConfig
 
 PAGE = Path(__file__).parents[4] / "docs" / "rewards.md"
@@ -23,22 +23,14 @@ def blocks(language: str) -> list[str]:
     return found
 
 
-def test_committed_reward_table_is_current() -> None:
-    text = PAGE.read_text()
-    assert with_table(text) == text, "run: python -m gristmill_env.rewards.table docs/rewards.md"
-
-
 def test_every_reward_has_a_row_with_its_options() -> None:
-    table = reward_table()
+    table = configuration_docs.TABLES["rewards"]()
     shipped = [name for name in reward_names() if registry.find(name).target.__module__.startswith("gristmill_env.")]
     assert "| `length` | `target_tokens: 128`" in table
     assert "| `combined` | `rewards`, `normalization: none` | The weighted sum of other rewards. |" in table
-    assert table.count("\n") == len(shipped) + 1
-
-
-def test_reward_page_without_its_markers_is_an_error() -> None:
-    with pytest.raises(ValueError, match=re.escape(BEGIN)):
-        with_table("no table here")
+    assert "| `tag_count` | `preferred_tags: [think, answer]` |" in table
+    assert table.count("\n") == len(shipped) + 2
+    assert table in PAGE.read_text()
 
 
 def test_rewards_of_the_page_have_the_documented_results() -> None:

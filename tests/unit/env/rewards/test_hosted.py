@@ -94,7 +94,7 @@ class Counts:
 def place(completion, row):
     if completion == "exits":
         sys.exit(1)
-    return str(os.getpid())
+    return chr(0xD83D) if completion == "half" else str(os.getpid())
 
 @reward("tests_placed", extract_answer=place)
 def placed(completion: str, answer: str) -> float:
@@ -212,8 +212,9 @@ async def test_a_cancelled_score_leaves_the_process_running(scorer: Make) -> Non
 
 async def test_answers_are_extracted_where_the_reward_runs(scorer: Make) -> None:
     made = scorer("code.py:placed")
-    first, second, exits = await made.extracted(["a", "b", "exits"], {})
+    first, second, half, exits = await made.extracted(["a", "b", "half", "exits"], {})
     assert first == second
+    assert half == "\N{REPLACEMENT CHARACTER}"
     assert str(first).isdigit()
     assert first != str(os.getpid())
     assert isinstance(exits, RewardError)

@@ -261,13 +261,12 @@ def _sent(found: Sequence[Outcomes]) -> list[Outcomes]:
     failures = (one for outcomes in found for one in outcomes.values() if isinstance(one, Failure))
     first = next(failures, None)
 
-    def sent(failure: Failure) -> Failure:
-        traced = failure is first and failure.cause is not None
-        trace = "".join(traceback.format_exception(failure.cause))[-_LONGEST:] if traced else ""
-        values = {name: plain(value) for name, value in failure.values.items()}
-        return replace(failure, values=values, cause=None, trace=whole(trace))
+    def sent(outcome: Outcome) -> Outcome:
+        if not isinstance(outcome, Failure):
+            return whole(outcome) if isinstance(outcome, str) else outcome
+        traced = outcome is first and outcome.cause is not None
+        trace = "".join(traceback.format_exception(outcome.cause))[-_LONGEST:] if traced else ""
+        values = {name: plain(value) for name, value in outcome.values.items()}
+        return replace(outcome, values=values, cause=None, trace=whole(trace))
 
-    return [
-        {whole(name): sent(one) if isinstance(one, Failure) else one for name, one in outcomes.items()}
-        for outcomes in found
-    ]
+    return [{whole(name): sent(one) for name, one in outcomes.items()} for outcomes in found]

@@ -78,6 +78,7 @@ class ComposedReward(Reward):
         outcomes: list[Outcome] = list(failures)
         for at, value in zip(good, self.composed.combine(values) if good else [], strict=True):
             overflows = value is not None and not math.isfinite(value)
+            value = value if value is None else float(value)
             outcomes[at] = Failure(name, "its sum overflows", "sum_overflows") if overflows else value
         return outcomes
 

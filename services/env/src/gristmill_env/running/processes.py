@@ -106,7 +106,8 @@ class ProcessPool:
     def close(self) -> None:
         """Kills the processes. Waiting and running jobs end with JobError."""
         self._closed = True
-        asyncio.run_coroutine_threadsafe(self._kill_all(), _loop()).result()
+        if self.asked:
+            asyncio.run_coroutine_threadsafe(self._kill_all(), _loop()).result()
 
     async def _kill_all(self) -> None:
         await gather(process.kill() for process in self._processes)
