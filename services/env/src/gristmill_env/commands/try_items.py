@@ -9,12 +9,12 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from gristmill.saved import content_of
 from gristmill_env.console import plain, say
 from gristmill_env.data import Message
 from gristmill_env.errors import ROW_ERRORS
 from gristmill_env.rollouts.groups import Rollout, RolloutGroup
 from gristmill_env.run_settings import RunSettings
-from gristmill_env.saved.group import content_of
 from gristmill_env.saved.summary import figure
 from gristmill_env.session import AT_A_TERMINAL, Session, Task, open_session
 

@@ -225,7 +225,7 @@ class Judge:
             verdicts = {int(number): word.lower() == "yes" for number, word in _VERDICT.findall(reply)}
             if sorted(verdicts) != [*range(1, len(self._rubric) + 1)]:
                 raise _unreadable(reply, f"a verdict for each of {len(self._rubric)} criteria")
-            return sum(verdicts.values()) / len(verdicts)
+            return float(sum(verdicts.values()) / len(verdicts))
         low, high = self._scale
         scores = _SCORE.findall(reply)
         if not scores or not low <= float(scores[-1]) <= high:
