@@ -44,6 +44,7 @@ def connect(url: str, login: Mapping[str, str]) -> Redis:
     replicas: int = options.pop(WAIT_REPLICAS, 0)
     kind = type(base.__name__, (_Connection, base), {})
     client = _Client.from_pool(BlockingConnectionPool(connection_class=kind, retry=Retry(NoBackoff(), 0), **options))
+    assert isinstance(client, _Client)
     client.replicas = replicas
     return client
 
