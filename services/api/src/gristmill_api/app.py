@@ -28,7 +28,7 @@ from gristmill_api.background import Supervisor, keep_retention, report_addresse
 from gristmill_api.context import Context
 from gristmill_api.http import error_handlers
 from gristmill_api.http.body_limit import Bodies, BodyLimit
-from gristmill_api.http.fast_route import FastPathMiddleware
+from gristmill_api.http.fast_route import hot_routes
 from gristmill_api.metrics import CountRequests, Metrics
 from gristmill_api.notifications import Notifications, listen_to_redis
 from gristmill_api.settings import Settings
@@ -99,7 +99,6 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.context = context
     app.state.atropos = atropos.AtroposContext(context, settings.atropos_run)
-    app.add_middleware(FastPathMiddleware, routes=[*routes.all_routes, *atropos.router.routes])
     bodies = Bodies(settings.limits.max_concurrent_body_bytes)
     metrics.body_bytes.set_function(lambda: bodies.held)
     limits = settings.limits
@@ -109,6 +108,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(HostCheck, hosts=settings.access.hosts, atropos_paths=atropos.paths)
     app.add_middleware(CountRequests, metrics=metrics)
     error_handlers.install(app)
+    app.router.routes[:0] = hot_routes([*routes.all_routes, *atropos.router.routes])
     app.include_router(routes.native)
     app.include_router(atropos.router)
     return app

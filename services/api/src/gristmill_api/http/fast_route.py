@@ -1,7 +1,7 @@
-"""Routes that FastAPI documents and FastPathMiddleware serves.
+"""Routes that FastAPI documents and plain routes of Starlette serve.
 
 FastAPI's dependency tree, exit stacks and conversions cost more time than Redis needs to store a small group. A fast
-route reads its own parameters, with the same types, and runs before FastAPI's router.
+route reads its own parameters, with the same types, and is in front of FastAPI's router.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
 
-# The router's own function: a role is checked, and a fast route found, for the path that the router would serve, also
-# behind a reverse proxy that adds a prefix (`uvicorn --root-path /prefix`).
+# route_path is the router's own function: a role is checked for the path that the router would serve, also behind a
+# reverse proxy that adds a prefix (`uvicorn --root-path /prefix`).
+from starlette._exception_handler import wrap_app_handling_exceptions
 from starlette._utils import get_route_path as route_path
-from starlette.routing import BaseRoute
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Message, Receive, Scope, Send
 
-from gristmill_api.http.error_handlers import ErrorFormat, error_response
+from gristmill_api.http.error_handlers import ErrorFormat
 
-__all__ = ["FastPathMiddleware", "FastRoute", "NeedsSlowPath", "fast_path", "route_path"]
+__all__ = ["FastRoute", "NeedsSlowPath", "fast_path", "hot_routes", "route_path"]
 
 Handler = Callable[[Request], Awaitable[Response]]
 _MARK: Final = "fast_path"
@@ -68,41 +69,33 @@ class FastRoute(APIRoute):
         return handler
 
 
-class FastPathMiddleware:
-    """ASGI middleware, the innermost. It serves fast routes and passes other requests to FastAPI."""
+class HotRoute(Route):
+    """A plain route in front of FastAPI's router, for the method and the path of a marked FastRoute."""
 
-    def __init__(self, app: ASGIApp, routes: Iterable[BaseRoute]) -> None:
-        self._app = app
-        self._routes = [
-            (method, route.path_regex.fullmatch, route, route.fast)
-            for route in routes
-            if isinstance(route, FastRoute) and route.fast is not None
-            for method in route.methods or ()
-        ]
+    def __init__(self, route: FastRoute, fast: Handler) -> None:
+        super().__init__(route.path, route.endpoint, methods=route.methods)
+        self._route = route
+        self._fast = fast
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            method, path = scope["method"], route_path(scope)
-            for allowed, matches, route, handler in self._routes:
-                if method == allowed and (match := matches(path)):
-                    scope.update(route=route, endpoint=route.endpoint, path_params=match.groupdict())
-                    await self._serve(handler, scope, receive, send)
-                    return
-        await self._app(scope, receive, send)
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, found = super().matches(scope)
+        return (match, {**found, "route": self._route}) if match is Match.FULL else (Match.NONE, {})
 
-    async def _serve(self, handler: Handler, scope: Scope, receive: Receive, send: Send) -> None:
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            await (await self._fast(request))(scope, receive, send)
+
         try:
-            response = await handler(request)
+            await wrap_app_handling_exceptions(answer, request)(scope, receive, send)
         except NeedsSlowPath:
-            await self._app(scope, _replay(await request.body(), receive), send)
-            return
-        except Exception as error:
-            found = error_response(request, error)
-            if found is None:
-                raise
-            response = found
-        await response(scope, receive, send)
+            await self._route.handle(scope, _replay(await request.body(), receive), send)
+
+
+def hot_routes(routes: Iterable[BaseRoute]) -> list[BaseRoute]:
+    """Returns a HotRoute for each marked route."""
+    return [HotRoute(route, route.fast) for route in routes if isinstance(route, FastRoute) and route.fast is not None]
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -7,8 +7,7 @@ import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-import hiredis
-from redis.asyncio import Connection, ConnectionPool, Redis
+from redis.asyncio import BlockingConnectionPool, Connection, Redis
 from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -23,8 +22,6 @@ from gristmill_api.store.sentinel import following
 
 Command = Sequence[str | bytes | int]
 
-_COPIED: Final = 16 * 1024
-"""Bytes of an argument that is copied into its command; a longer one is sent without a copy."""
 _DEFAULTS = {"max_connections": 64, "timeout": 5, "socket_timeout": 5, "socket_connect_timeout": 2}
 """Seconds. A URL may say otherwise: redis://host/0?socket_timeout=1."""
 DURABLE: Final = {"appendonly": "yes", "appendfsync": "always"}
@@ -45,16 +42,16 @@ def connect(url: str, login: Mapping[str, str]) -> Redis:
     if "sentinels" in options:
         base = following(base)
     replicas: int = options.pop(WAIT_REPLICAS, 0)
-    kind = type(base.__name__, (_FastConnection, base), {})
-    pool = _Pool(connection_class=kind, retry=Retry(NoBackoff(), 0), **options)
-    pool.wait_replicas = replicas
-    return Redis.from_pool(pool)
+    kind = type(base.__name__, (_Connection, base), {})
+    client = _Client.from_pool(BlockingConnectionPool(connection_class=kind, retry=Retry(NoBackoff(), 0), **options))
+    assert isinstance(client, _Client)
+    client.replicas = replicas
+    return client
 
 
 def wait_replicas(redis: Redis) -> int:
     """Returns the number of replicas that must have received a write before it counts, for a client of `connect`."""
-    pool = redis.connection_pool
-    return pool.wait_replicas if isinstance(pool, _Pool) else 0
+    return redis.replicas if isinstance(redis, _Client) else 0
 
 
 async def check_server(redis: Redis) -> None:
@@ -117,77 +114,16 @@ async def _reply(connection: AbstractConnection) -> Any:
         return error
 
 
-class _Pool(ConnectionPool):
-    """Waits for a connection if all are in use, as redis-py's BlockingConnectionPool does.
-
-    That pool takes ten times as long (45 us per call of the store, half as long as the call itself), most of it for
-    telemetry. This pool overrides public methods only, and keeps its connections itself.
-    """
-
-    wait_replicas = 0
-
-    def __init__(self, *, max_connections: int, timeout: float, **options: Any) -> None:
-        """`timeout`: seconds to wait for one of `max_connections`."""
-        super().__init__(max_connections=max_connections, **options)
-        self._timeout: Final = timeout
-        self._room: Final = asyncio.Semaphore(max_connections)
-        self._idle: Final[list[AbstractConnection]] = []
-        self._in_use: Final[set[AbstractConnection]] = set()
-
-    async def get_connection(self, command_name: Any = None, *keys: Any, **options: Any) -> AbstractConnection:
-        """Returns a connection that is connected. Raises redis.ConnectionError."""
-        if self._room.locked():
-            try:
-                async with asyncio.timeout(self._timeout):
-                    await self._room.acquire()
-            except TimeoutError as error:
-                raise ConnectionError("No connection available.") from error
-        else:
-            await self._room.acquire()
-        connection = self._idle.pop() if self._idle else self.make_connection()  # type: ignore[no-untyped-call]
-        self._in_use.add(connection)
-        try:
-            await self.ensure_connection(connection)
-        except BaseException:
-            await self.release(connection)
-            raise
-        return connection
-
-    async def release(self, connection: AbstractConnection) -> None:
-        self._in_use.remove(connection)
-        self._idle.append(connection)
-        self._room.release()
-
-    async def disconnect(self, inuse_connections: bool = True) -> None:
-        """Close the idle connections, and with `inuse_connections` the others too."""
-        closing = (*self._idle, *self._in_use) if inuse_connections else tuple(self._idle)
-        results = await asyncio.gather(*(connection.disconnect() for connection in closing), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-
-
-class _FastConnection(AbstractConnection):
-    """Sends with fewer steps than the library, and raises ConnectionError if uvloop raises RuntimeError."""
-
-    def pack_command(self, *args: Any) -> list[bytes]:
-        """One command as Redis reads it. As in the library, its name may be two words."""
-        if any(isinstance(arg, bytes) and len(arg) > _COPIED for arg in args):
-            packed: list[bytes] = super().pack_command(*args)
-            return packed
-        name, *rest = args
-        return [hiredis.pack_command((*name.split(), *rest))]
+class _Connection(AbstractConnection):
+    """Raises ConnectionError if uvloop raises RuntimeError, and keeps a cancellation that comes while it sends."""
 
     async def send_packed_command(self, command: bytes | str | Iterable[bytes], check_health: bool = True) -> None:
         """Write a command. Raises redis.ConnectionError and redis.TimeoutError."""
-        # The library's own time limit makes a task a command, before Python 3.12.
+        # The library's own time limit is asyncio.wait_for, which loses a cancellation before Python 3.12.
         limit, self.socket_timeout = self.socket_timeout, None
         try:
-            if limit is None:
+            async with asyncio.timeout(limit):
                 await super().send_packed_command(command, check_health)
-            else:
-                async with asyncio.timeout(limit):
-                    await super().send_packed_command(command, check_health)
         except TimeoutError as error:
             raise RedisTimeoutError("Timeout writing to socket") from error
         except RuntimeError as error:
@@ -196,3 +132,8 @@ class _FastConnection(AbstractConnection):
             raise ConnectionError(f"the connection was closed: {error}.") from error
         finally:
             self.socket_timeout = limit
+
+
+class _Client(Redis):
+    replicas = 0
+    """Of `wait_replicas`."""
