@@ -19,8 +19,7 @@ import re
 import weakref
 from array import array
 from bisect import bisect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
@@ -33,6 +32,8 @@ if TYPE_CHECKING:
     import pyarrow
 
 Row = dict[str, Any]
+Columns = dict[str, None]
+"""Names, in the order in which they appear."""
 
 
 class Rows(Protocol):
@@ -60,67 +61,49 @@ class FileRows:
 
         Raises DatasetError; PermissionError if a file may not be read.
         """
-        self._parts: list[tuple[int, Part]] = []
+        self._parts: list[tuple[int, Rows]] = []
         """The rows of each file, after the number of rows before them."""
-        self._length = 0
-        columns: dict[str, None] = {}
+        columns: Columns = {}
+        count = 0
         for path in paths:
-            if self._length == most:
+            if count == most:
                 break
-            part = _read(path, None if most is None else most - self._length)
-            columns |= dict.fromkeys(part.columns)
-            self._parts.append((self._length, part))
-            self._length += len(part.rows)
+            rows = _read(path, None if most is None else most - count, columns)
+            self._parts.append((count, rows))
+            count += len(rows)
         self._missing = dict.fromkeys(columns)
+        self._range = range(count)
+
+    def cut(self, first: int, end: int) -> None:
+        """Keeps the rows `first` to `end`."""
+        self._range = self._range[first:end]
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._range)
 
-    def __getitem__(self, index: int) -> Row:
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
         """Returns a row. Raises DatasetError if the file has changed since it was read."""
-        if not 0 <= index < self._length:
-            raise IndexError(index)
-        before, part = self._parts[bisect(self._parts, index, key=itemgetter(0)) - 1]
-        row = part.rows[index - before]
+        number = self._range[index]
+        before, rows = self._parts[bisect(self._parts, number, key=itemgetter(0)) - 1]
+        row = rows[number - before]
         return row if row.keys() == self._missing.keys() else {**self._missing, **row}
 
 
-@dataclass(frozen=True)
-class Part:
-    """The rows of one file."""
-
-    rows: list[Row] | _Lines | _Columns
-    columns: Iterable[str]
-
-    @classmethod
-    def of(cls, rows: list[Row]) -> Part:
-        """Returns rows that are in memory."""
-        columns = _Names()
-        for row in rows:
-            columns.add(row)
-        return cls(rows, columns.found)
-
-
-class _Names:
-    """The names of columns in the order in which they appear. A damaged name stays in its row."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, None] = {}
-
-    def add(self, row: Row) -> None:
-        if row.keys() != self.found.keys():
-            self.found |= dict.fromkeys(name for name in row if name == whole(name))
+def _note(columns: Columns, row: Row) -> Row:
+    """Adds the names of a row's columns, and returns the row. A damaged name stays in its row."""
+    if row.keys() != columns.keys():
+        columns |= dict.fromkeys(name for name in row if name == whole(name))
+    return row
 
 
 class _Lines:
     """The rows of a .jsonl file in UTF-8. The file is open, and a row is parsed when it is asked for."""
 
-    def __init__(self, path: Path, most: int | None) -> None:
-        """Parses the rows once, to find damage and columns. Raises _BrokenError, OSError."""
+    def __init__(self, path: Path, most: int | None, columns: Columns) -> None:
+        """Parses the rows once, to find damage and `columns`. Raises _BrokenError, OSError."""
         self._path = path
         self._places = array("Q")
         """Where each row begins and ends in the file, one pair after the other."""
-        names = _Names()
         self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._handle)
         with os.fdopen(os.dup(self._handle), "rb") as file:
@@ -130,10 +113,9 @@ class _Lines:
                 if len(self) == most:
                     break
                 if line.strip():
-                    names.add(_row(line, number))
+                    _note(columns, _row(line, number))
                     self._places.extend((start, start + len(line)))
                 start += len(line)
-        self.columns = names.found
 
     def __len__(self) -> int:
         return len(self._places) // 2
@@ -151,7 +133,7 @@ class _Lines:
             ) from error
 
 
-class _Columns:
+class _Arrow:
     """The rows of a .parquet file, as an Arrow table."""
 
     def __init__(self, table: pyarrow.Table) -> None:
@@ -165,8 +147,8 @@ class _Columns:
         return row
 
 
-def _read(path: Path, most: int | None) -> Part:
-    """Returns the first `most` rows of a file, or all. Raises DatasetError, PermissionError."""
+def _read(path: Path, most: int | None, columns: Columns) -> Rows:
+    """Returns the first `most` rows of a file, or all, and adds its `columns`. Raises DatasetError, PermissionError."""
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         raise DatasetError(
@@ -176,7 +158,7 @@ def _read(path: Path, most: int | None) -> Part:
             known=list(SUFFIXES),
         )
     try:
-        return reader(path, most)
+        return reader(path, most, columns)
     except PermissionError:
         raise
     except _BrokenError as error:
@@ -227,12 +209,11 @@ def _lines(path: Path) -> Iterator[str]:
 _NOT_UTF8 = "it is not UTF-8; save the file as UTF-8"
 
 
-def _read_jsonl(path: Path, most: int | None) -> Part:
+def _read_jsonl(path: Path, most: int | None, columns: Columns) -> Rows:
     if not _is_utf16(path):
-        lines = _Lines(path, most)
-        return Part(lines, lines.columns)
+        return _Lines(path, most, columns)
     texts = ((number, text) for number, text in enumerate(_lines(path), 1) if text.strip())
-    return Part.of([_row(text.encode(), number) for number, text in islice(texts, most)])
+    return [_note(columns, _row(text.encode(), number)) for number, text in islice(texts, most)]
 
 
 def _row(line: bytes, number: int) -> Row:
@@ -247,8 +228,8 @@ def _row(line: bytes, number: int) -> Row:
     return row
 
 
-def _read_json(path: Path, most: int | None) -> Part:
-    return Part.of(_json_rows(path)[:most])
+def _read_json(path: Path, most: int | None, columns: Columns) -> Rows:
+    return [_note(columns, row) for row in _json_rows(path)[:most]]
 
 
 def _json_rows(path: Path) -> list[Row]:
@@ -310,7 +291,7 @@ def _not_a_row(value: object) -> str:
     return f"a row is an object with named fields, not {value!r:.40}"
 
 
-def _read_csv(path: Path, most: int | None) -> Part:
+def _read_csv(path: Path, most: int | None, columns: Columns) -> Rows:
     csv.field_size_limit(_LONGEST_CELL)
     rows: list[Row] = []
     reader = csv.DictReader(_lines(path))
@@ -322,10 +303,10 @@ def _read_csv(path: Path, most: int | None) -> Part:
                 reason = f"{len(more)} cells more than the header's {len(names)}; quote a text that holds a comma"
                 values = {"surplus": len(more), "columns": len(names)}
                 raise _BrokenError(reader.line_num, reason, "too_many_cells", **values)
-            rows.append(row)
+            rows.append(_note(columns, row))
     except csv.Error as error:
         raise _BrokenError(reader.line_num + 1, error) from error
-    return Part.of(rows)
+    return rows
 
 
 def _check_columns(names: Sequence[str]) -> None:
@@ -336,20 +317,21 @@ def _check_columns(names: Sequence[str]) -> None:
             raise _BrokenError(1, reason, "duplicate_key", key=name)
 
 
-def _read_parquet(path: Path, most: int | None) -> Part:
+def _read_parquet(path: Path, most: int | None, columns: Columns) -> Rows:
     import pyarrow.parquet  # here: slow to import, and few runs need it
 
     with pyarrow.parquet.ParquetFile(path) as file:
         _check_columns(file.schema_arrow.names)
+        columns |= dict.fromkeys(file.schema_arrow.names)
         tables, left = [file.schema_arrow.empty_table()], file.metadata.num_rows if most is None else most
         for number in range(file.num_row_groups):
             if left > 0:
                 tables.append(file.read_row_group(number).slice(0, left))
                 left -= tables[-1].num_rows
-        return Part(_Columns(pyarrow.concat_tables(tables)), file.schema_arrow.names)
+        return _Arrow(pyarrow.concat_tables(tables))
 
 
-_READERS: Mapping[str, Callable[[Path, int | None], Part]] = {
+_READERS: Mapping[str, Callable[[Path, int | None, Columns], Rows]] = {
     ".jsonl": _read_jsonl,
     ".json": _read_json,
     ".csv": _read_csv,

@@ -243,25 +243,13 @@ def _check_revision(rows: Any, name: str, revision: str, label: str) -> None:
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-class _Slice:
-    """Rows `first` to `end` of others."""
-
-    def __init__(self, rows: Rows, first: int, end: int) -> None:
-        self._rows, self._range = rows, range(first, end)
-
-    def __len__(self) -> int:
-        return len(self._range)
-
-    def __getitem__(self, index: int) -> Mapping[str, Any]:
-        return self._rows[self._range[index]]
-
-
 def _slice(files: Sequence[Path], split: str, label: str) -> Rows:
     """Returns the rows of a split. Reads no row after its last, if the split counts rows from the first."""
     match = _match(split, label)
     counted = all(text is None or text.isdecimal() for text in match.groups()) and match["end"] is not None
     rows = FileRows(files, int(match["end"]) if counted else None)
-    return _Slice(rows, *_bounds(split, len(rows), label))
+    rows.cut(*_bounds(split, len(rows), label))
+    return rows
 
 
 def _base(split: str) -> str:
