@@ -7,14 +7,17 @@ import json
 import math
 import os
 import tempfile
+import tracemalloc
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import datasets
 import huggingface_hub
+import pyarrow
 import pyarrow.parquet
 import pytest
 from pydantic import ValidationError
@@ -62,6 +65,81 @@ def test_dataset_reads_local_files_of_each_format(tmp_path: Path, suffix: str) -
     dataset = load(dataset_path=str(write(tmp_path, suffix)))
     item = dataset.item(3)
     assert (len(dataset), item.prompt, item.answer) == (10, "What is 3 + 1?", "#### 4")
+
+
+def write_large(folder: Path, suffix: str) -> Path:
+    """A file of 20,000 rows and some megabytes."""
+    path, random = folder / f"large{suffix}", Random(0)
+    rows = [{"question": f"{n}: {random.randbytes(200).hex()}", "answer": str(n)} for n in range(20_000)]
+    if suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif suffix == ".csv":
+        path.write_text("question,answer\n" + "".join(f"{row['question']},{row['answer']}\n" for row in rows))
+    else:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=1000)
+    return path
+
+
+def bytes_read() -> int:
+    """Returns the bytes that this process has read from files so far."""
+    counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(counts["rchar"])
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
+def test_slice_of_a_large_file_reads_only_its_rows(tmp_path: Path, suffix: str) -> None:
+    path = write_large(tmp_path, suffix)
+    load(dataset_path=str(write(tmp_path, suffix)))  # imports what it needs
+    before = bytes_read()
+    dataset = load(dataset_path=str(path), split="train[50:150]")
+    assert (len(dataset), dataset.item(99).answer) == (100, "149")
+    assert bytes_read() - before < path.stat().st_size / 10
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_rows_of_a_large_file_are_objects_only_while_they_are_used(tmp_path: Path, suffix: str) -> None:
+    path = write_large(tmp_path, suffix)
+    tracemalloc.start()
+    try:
+        dataset = load(dataset_path=str(path))
+        answers = [dataset.item(n).answer for n in range(len(dataset))]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert answers == [str(n) for n in range(20_000)]
+    assert peak < path.stat().st_size / 2, "the rows as objects would take twice the size of the file"
+
+
+def test_damage_after_the_slice_does_not_count(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"question": "a", "answer": "1"}\n' * 3 + "{broken\n")
+    assert len(load(dataset_path=str(path), split="train[:3]")) == 3
+    with raises(DatasetError, "dataset_unreadable", path=path, line=4):
+        load(dataset_path=str(path), split="train[:4]")
+    with raises(DatasetError, "dataset_unreadable", path=path, line=4):
+        load(dataset_path=str(path), split="train[:50%]")
+
+
+def test_slice_of_a_folder_reads_its_shards_until_it_is_complete(tmp_path: Path) -> None:
+    for number in range(3):
+        rows = [{"question": f"{number}{n}", "answer": "1"} for n in range(2)]
+        text = "".join(json.dumps(row) + "\n" for row in rows) if number < 2 else "{broken\n"
+        (tmp_path / f"train-0000{number}-of-00003.jsonl").write_text(text)
+    dataset = load(dataset_path=str(tmp_path), split="train[1:4]")
+    assert [dataset.item(n).prompt for n in range(3)] == ["01", "10", "11"]
+
+
+def test_row_of_a_file_that_changed_since_the_start_is_a_bad_row(tmp_path: Path) -> None:
+    path = write(tmp_path, ".jsonl")
+    dataset = load(dataset_path=str(path))
+    text = path.read_text()
+    with path.open("r+") as file:
+        file.write(text.replace("{", "[", 1))
+    with raises(DatasetError, "dataset_changed", path=path, row=0):
+        dataset.item(0)
+    assert dataset.item(1).prompt == "What is 1 + 1?"
+    path.unlink()
+    assert dataset.item(9).prompt == "What is 9 + 1?", "a file that was replaced keeps its rows until the end"
 
 
 def test_dataset_path_is_relative_to_the_config_then_to_the_working_directory(

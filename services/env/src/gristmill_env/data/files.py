@@ -1,7 +1,12 @@
-"""Reads the rows of one local file: .jsonl, .json, .csv or .parquet.
+"""Reads the rows of local files: .jsonl, .json, .csv or .parquet.
+
+Of .jsonl, .csv and .parquet only the rows of the split are read, so `train[:100]` of a large file costs as much as a
+file of 100 rows. Rows of .jsonl stay in the file, and rows of .parquet are columns in memory. Both become objects when
+they are asked for.
 
 An error names the file and, if possible, the line. A column or a key that is there twice is an error, because one value
-would replace the other in silence.
+would replace the other in silence. The package `datasets` does not read these files, because it makes dates of texts
+and floats of long integers, and refuses a whole file for one half character.
 """
 
 from __future__ import annotations
@@ -9,15 +14,35 @@ from __future__ import annotations
 import codecs
 import csv
 import json
+import os
 import re
+import weakref
+from array import array
+from bisect import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gristmill_env.errors import DatasetError
 from gristmill_env.values import whole
 
-Table = list[dict[str, Any]]
+if TYPE_CHECKING:
+    import pyarrow
+
+Row = dict[str, Any]
+Columns = dict[str, None]
+"""Names, in the order in which they appear."""
+
+
+class Rows(Protocol):
+    """The interface of every source of rows; `datasets.Dataset` and lists of rows implement it."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
+
 
 _LONGEST_CELL = 2**31 - 1
 """Characters per cell; the highest limit that csv accepts on every platform. Its default is only 128 KiB."""
@@ -25,8 +50,105 @@ _REST: Any = None
 """The key under which csv returns cells that have no column."""
 
 
-def read_file(path: Path) -> Table:
-    """Returns the rows of a file. Raises DatasetError; PermissionError if the file may not be read."""
+class FileRows:
+    """The rows of one file or of several, each with the columns of all rows that were read.
+
+    A row that lacks a column has None there, as in a table.
+    """
+
+    def __init__(self, paths: Sequence[Path], most: int | None) -> None:
+        """Reads the files. `most`: rows that are needed, from the first; None: all.
+
+        Raises DatasetError; PermissionError if a file may not be read.
+        """
+        self._parts: list[tuple[int, Rows]] = []
+        """The rows of each file, after the number of rows before them."""
+        columns: Columns = {}
+        count = 0
+        for path in paths:
+            if count == most:
+                break
+            rows = _read(path, None if most is None else most - count, columns)
+            self._parts.append((count, rows))
+            count += len(rows)
+        self._missing = dict.fromkeys(columns)
+        self._range = range(count)
+
+    def cut(self, first: int, end: int) -> None:
+        """Keeps the rows `first` to `end`."""
+        self._range = self._range[first:end]
+
+    def __len__(self) -> int:
+        return len(self._range)
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        """Returns a row. Raises DatasetError if the file has changed since it was read."""
+        number = self._range[index]
+        before, rows = self._parts[bisect(self._parts, number, key=itemgetter(0)) - 1]
+        row = rows[number - before]
+        return row if row.keys() == self._missing.keys() else {**self._missing, **row}
+
+
+def _note(columns: Columns, row: Row) -> Row:
+    """Adds the names of a row's columns, and returns the row. A damaged name stays in its row."""
+    if row.keys() != columns.keys():
+        columns |= dict.fromkeys(name for name in row if name == whole(name))
+    return row
+
+
+class _Lines:
+    """The rows of a .jsonl file in UTF-8. The file is open, and a row is parsed when it is asked for."""
+
+    def __init__(self, path: Path, most: int | None, columns: Columns) -> None:
+        """Parses the rows once, to find damage and `columns`. Raises _BrokenError, OSError."""
+        self._path = path
+        self._places = array("Q")
+        """Where each row begins and ends in the file, one pair after the other."""
+        self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._handle)
+        with os.fdopen(os.dup(self._handle), "rb") as file:
+            start = len(codecs.BOM_UTF8) if file.peek(3).startswith(codecs.BOM_UTF8) else 0
+            file.seek(start)
+            for number, line in enumerate(file, 1):
+                if len(self) == most:
+                    break
+                if line.strip():
+                    _note(columns, _row(line, number))
+                    self._places.extend((start, start + len(line)))
+                start += len(line)
+
+    def __len__(self) -> int:
+        return len(self._places) // 2
+
+    def __getitem__(self, index: int) -> Row:
+        start, end = self._places[2 * index : 2 * index + 2]
+        try:
+            return _row(os.pread(self._handle, end - start, start), 1)
+        except _BrokenError as error:
+            raise DatasetError(
+                "dataset_changed",
+                f"row {index} of data set {self._path} has changed since it was read; start the run again",
+                path=self._path,
+                row=index,
+            ) from error
+
+
+class _Arrow:
+    """The rows of a .parquet file, as an Arrow table."""
+
+    def __init__(self, table: pyarrow.Table) -> None:
+        self._table = table
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def __getitem__(self, index: int) -> Row:
+        row: Row = self._table.slice(index, 1).to_pylist()[0]
+        return row
+
+
+def _read(path: Path, most: int | None, columns: Columns) -> Rows:
+    """Returns the first `most` rows of a file, or all, and adds its `columns`. Raises DatasetError, PermissionError."""
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         raise DatasetError(
@@ -36,7 +158,7 @@ def read_file(path: Path) -> Table:
             known=list(SUFFIXES),
         )
     try:
-        return reader(path)
+        return reader(path, most, columns)
     except PermissionError:
         raise
     except _BrokenError as error:
@@ -44,16 +166,6 @@ def read_file(path: Path) -> Table:
         raise DatasetError(error.code, text, path=path, line=error.line, **error.values) from error
     except (OSError, ValueError) as error:
         raise DatasetError("dataset_unreadable", f"data set {path} cannot be read: {error}", path=path) from error
-
-
-def with_all_columns(rows: Table) -> Table:
-    """Returns the rows with the columns of all of them. A row that lacks a column has None there, as in a table."""
-    columns: dict[str, None] = {}
-    for row in rows:
-        if row.keys() != columns.keys():
-            columns |= dict.fromkeys(name for name in row if name == whole(name))  # a damaged name stays in its row
-    missing = dict.fromkeys(columns)
-    return [row if row.keys() == columns.keys() else {**missing, **row} for row in rows]
 
 
 class _BrokenError(Exception):
@@ -79,30 +191,48 @@ def _one_of_each_key(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _JSON = json.JSONDecoder(object_pairs_hook=_one_of_each_key)
 
 
+def _is_utf16(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
 def _lines(path: Path) -> Iterator[str]:
     """Yields the lines of a file in UTF-8, or in UTF-16 with a byte order mark, without changing the ends of lines."""
-    with path.open("rb") as file:
-        start = file.read(2)
-    encoding = "utf-16" if start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+    encoding = "utf-16" if _is_utf16(path) else "utf-8-sig"
     with path.open(encoding=encoding, errors="surrogateescape", newline="") as file:
         for number, line in enumerate(file, 1):
             if line != whole(line):
-                raise _BrokenError(number, "it is not UTF-8; save the file as UTF-8")
+                raise _BrokenError(number, _NOT_UTF8)
             yield line
 
 
-def _read_jsonl(path: Path) -> Table:
-    rows: Table = []
-    for number, text in enumerate(_lines(path), 1):
-        if text.strip():
-            row, end = _parsed(text, _BLANKS.match(text).end(), number)  # type: ignore[union-attr]
-            if rest := text[end:].strip():
-                raise _BrokenError(number, f"text after the object: {rest!r:.40}")
-            rows.append(row)
-    return rows
+_NOT_UTF8 = "it is not UTF-8; save the file as UTF-8"
 
 
-def _read_json(path: Path) -> Table:
+def _read_jsonl(path: Path, most: int | None, columns: Columns) -> Rows:
+    if not _is_utf16(path):
+        return _Lines(path, most, columns)
+    texts = ((number, text) for number, text in enumerate(_lines(path), 1) if text.strip())
+    return [_note(columns, _row(text.encode(), number)) for number, text in islice(texts, most)]
+
+
+def _row(line: bytes, number: int) -> Row:
+    """Returns the object of a line. Raises _BrokenError."""
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as error:
+        raise _BrokenError(number, _NOT_UTF8) from error
+    row, end = _parsed(text, _BLANKS.match(text).end(), number)  # type: ignore[union-attr]
+    if rest := text[end:].strip():
+        raise _BrokenError(number, f"text after the object: {rest!r:.40}")
+    return row
+
+
+def _read_json(path: Path, most: int | None, columns: Columns) -> Rows:
+    return [_note(columns, row) for row in _json_rows(path)[:most]]
+
+
+def _json_rows(path: Path) -> list[Row]:
     """Reads a list of objects; an object that holds one such list ({"data": [...]}); or one object after another."""
     text = "".join(_lines(path))
     try:
@@ -161,19 +291,19 @@ def _not_a_row(value: object) -> str:
     return f"a row is an object with named fields, not {value!r:.40}"
 
 
-def _read_csv(path: Path) -> Table:
+def _read_csv(path: Path, most: int | None, columns: Columns) -> Rows:
     csv.field_size_limit(_LONGEST_CELL)
-    rows: Table = []
+    rows: list[Row] = []
     reader = csv.DictReader(_lines(path))
     try:
         names = list(reader.fieldnames or ())
         _check_columns(names)
-        for row in reader:
+        for row in islice(reader, most):
             if (more := row.pop(_REST, None)) is not None:
                 reason = f"{len(more)} cells more than the header's {len(names)}; quote a text that holds a comma"
                 values = {"surplus": len(more), "columns": len(names)}
                 raise _BrokenError(reader.line_num, reason, "too_many_cells", **values)
-            rows.append(row)
+            rows.append(_note(columns, row))
     except csv.Error as error:
         raise _BrokenError(reader.line_num + 1, error) from error
     return rows
@@ -187,19 +317,25 @@ def _check_columns(names: Sequence[str]) -> None:
             raise _BrokenError(1, reason, "duplicate_key", key=name)
 
 
-def _read_parquet(path: Path) -> Table:
+def _read_parquet(path: Path, most: int | None, columns: Columns) -> Rows:
     import pyarrow.parquet  # here: slow to import, and few runs need it
 
-    file = pyarrow.parquet.ParquetFile(path)
-    _check_columns(file.schema_arrow.names)
-    return list(file.read().to_pylist())
+    with pyarrow.parquet.ParquetFile(path) as file:
+        _check_columns(file.schema_arrow.names)
+        columns |= dict.fromkeys(file.schema_arrow.names)
+        tables, left = [file.schema_arrow.empty_table()], file.metadata.num_rows if most is None else most
+        for number in range(file.num_row_groups):
+            if left > 0:
+                tables.append(file.read_row_group(number).slice(0, left))
+                left -= tables[-1].num_rows
+        return _Arrow(pyarrow.concat_tables(tables))
 
 
-_READERS: Mapping[str, Callable[[Path], Table]] = {
+_READERS: Mapping[str, Callable[[Path, int | None, Columns], Rows]] = {
     ".jsonl": _read_jsonl,
     ".json": _read_json,
     ".csv": _read_csv,
     ".parquet": _read_parquet,
 }
 SUFFIXES = tuple(_READERS)
-"""The ends of names that `read_file` reads, in small letters; large letters mean the same."""
+"""The ends of names of the files that `FileRows` reads, in small letters; large letters mean the same."""

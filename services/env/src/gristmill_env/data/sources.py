@@ -7,21 +7,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from gristmill.settings import readable_by_all
-from gristmill_env.data.files import SUFFIXES, Table, read_file, with_all_columns
+from gristmill_env.data.files import SUFFIXES, FileRows, Rows
 from gristmill_env.errors import DatasetError
 from gristmill_env.settings.dataset import DatasetConfig
-
-
-class Rows(Protocol):
-    """The interface of every source of rows; `datasets.Dataset` and lists of rows implement it."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
-
 
 _SHARD = re.compile(r"-(?P<number>\d{5})-of-(?P<count>\d{5})(?:-[0-9a-f]+)?")
 """The end of a shard's name in a data set of the hub: train-00000-of-00002.parquet."""
@@ -56,7 +47,7 @@ def load_rows(config: DatasetConfig, config_dir: Path | None) -> tuple[str, Rows
     with _permission_errors(path):
         found = _find(path, config_dir)
         if found.is_file():
-            return label, _slice(with_all_columns(read_file(found)), config.split, label)
+            return label, _slice([found], config.split, label)
         return label, _from_folder(found, config, label)
 
 
@@ -117,8 +108,7 @@ def _from_folder(folder: Path, config: DatasetConfig, label: str) -> Rows:
         searched = folder if part is None else folder / part
         for place in (searched, searched / "data"):
             if place.is_dir() and (files := _files_of(place, base, label)):
-                table = [row for file in files for row in read_file(file)]
-                return _slice(with_all_columns(table), split, label)
+                return _slice(files, split, label)
         there = sorted(entry.name for entry in searched.iterdir())
         below = [one.name for one in sorted(folder.iterdir()) if one.is_dir() and _files_of(one, base, label)]
         hint = f"; set dataset_config to {' or '.join(below)}" if below else ""
@@ -253,9 +243,13 @@ def _check_revision(rows: Any, name: str, revision: str, label: str) -> None:
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def _slice(rows: Table, split: str, label: str) -> Table:
-    first, end = _bounds(split, len(rows), label)
-    return rows[first:end]
+def _slice(files: Sequence[Path], split: str, label: str) -> Rows:
+    """Returns the rows of a split. Reads no row after its last, if the split counts rows from the first."""
+    match = _match(split, label)
+    counted = all(text is None or text.isdecimal() for text in match.groups()) and match["end"] is not None
+    rows = FileRows(files, int(match["end"]) if counted else None)
+    rows.cut(*_bounds(split, len(rows), label))
+    return rows
 
 
 def _base(split: str) -> str:
@@ -268,11 +262,7 @@ _SLICE = re.compile(r"\w+(?:\[(?P<first>-?\d+%?)?:(?P<end>-?\d+%?)?\])?")
 
 def _bounds(split: str, length: int, label: str) -> tuple[int, int]:
     """Returns the first and end row of a split such as "train[10%:]", as `datasets` reads it."""
-    match = _SLICE.fullmatch(split)
-    if match is None:
-        raise DatasetError(
-            "not_a_split", f"{label}: '{split}' is not a split; write train, train[:100], train[10%:20%]", split=split
-        )
+    match = _match(split, label)
 
     def row(text: str | None, default: int) -> int:
         if text is None:
@@ -281,3 +271,11 @@ def _bounds(split: str, length: int, label: str) -> tuple[int, int]:
         return max(0, min(length, number + length if number < 0 else number))
 
     return row(match["first"], 0), row(match["end"], length)
+
+
+def _match(split: str, label: str) -> re.Match[str]:
+    if (match := _SLICE.fullmatch(split)) is None:
+        raise DatasetError(
+            "not_a_split", f"{label}: '{split}' is not a split; write train, train[:100], train[10%:20%]", split=split
+        )
+    return match
