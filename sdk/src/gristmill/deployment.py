@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from gristmill.dotenv import DotenvError, read_env_file
 from gristmill.errors import ConfigError, ManifestError
 from gristmill.redaction import remember
 
+_LOG = logging.getLogger(__name__)
 API_URL = "http://127.0.0.1:8000"
 MODEL_URL = "http://127.0.0.1:9001"
 RUN_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
@@ -99,6 +101,15 @@ class Manifest(BaseModel):
     """The server's parser of tool calls, by vLLM's name. None: the server does not return tool calls."""
     reasoning_parser: str | None = None
     """The server's parser of reasoning. None: the server returns reasoning as part of the content."""
+
+    @classmethod
+    def find(cls, models_dir: Path) -> Manifest | None:
+        """Returns the manifest, or None if it does not exist or is not readable, and logs the reason."""
+        try:
+            return cls.read(models_dir)
+        except ManifestError as error:
+            _LOG.debug("%s", error)
+            return None
 
     @classmethod
     def read(cls, models_dir: Path) -> Manifest:

@@ -30,7 +30,7 @@ from gristmill.archive.drops import DROPS_FILE, OLDER_DROPS_FILE
 from gristmill.archive.run_file import RUN_FILE, read_run_file
 from gristmill.archive.trained import TOKENIZER_FOLDER, TRAINED_FOLDER
 from gristmill.deployment import RUN_ID, Manifest
-from gristmill.errors import GristmillError, ManifestError
+from gristmill.errors import GristmillError
 from gristmill.lines import read_growing_jsonl
 from gristmill.metrics import METRICS_FILE, number, readable
 from gristmill.receipts import RECEIPTS_FILE, Receipt, parse_receipts
@@ -212,9 +212,8 @@ class RunFolder:
             return path
         if (model := self.model()) is not None and foreign.is_file(path := model / _TOKENIZER_FILE):
             return path
-        try:
-            manifest = Manifest.read(Path(os.environ.get("GRISTMILL_MODELS_DIR") or ".gristmill/models"))
-        except ManifestError:
+        manifest = Manifest.find(Path(os.environ.get("GRISTMILL_MODELS_DIR") or ".gristmill/models"))
+        if manifest is None:
             return None
         path = Path(manifest.tokenizer_path).resolve() / _TOKENIZER_FILE
         return path.resolve() if path.is_file() else None

@@ -29,7 +29,6 @@ from gristmill import (
     Deployment,
     GristmillError,
     Manifest,
-    ManifestError,
     TrajectoryGroup,
     foreign,
     read_rollouts,
@@ -52,6 +51,7 @@ from gristmill_trainer.policy.lora import ADAPTER_CONFIG, adapter_rank, saved_lo
 from gristmill_trainer.publish import ModelServer, ServerList
 from gristmill_trainer.receipts import (
     Case,
+    Diagnosis,
     LiveDiagnosis,
     Probe,
     Probes,
@@ -96,7 +96,7 @@ def before_run(config: str, environ: Mapping[str, str]) -> Iterator[Check]:
 
 def check_settings(settings: TrainerSettings, temperature: float, deployment: Deployment) -> Iterator[Check]:
     """Yields the checks of a training with these settings. `temperature`: of the run's completions."""
-    manifest = _manifest(deployment.models_dir)
+    manifest = Manifest.find(deployment.models_dir)
     servers = ServerList(split_urls(settings.base_url or deployment.model_url or MODEL_URL), patience=0.0)
     served: dict[ModelServer, dict[str, Any]] = {}
     silent: list[Check] = []
@@ -122,13 +122,6 @@ def check_settings(settings: TrainerSettings, temperature: float, deployment: De
     yield from silent
     if served:
         yield from _check_servers(settings, source, served, temperature)
-
-
-def _manifest(models_dir: Path) -> Manifest | None:
-    try:
-        return Manifest.read(models_dir)
-    except ManifestError:
-        return None
 
 
 def _source(
@@ -261,16 +254,19 @@ def check_server(server: ModelServer, policy: Policy, probes: Probes, *, adapter
         return Check(name, "ok", f"{text} ({source.served_dtype}: at most {bound:.1g})")
     case = Case(probes=probes, served=served, own=own, older={}, bound=bound, rounding=rounding * size, version="1.0")
     found = LiveDiagnosis(source, adapters)(case, server, None)
-    text = f"log-probabilities of {where} differ from those of {source.weights}: {found.text} [{found.cause}]"
-    return Check(name, "failed", f"{text}. Remedy: {found.remedy}", code="receipt_failed")
+    return _failed(name, f"log-probabilities of {where} differ from those of {source.weights}", found)
+
+
+def _failed(name: str, text: str, found: Diagnosis) -> Check:
+    text = f"{text}. The server: {found.text} [{found.cause}]. Remedy: {found.remedy}"
+    return Check(name, "failed", text, code="receipt_failed")
 
 
 def _load(source: ModelSource, settings: TrainerSettings, adapters: Path | None = None) -> Policy:
     """Loads a policy without a progress bar. `adapters`: folder of its adapters. Raises ModelError."""
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    if adapters is None:
-        return Policy(source, settings.device, packing=settings.packing)
-    return Policy(source, settings.device, str(adapters), packing=settings.packing, lora=saved_lora(adapters))
+    folder, lora = (None, None) if adapters is None else (str(adapters), saved_lora(adapters))
+    return Policy(source, settings.device, folder, packing=settings.packing, lora=lora)
 
 
 # --- After a run -----------------------------------------------------------------------------------------------
@@ -319,7 +315,7 @@ def _weights_of(run: RunFolder, deployment: Deployment) -> tuple[list[_Weights],
     """Returns the run's checkpoints, and the initial model if the manifest has it and the run began from it. Returns
     warnings of the checkpoints of adapters whose model is not on this machine. Raises GristmillError."""
     found, not_checked = [], []
-    manifest, record = _manifest(deployment.models_dir), run.record()
+    manifest, record = Manifest.find(deployment.models_dir), run.record()
     path = run.find(DIGESTS_FILE)
     digests = {} if path is None else {one.version: one for one in read_digests(path)}
     elsewhere = any(one.after is None and one.progress.origin for one in digests.values())
@@ -453,6 +449,5 @@ def _check_version(
         label=label,
         raw=raw,
     )
-    found = diagnose(case)
     text = f"the completions under this label differ by {difference:.2g} nats, and rounding explains {bound:.1g}"
-    return Check(name, "failed", f"{text}. The server: {found.text} [{found.cause}]. Remedy: {found.remedy}")
+    return _failed(name, text, diagnose(case))

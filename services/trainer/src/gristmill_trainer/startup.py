@@ -17,7 +17,6 @@ from gristmill import (
     ErrorCode,
     LeaseSession,
     Manifest,
-    ManifestError,
     PolicyVersion,
     Protocol,
     RunRecord,
@@ -184,7 +183,7 @@ class _MainStart:
                 stop.grace = settings.stop_grace_seconds
             self._hook = None if settings.on_step is None else load_hook(settings.on_step)
             self._hub = Hub.read(settings.push_to_hub, self._environ)
-            source = find_model(settings.model_name, _manifest(deployment.models_dir), servers.served())
+            source = find_model(settings.model_name, Manifest.find(deployment.models_dir), servers.served())
             if settings.publisher != "none":
                 check_publishable(settings.lora_rank, source)
             run_dir = deployment.runs_dir / run.run_id
@@ -320,14 +319,6 @@ class _MainStart:
                 return False
             self._stack.enter_context(held.pop_all())
             return True
-
-
-def _manifest(models_dir: Path) -> Manifest | None:
-    try:
-        return Manifest.read(models_dir)
-    except ManifestError as error:
-        _LOG.info("%s", error)
-        return None
 
 
 def _transport(

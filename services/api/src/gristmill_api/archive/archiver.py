@@ -33,6 +33,7 @@ from gristmill.archive.drops import DROPS_FILE, Drop, append_drops
 from gristmill.archive.writer import NoRoomError, RunWriter, free_bytes
 from gristmill.backoff import Backoff
 from gristmill.logs import line
+from gristmill.trouble import CODES
 from gristmill_api import errors
 from gristmill_api.errors import ApiProblem
 from gristmill_api.metrics import Metrics
@@ -147,12 +148,12 @@ class Archiver:
         is_full = free < self._min_free_bytes
         if is_full and not self._disk_is_full:
             _LOG.error(
-                "THE DISK OF %s IS NEARLY FULL: %d bytes are free, fewer than API_ARCHIVE_MIN_FREE_BYTES (%d). Groups "
-                "are trained on and NOT archived. If Redis keeps its file on this disk, Redis stops when the disk is "
-                "full: free some space.",
+                "THE DISK OF %s IS NEARLY FULL [disk_floor]: %d bytes are free, fewer than API_ARCHIVE_MIN_FREE_BYTES "
+                "(%d). Groups are trained on and NOT archived. Remedy: %s",
                 self._runs_dir,
                 free,
                 self._min_free_bytes,
+                CODES["disk_floor"].remedy,
             )
         elif self._disk_is_full and not is_full:
             _LOG.info(line("archive", disk=self._runs_dir, free=free, state="up"))
@@ -289,8 +290,8 @@ class Archiver:
         if run.run_id not in self._failing:
             self._failing.add(run.run_id)
             _LOG.error(
-                "THE ARCHIVE OF RUN %s CANNOT BE WRITTEN (%s). Training goes on; its groups are trained on and NOT "
-                "archived until %s can be written. gristmill_api_archive_lost counts them.",
+                "THE ARCHIVE OF RUN %s CANNOT BE WRITTEN [archive_lost] (%s). Training goes on; its groups are trained "
+                "on and NOT archived until %s can be written. gristmill_api_archive_lost counts them.",
                 run.run_id,
                 error,
                 self._runs_dir,

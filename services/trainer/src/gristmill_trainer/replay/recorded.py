@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gristmill import Hyperparameters, Manifest, ManifestError, PolicyVersion, TrajectoryGroup
+from gristmill import Hyperparameters, Manifest, PolicyVersion, TrajectoryGroup
 from gristmill.archive import GroupIndex
 from gristmill.archive.drops import read_drops
 from gristmill.folders import ORIGIN_FOLDER, RunFolder
@@ -32,7 +31,6 @@ from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.replay.untrusted import UntrustedError
 from gristmill_trainer.settings import TrainerSettings
 
-_LOG = logging.getLogger(__name__)
 _OF_TRAINER = frozenset({"publisher", "policy_loss", "ref_model", "device", "peak_tflops"})
 """Settings, besides hyperparameters, that a retraining takes from a record. Others name code, files or addresses."""
 
@@ -253,11 +251,7 @@ def find_source(facts: TrainerFacts, model: str | None, models_dir: Path, *, tru
     `model`: a folder or hub id that the user names. Without it: the model of this machine's manifest if the manifest
     has the recorded digest, or with `trust` the recorded folder or hub id.
     """
-    manifest: Manifest | None = None
-    try:
-        manifest = Manifest.read(models_dir)
-    except ManifestError as error:
-        _LOG.debug("%s", error)
+    manifest = Manifest.find(models_dir)
     weights = model
     if weights is None and manifest is not None and manifest.sha256 == facts.model_sha256:
         weights = manifest.weights_path
