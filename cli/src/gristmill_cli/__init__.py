@@ -7,6 +7,7 @@ The modules, in the order in which to read them:
     status    `status` and `tail`: one run, from the API or from the run's files
     terminal  how the terminal shows a run
     doctor    checks of this machine and of a run
+    page      the page, from the files of runs
     local     a training on this machine
     slurm     the batch script of a training
 

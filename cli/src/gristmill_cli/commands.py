@@ -5,17 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import importlib.util
-import ipaddress
 import itertools
 import json
 import math
 import os
 import re
-import socket
 import sys
-import threading
-import webbrowser
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +27,7 @@ from gristmill.errors import ApiUnreachable, ConfigError, GristmillError
 from gristmill.folders import REPORT_FILE, RunFolder, list_runs
 from gristmill_cli import doctor
 from gristmill_cli.local.options import is_clone, read_options
+from gristmill_cli.page import can_open_page, serve_page
 from gristmill_cli.slurm import Job, Nodes, submit
 from gristmill_cli.status import Place
 from gristmill_view.facts import read_files
@@ -203,43 +199,8 @@ def view(options: argparse.Namespace, place: Place, console: Console) -> int:
     runs_named = [named_run(run, place.roots) for run in options.run]
     roots = tuple(dict.fromkeys(root for run in runs_named for root in run.roots)) or place.roots
     first = f"/view/{runs_named[0].run_id}" if runs_named else "/view"
-    _serve_page(roots, first, console, options.host, options.port)
+    serve_page(roots, first, console, options.host, options.port)
     return 0
-
-
-def _serve_page(
-    roots: Sequence[Path], path: str, console: Console, host: str = "127.0.0.1", port: int = 0, *, opens: bool = False
-) -> None:
-    """Serves the page until Ctrl-C. `path`: where a reader begins. `port`: 0 for a free one. `opens`: opens the page in
-    the user's browser too."""
-    with gristmill_view.needs_page():
-        import uvicorn
-
-        from gristmill_view.app import create_app
-    source = RunSource(roots)
-    with contextlib.closing(source), _listening(host, port) as listener:
-        url = f"http://{host}:{listener.getsockname()[1]}{path}"
-        console.print(Text(f"the page: {url}   Ctrl-C ends it"), soft_wrap=True)
-        if not ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback:
-            warning = (
-                f"THE PAGE IS OPEN TO THE NETWORK: it listens at {host} without tokens, so any client that reaches "
-                "that port can read all prompts and completions. Leave out --host, or use ssh -L."
-            )
-            console.print(Text(warning, "bold red"), soft_wrap=True)
-        if opens:  # A browser in the terminal returns when its user leaves it.
-            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
-        server = uvicorn.Server(uvicorn.Config(create_app(source), log_level="warning"))
-        with contextlib.suppress(KeyboardInterrupt):
-            server.run(sockets=[listener])
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except (OSError, OverflowError) as error:
-        raise GristmillError(
-            "address_unusable", f"cannot listen on {host}:{port}: {error}; name another --host or --port", port=port
-        ) from error
 
 
 def report(options: argparse.Namespace, place: Place, console: Console) -> int:
@@ -400,22 +361,13 @@ def train_again(options: argparse.Namespace, place: Place, console: Console) -> 
         from gristmill_trainer.replay import commands
 
     def show(roots: Sequence[Path], path: str) -> None:
-        _serve_page(roots, path, console, opens=True)
+        serve_page(roots, path, console, opens=True)
 
-    page = show if sys.stdout.isatty() and _can_open_page() else None
+    page = show if sys.stdout.isatty() and can_open_page() else None
     here = commands.Here(
         place.roots, place.models_dir, place.api, place.token, lambda run: named_run(run, place.roots), page
     )
     return commands.main(options.name, options.rest, here)
-
-
-def _can_open_page() -> bool:
-    """Whether there is a browser, and the packages of the page are installed. A container has no browser."""
-    try:
-        webbrowser.get()
-    except webbrowser.Error:
-        return False
-    return all(importlib.util.find_spec(name) is not None for name in ("starlette", "uvicorn"))
 
 
 def _say_table(console: Console, columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> None:

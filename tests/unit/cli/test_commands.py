@@ -206,6 +206,7 @@ def page(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(uvicorn, "Server", Server)
     monkeypatch.setattr(app, "create_app", lambda source: source)
     monkeypatch.setattr(commands, "RunSource", Source)
+    monkeypatch.setattr("gristmill_cli.page.RunSource", Source)
     monkeypatch.setattr(commands, "write_report", write_report)
     return calls
 

@@ -1,4 +1,4 @@
-"""A wrong flag costs less than a second: each program reads its command line before it imports torch."""
+"""A wrong flag costs less than a second: each program reads its command line before it imports torch or fastapi."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 
 WITHOUT_TORCH = """
 import runpy, sys
-sys.modules["torch"] = sys.modules["transformers"] = None
+for heavy in ("torch", "transformers", "fastapi"):
+    sys.modules[heavy] = None
 module, *sys.argv[1:] = sys.argv[1:]
 runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
@@ -22,12 +23,13 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
         ("gristmill_trainer", ["--learning_rate", "fast"], 1, "[invalid_settings]"),
         ("gristmill_trainer.per_gpu", ["--learnin_rate", "1"], 1, "[unknown_flag]"),
         ("gristmill_model", ["--modle"], 2, "--modle"),
+        ("gristmill_api", ["--prot", "1"], 2, "--prot"),
         ("gristmill_env", ["--learnin_rate", "1"], 1, "[unknown_flag]"),
         ("gristmill_env.local_server", ["--group_sice", "1"], 1, "[unknown_flag]"),
         ("gristmill_cli", ["run", "--modle", "tiny"], 2, "--modle"),
     ],
 )
-def test_programs_refuse_a_wrong_flag_before_they_import_torch(
+def test_programs_refuse_a_wrong_flag_before_their_slow_imports(
     program: str, flags: list[str], code: int, said: str
 ) -> None:
     started = [sys.executable, "-c", WITHOUT_TORCH, program, *flags]

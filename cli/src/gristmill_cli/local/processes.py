@@ -123,43 +123,33 @@ class Service:
         """Returns the error of a service that ended too early, with the service's last error and the log's path."""
         code = self.process.wait()
         self.reader.join(timeout=5)
-        text, place = self._last_words()
+        text, values = self._last_words()
         if code < 0:
             name = signal.Signals(-code).name
             why = ", as the system does when memory runs out" if name == "SIGKILL" else ""
             return LocalStackError(
                 "service_killed",
-                f"{self.name} was killed by signal {-code} ({name}{why}); its last line: {text}{place}",
-                service=self.name,
+                f"{self.name} was killed by signal {-code} ({name}{why}); its last line: {text}",
                 exit_code=code,
                 signal=name,
-                log=self.log,
+                **values,
             )
         return LocalStackError(
-            "service_ended",
-            f"{self.name} ended with exit code {code}: {text}{place}",
-            service=self.name,
-            exit_code=code,
-            last_error=text,
-            log=self.log,
+            "service_ended", f"{self.name} ended with exit code {code}: {text}", exit_code=code, **values
         )
 
     def late(self, seconds: float) -> LocalStackError:
         """Returns the error of a service that runs and is not ready."""
-        text, place = self._last_words()
+        text, values = self._last_words()
         return LocalStackError(
-            "service_not_ready",
-            f"{self.name} was not ready after {seconds:.0f} s: {text}{place}",
-            service=self.name,
-            seconds=seconds,
-            last_error=text,
-            log=self.log,
+            "service_not_ready", f"{self.name} was not ready after {seconds:.0f} s: {text}", seconds=seconds, **values
         )
 
-    def _last_words(self) -> tuple[str, str]:
-        """Returns the last error, or else the last line of the output, and a note with the log file's path."""
+    def _last_words(self) -> tuple[str, dict[str, object]]:
+        """Returns the last error, or else the last line of the output, with the log's path, and the error's values."""
         text = self.last_error or self.last_line or "it printed nothing"
-        return text, f" (log: {self.log})" if self.log else ""
+        values: dict[str, object] = {"service": self.name, "last_error": text, "log": self.log}
+        return text + (f" (log: {self.log})" if self.log else ""), values
 
     def stop(self, grace: float, hurry: Callable[[], bool] | None = None) -> bool:
         """Sends SIGTERM to the process and waits up to `grace` seconds. Then sends SIGKILL to its whole group.

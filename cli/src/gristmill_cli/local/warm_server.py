@@ -80,10 +80,11 @@ class WarmServer:
         except FileNotFoundError:
             return None
         except ValidationError as error:
-            text = (
-                f"{self._file} is not readable: {error}; stop the model server by its process id, and remove the file"
-            )
-            raise LocalStackError("model_server_record", text, path=self._file) from error
+            raise LocalStackError(
+                "model_server_record",
+                f"{self._file} is not readable: {error}; end the model server by its process id, and remove the file",
+                path=self._file,
+            ) from error
         return found if found.alive else None
 
     def start(self, command: Sequence[str], environ: Mapping[str, str], model: str) -> Record:
@@ -208,16 +209,21 @@ class WarmServer:
             if not record.alive:
                 raise self._ended()
             if time.monotonic() > deadline:
-                text = f"the model server at {self.url} does not answer (log: {self.log})"
-                raise LocalStackError("service_not_ready", text, log=self.log)
+                raise LocalStackError(
+                    "service_not_ready",
+                    f"the model server at {self.url} does not answer (log: {self.log})",
+                    log=self.log,
+                )
             time.sleep(0.2)
         if record.manifest is None:
             manifest = Manifest.read(self.models_dir)
             if manifest.requested != record.model:
-                text = (
-                    f"{self.models_dir} has the manifest of {manifest.requested}, because another model server started"
+                raise LocalStackError(
+                    "model_server_differs",
+                    f"another model server has written the manifest of {manifest.requested} to {self.models_dir}; use "
+                    "another --state_dir",
+                    url=self.url,
                 )
-                raise LocalStackError("model_server_differs", f"{text}; use another --state_dir", url=self.url)
             return self._write(record.model_copy(update={"manifest": manifest}))
         with contextlib.suppress(ManifestError):
             if Manifest.read(self.models_dir) == record.manifest:
@@ -236,15 +242,18 @@ class WarmServer:
             with connections.client(self.url, timeout=_RESET_TIMEOUT) as http:
                 http.post("/gristmill/reset", headers=headers).raise_for_status()
         except (OSError, httpx.HTTPError) as error:
-            text = f"{self.describe(record)} has the weights {version} of an earlier run, and cannot load its first"
             raise LocalStackError(
-                "model_server_not_reset", f"{text}: {error}; end it with `gristmill model stop`", version=version
+                "model_server_not_reset",
+                f"{self.describe(record)} has the weights {version} of an earlier run, and cannot load its first "
+                f"weights: {error}; end it with `gristmill model stop`",
+                version=version,
             ) from error
         if (found := self._version()) != _FIRST_WEIGHTS:
-            text = (
-                f"{self.describe(record)} has the weights {found} after its reset; end it with `gristmill model stop`"
+            raise LocalStackError(
+                "model_server_not_reset",
+                f"{self.describe(record)} has the weights {found} after its reset; end it with `gristmill model stop`",
+                version=found,
             )
-            raise LocalStackError("model_server_not_reset", text, version=found)
         say(f"the model server had the weights {version} of an earlier run; it has its first weights again")
 
     def _version(self) -> str:
@@ -253,8 +262,11 @@ class WarmServer:
             with connections.client(self.url, timeout=30.0) as http:
                 return str(http.get("/weight_info").raise_for_status().json()["weight_version"])
         except (httpx.HTTPError, ValueError, LookupError) as error:
-            text = f"the model server at {self.url} does not name its weights ({error}); `gristmill model stop` ends it"
-            raise LocalStackError("model_server_unusable", text, url=self.url) from error
+            raise LocalStackError(
+                "model_server_unusable",
+                f"the model server at {self.url} does not name its weights ({error}); `gristmill model stop` ends it",
+                url=self.url,
+            ) from error
 
     def _ended(self) -> LocalStackError:
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []

@@ -13,11 +13,11 @@ import sys
 from asyncio import Transport
 from typing import Any, Final
 
+import click
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gristmill import ConfigError
-from gristmill_api.settings import Settings
 
 _HEAD_BYTES: Final = 64 * 1024
 """Largest head of a request that arrives in several parts."""
@@ -88,15 +88,13 @@ class Connection(HttpToolsProtocol):
 
 @functools.cache
 def _timeout() -> float:
+    from gristmill_api.settings import Settings
+
     return Settings.read(os.environ).limits.request_timeout_s
 
 
 def main() -> None:
     """Starts the API. Options of the command line override the options here."""
-    try:
-        Settings.read(os.environ)
-    except ConfigError as error:
-        sys.exit(f"error [{error.code}] {error}")
     options = {
         "--http": "gristmill_api.server:Connection",
         # Longer than clients keep an idle connection (aiohttp 15 s, nginx 60 s): a request that is sent while the
@@ -105,7 +103,26 @@ def main() -> None:
         "--limit-concurrency": str(_raise_descriptors() - _RESERVE),
     }
     given = [word for option in options.items() for word in option]
-    uvicorn.main(["gristmill_api.app:app", *given, *sys.argv[1:]], prog_name="gristmill_api")
+    words = ["gristmill_api.app:app", *given, *sys.argv[1:]]
+    _parse(words)
+    from gristmill_api.settings import Settings
+
+    try:
+        Settings.read(os.environ)
+    except ConfigError as error:
+        sys.exit(f"error [{error.code}] {error}")
+    uvicorn.main(words, prog_name="gristmill_api")
+
+
+def _parse(words: list[str]) -> None:
+    """Ends the process for a wrong option and for --help, before the import of the application takes seconds."""
+    try:
+        uvicorn.main.make_context("gristmill_api", list(words))
+    except click.exceptions.Exit as end:
+        sys.exit(end.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
 
 
 def _raise_descriptors() -> int:
