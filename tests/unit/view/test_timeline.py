@@ -74,7 +74,7 @@ def test_timeline_of_many_groups_is_bounded_and_says_so() -> None:
 def test_timeline_of_a_run_has_its_trained_and_its_dropped_groups(tmp_path: Path) -> None:
     run = RunFolderWriter(tmp_path)
     end = CREATED / 1000 + 100
-    run.metrics([row(1, end)])  # type: ignore[list-item]
+    run.metrics([row(1, end)])
     made = make_group("g00000000", version="1.0")
     meta = {"submitted_ms": round((end - 4) * 1000), "seconds": 2.0}
     group = gristmill.TrajectoryGroup(**{**vars(made), "meta": meta})

@@ -268,10 +268,7 @@ class _Api:
         series = {
             name: {way: _rounded(values) for way, values in band.items()} for name, band in found["series"].items()
         }
-        sums, phases = (
-            {name: _rounded(values) for name, values in found[kind].items()}  # type: ignore[literal-required]
-            for kind in ("sums", "phases")
-        )
+        sums, phases = ({name: _rounded(values) for name, values in found[kind].items()} for kind in ("sums", "phases"))
         return _json({**found, "sums": sums, "series": series, "phases": phases})
 
     async def step(self, request: Request) -> Response:
