@@ -28,7 +28,7 @@ def test_outdated_configuration_table_is_found(tmp_path: Path) -> None:
 
 
 def test_every_cause_of_a_failed_receipt_has_a_row() -> None:
-    text = (configuration_docs.DOCS / "receipts.md").read_text()
+    text = (configuration_docs.DOCS / "reproduce.md").read_text()
     assert [cause for cause in REMEDIES if text.count(f"\n| `{cause}` |") != 1] == []
 
 
