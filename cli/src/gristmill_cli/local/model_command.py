@@ -90,11 +90,11 @@ def _server(name: str, run: RunSettings) -> Iterator[None]:
     server = WarmServer(run.deployment.models_dir.absolute(), url.port)
     environ = {**env_file(Path.cwd(), os.environ), **os.environ}
     model = run.config.server.model_name or environ.get("MODEL") or None
-    starts = name == "try" and run.config.startup_patience is None and MODEL_PYTHON.exists() and not listens(url.port)
-    if server.record() is None and not starts:
+    started = server.record() is None
+    may_start = name == "try" and run.config.startup_patience is None and MODEL_PYTHON.exists()
+    if started and (not may_start or listens(url.port)):
         yield
         return
-    started = server.record() is None
     if started:
         read_dotenv(shown=False)
         _start(server, server.models_dir.parent, model or "tiny")
