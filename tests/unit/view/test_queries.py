@@ -83,6 +83,17 @@ def test_page_without_the_packages_of_tables_is_an_error_with_a_remedy(
         sql(run.path, "SELECT 1")
 
 
+@pytest.mark.slow
+def test_damaged_tokenizer_leaves_a_group_with_its_token_ids(run: RunFolderWriter, tmp_path: Path) -> None:
+    (tokenizer,) = run.path.rglob("tokenizer.json")
+    tokenizer.write_text("{")
+    made = group()
+    run.archive(made)
+    first = group_of((tmp_path,), "test", "g00000000")["completions"][0]
+    assert [token["name"] for token in first["tokens"]] == [str(token) for token in made.tokens[3:9]]
+    assert first["text"] is None
+
+
 # --- Extracted answers ------------------------------------------------------------------------------------------
 @pytest.mark.slow
 def test_answer_is_none_only_if_the_environment_searched_for_it(run: RunFolderWriter, tmp_path: Path) -> None:
