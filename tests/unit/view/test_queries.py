@@ -43,8 +43,8 @@ def group(number: int = 0, **changes: object) -> gristmill.TrajectoryGroup:
 @pytest.mark.slow
 def test_dropped_group_shows_its_prompt_its_completions_and_its_errors(run: RunFolderWriter, tmp_path: Path) -> None:
     (run.path / "dropped").mkdir()
-    kept = {"group_id": "g00000003", "creation_ms": CREATED, "index": 41, "prompt": "1 / 0?", "prompt_text": "<1 / 0?>"}
-    kept["messages"] = [{"role": "user", "content": "1 / 0?"}]
+    kept = {"run": "test", "group_id": "g00000003", "creation_ms": CREATED, "index": 41, "prompt": "1 / 0?"}
+    kept |= {"prompt_text": "<1 / 0?>", "messages": [{"role": "user", "content": "1 / 0?"}], "completions": []}
     failed = {"text": "none", "scores": {"near": None}, "errors": {"near": "ZeroDivisionError"}}
     groups = [kept | {"completions": [failed]}, kept | {"group_id": "g00000004", "error": "no board"}]
     (run.path / "dropped" / "reward_error.jsonl").write_text("".join(json.dumps(one) + "\n" for one in groups))
@@ -81,6 +81,17 @@ def test_page_without_the_packages_of_tables_is_an_error_with_a_remedy(
             highlights_of((tmp_path,), "test", [1])
     with raises(ExtraMissingError, "extra_missing", package=package):
         sql(run.path, "SELECT 1")
+
+
+@pytest.mark.slow
+def test_damaged_tokenizer_leaves_a_group_with_its_token_ids(run: RunFolderWriter, tmp_path: Path) -> None:
+    (tokenizer,) = run.path.rglob("tokenizer.json")
+    tokenizer.write_text("{")
+    made = group()
+    run.archive(made)
+    first = group_of((tmp_path,), "test", "g00000000")["completions"][0]
+    assert [token["name"] for token in first["tokens"]] == [str(token) for token in made.tokens[3:9]]
+    assert first["text"] is None
 
 
 # --- Extracted answers ------------------------------------------------------------------------------------------

@@ -81,7 +81,8 @@ def test_timeline_of_a_run_has_its_trained_and_its_dropped_groups(tmp_path: Path
     run.trained(record_of(group, 1))
     run.archive(group)
     (run.path / "dropped").mkdir()
-    kept = {"group_id": "g00000001", "creation_ms": CREATED, "prompt": "1?", "completions": [], "seconds": 1.0}
+    kept = {"run": "test", "group_id": "g00000001", "creation_ms": CREATED, "prompt": "1?", "completions": []}
+    kept["seconds"] = 1.0
     (run.path / "dropped" / "same_scores.jsonl").write_text(json.dumps(kept) + "\n")
     run.drop("dropped", "g00000001", "g00000002", reason="same_scores", time_ms=round((end - 3) * 1000))
     found = timeline_of((tmp_path,), "test", 1)

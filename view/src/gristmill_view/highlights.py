@@ -7,16 +7,14 @@ the run. This module reads the trainer's small records, and decodes only the gro
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from gristmill import foreign
 from gristmill.archive import segment
 from gristmill.archive.trained import TrainedGroup
 from gristmill.folders import RunFolder
-from gristmill_view.rows import Submitted, Texts, read_submitted, step_without_record
+from gristmill_view.rows import Submitted, Texts, new_frames, read_submitted, step_without_record
 
 _LOG = logging.getLogger(__name__)
 
@@ -56,7 +54,7 @@ def _ends(run: RunFolder, steps: Sequence[int]) -> dict[int, list[_Found]]:
     newest = 0 if record is None else record.created_ms
     best: dict[int, _Found] = {}
     worst: dict[int, _Found] = {}
-    for created_ms, frames, head in _frames(run.archive_segments()):
+    for _, _, created_ms, frames, head in new_frames(run.archive_segments()):
         if created_ms > newest:  # The run was deleted and created again: its earlier groups do not count.
             newest = created_ms
             best, worst = {}, {}
@@ -84,7 +82,7 @@ def _ends(run: RunFolder, steps: Sequence[int]) -> dict[int, list[_Found]]:
 def _recorded(run: RunFolder, steps: Collection[int]) -> Mapping[int, Mapping[str, int]]:
     """Returns the step of each group that was trained at one of the steps, for each creation that has records."""
     found: dict[int, dict[str, int]] = {}
-    for created_ms, frames, head in _frames(run.trained_segments()):
+    for _, _, created_ms, frames, head in new_frames(run.trained_segments()):
         of_creation = found.setdefault(created_ms, {})
         record = TrainedGroup.decode(segment.parse(frames, head).body)
         if record.step in steps:
@@ -92,22 +90,6 @@ def _recorded(run: RunFolder, steps: Collection[int]) -> Mapping[int, Mapping[st
         else:  # The last record of a group counts.
             of_creation.pop(record.group_id, None)
     return found
-
-
-def _frames(paths: Sequence[Path]) -> Iterator[tuple[int, bytes, int]]:
-    """Yields (creation, frames, size of head) of each whole group. Leaves out the rest of a damaged segment."""
-    for path in paths:
-        try:
-            with foreign.open_file(path) as file:
-                opening = segment.read_opening(file, str(path))
-                if opening is None:
-                    continue
-                for frames, head, _ in segment.read_frames(file, str(path)):
-                    yield opening.created_ms, frames, head
-        except FileNotFoundError:
-            continue  # The oldest segment was removed meanwhile.
-        except segment.ArchiveError as error:
-            _LOG.warning("groups are missing: %s", error)
 
 
 def _row(one: _Found, texts: Texts) -> dict[str, Any]:

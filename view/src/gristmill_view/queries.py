@@ -22,7 +22,7 @@ from gristmill_view.facts import Facts, read_files
 from gristmill_view.groups import shown_id
 from gristmill_view.overview import overview, to_json
 from gristmill_view.run_source import flat_rows, line_of
-from gristmill_view.samples import question
+from gristmill_view.samples import question, read_tokenizer
 from gristmill_view.series import flat, series
 from gristmill_view.source import Download, RolloutQuery, Timeline, ViewError
 from gristmill_view.tables import Roots, as_view_errors, folder_of, literal, needs_tables, rows_of, table_of
@@ -168,7 +168,7 @@ def group_of(roots: Roots, run: str, group_id: str) -> dict[str, Any]:
             f"The run {run} has no group {group_id!r} on disk.",
             remedy="A group appears when a checkpoint covers its step. Search the rollouts.",
         )
-    return groups.group_json(rows, _tokenizer(roots, run))
+    return groups.group_json(rows, read_tokenizer(folder_of(roots, run).tokenizer()))
 
 
 def prompt_of(roots: Roots, run: str, group_id: str, of: str) -> dict[str, Any]:
@@ -201,18 +201,6 @@ def prompt_of(roots: Roots, run: str, group_id: str, of: str) -> dict[str, Any]:
         group["group_id"] = shown_id(group["group_id"])
         group["rewards"] = group["rewards"] or []
     return {"question": question(text[-_READ:])[:_SHOWN], "total": total, "groups": found}
-
-
-def _tokenizer(roots: Roots, run: str) -> Any:
-    """Returns the run's tokenizer; None if its file or the package `tokenizers` is missing."""
-    path = folder_of(roots, run).tokenizer()
-    if path is None:
-        return None
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        return None
-    return Tokenizer.from_file(str(path))
 
 
 # --- The list of rollouts --------------------------------------------------------------------------------------

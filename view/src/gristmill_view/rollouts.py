@@ -37,7 +37,18 @@ from gristmill.disk import write_file
 from gristmill.errors import GristmillError
 from gristmill.folders import EVALUATION_RESULTS_FILE, RunFolder
 from gristmill_view.pack import open_run
-from gristmill_view.rows import OTHER_TRAINING, SCHEMA, SCHEMA_VERSION, Rows, Texts, evaluation_rows, read_submitted
+from gristmill_view.rows import (
+    OTHER_TRAINING,
+    SCHEMA,
+    SCHEMA_VERSION,
+    Rows,
+    Texts,
+    evaluation_rows,
+    group_number,
+    new_frames,
+    read_submitted,
+)
+from gristmill_view.series import flat
 
 __all__ = ["SCHEMA", "SCHEMA_VERSION", "Completeness", "build", "dataset", "sql"]
 
@@ -257,8 +268,8 @@ class _Builder:
                 path.unlink()
 
     def _read_records(self) -> None:
-        for name, start, created_ms, frames, head in _new_frames(
-            self._trained_paths, self._state.trained, self._damaged
+        for name, start, created_ms, frames, head in new_frames(
+            self._trained_paths.values(), self._state.trained, self._damaged
         ):
             self._begin_creation(created_ms)
             found = segment.parse(frames, head)
@@ -303,7 +314,9 @@ class _Builder:
 
     def _read_archive(self) -> None:
         records_are_kept = bool(self._trained_paths)
-        for name, start, created_ms, frames, head in _new_frames(self._paths, self._state.archive, self._damaged):
+        for name, start, created_ms, frames, head in new_frames(
+            self._paths.values(), self._state.archive, self._damaged
+        ):
             self._begin_creation(created_ms)
             found = segment.parse(frames, head)
             if created_ms < self._state.creation:
@@ -445,14 +458,14 @@ class _Ids:
         self._names = set(names)
 
     def add(self, group_id: str) -> None:
-        number = _number(group_id)
+        number = group_number(group_id)
         if number is None:
             self._names.add(group_id)
         else:
             self._numbers.add(number)
 
     def __contains__(self, group_id: str) -> bool:
-        number = _number(group_id)
+        number = group_number(group_id)
         return group_id in self._names if number is None else number in self._numbers
 
     @property
@@ -474,37 +487,6 @@ class _Ids:
 
     def names(self) -> list[str]:
         return sorted(self._names)
-
-
-def _number(group_id: str) -> int | None:
-    return int(group_id[1:]) if group_id[:1] == "g" and group_id[1:].isdecimal() else None
-
-
-def _new_frames(
-    paths: dict[str, Path], read: dict[str, int], damaged: list[str]
-) -> Iterator[tuple[str, int, int, bytes, int]]:
-    """Yields (file, offset, creation, frames, size of head) of each group that is not read yet, and updates `read`.
-
-    The groups after a damaged place of a segment are left out, and `damaged` receives the file.
-    """
-    for name, path in paths.items():
-        try:
-            file = foreign.open_file(path)
-        except FileNotFoundError:
-            continue  # The oldest segment was removed meanwhile.
-        with file:
-            try:
-                opening = segment.read_opening(file, str(path))
-                if opening is None:
-                    continue
-                start = max(file.tell(), read.get(name, 0))
-                file.seek(start)
-                for frames, head, end in segment.read_frames(file, str(path)):
-                    yield name, start, opening.created_ms, frames, head
-                    start = read[name] = end
-            except segment.ArchiveError as error:
-                _LOG.warning("groups are missing in the table: %s", error)
-                damaged.append(str(path))
 
 
 def _read_at(paths: dict[str, Path], place: _Place) -> segment.ArchivedGroup | None:
@@ -550,22 +532,12 @@ def _read_state(folder: Path) -> _State | None:
 
 
 def _steps(source: RunFolder) -> pa.Table:
-    rows = [_flat(row) for row in source.metrics()]
+    rows = [dict(flat(row, separator="_")) for row in source.metrics()]
     names = list(dict.fromkeys(name for row in rows for name in row))
     if "step" not in names:
         names.insert(0, "step")
     columns = {name: [row.get(name) for row in rows] for name in names}
     return pa.table({name: _column(name, values) for name, values in columns.items()})
-
-
-def _flat(row: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in row.items():
-        if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{name}_")
-        else:
-            found[prefix + name] = value
-    return found
 
 
 def _column(name: str, values: list[Any]) -> pa.Array:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -18,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gristmill import foreign
-from gristmill.archive import decode
+from gristmill import foreign, metrics
+from gristmill.archive import decode, segment
 from gristmill.archive.drops import Drop
 from gristmill.archive.segment import ArchivedGroup
 from gristmill.archive.trained import NOT_RECORDED, TRAINED, TrainedGroup, TrainedSequence
@@ -27,6 +26,7 @@ from gristmill.folders import EVALUATION_GROUPS_FILE
 from gristmill.group import PolicyVersion
 from gristmill.run import RunRecord
 from gristmill.saved import SavedCompletion, SavedGroup, saved_groups
+from gristmill_view.samples import read_tokenizer
 
 _LOG = logging.getLogger(__name__)
 SCHEMA_VERSION: Final = 6
@@ -98,20 +98,10 @@ class Texts:
     """Decodes tokens with the tokenizer of the run's model. Without it, or without `tokenizers`, texts are None."""
 
     def __init__(self, file: Path | None) -> None:
-        self._tokenizer: Any = None
-        self._prompt: tuple[bytes, str] | None = None
         if file is None:
             _LOG.warning("the run has no tokenizer in its folder, so the table has no texts")
-            return
-        try:
-            from tokenizers import Tokenizer
-        except ImportError:
-            _LOG.warning("the table has no texts, because tokenizers is not installed: pip install './view[page]'")
-            return
-        try:
-            self._tokenizer = Tokenizer.from_buffer(foreign.read_file(file, foreign.TOKENIZER))
-        except ValueError as error:
-            _LOG.warning("the table has no texts, because %s is not a tokenizer: %s", file, error)
+        self._tokenizer: Any = read_tokenizer(file)
+        self._prompt: tuple[bytes, str] | None = None
 
     def prompt(self, tokens: npt.NDArray[np.int32]) -> str | None:
         """Returns the prompt as the model reads it, with special tokens."""
@@ -298,7 +288,7 @@ class Rows:
                 extracted=extracted[index],
                 answer_searched=group.answer_searched,
                 submitted_ms=_whole(group.meta.get("submitted_ms")),
-                seconds=_number(group.meta.get("seconds")),
+                seconds=metrics.number(group.meta.get("seconds")),
                 repeated=_repeated(tokens[start:]),
                 garbled=None if text is None else _garbled(text),
                 **_of_trainer(sequence, sampled, logprobs),
@@ -313,7 +303,7 @@ class Rows:
                 step=record.step,
                 group_id=record.group_id,
                 sequence=index,
-                row=_row(record.group_id),
+                row=-1 if (number := group_number(record.group_id)) is None else number,
                 outcome="leased",
                 outcome_reason=reason,
                 acked=False,
@@ -495,8 +485,38 @@ def _mean(values: F32) -> float | None:
     return float(values.mean(dtype=np.float64)) if len(values) else None
 
 
-def _row(group_id: str) -> int:
-    return int(group_id[1:]) if group_id[:1] == "g" and group_id[1:].isdecimal() else -1
+def group_number(group_id: str) -> int | None:
+    """Returns the number of a permit's group; None for the groups of Atropos' protocol."""
+    return int(group_id[1:]) if group_id[:1] == "g" and group_id[1:].isdecimal() else None
+
+
+def new_frames(
+    paths: Iterable[Path], read: dict[str, int] | None = None, damaged: list[str] | None = None
+) -> Iterator[tuple[str, int, int, bytes, int]]:
+    """Yields (file, offset, creation, frames, size of head) of each group of some segments that is not read yet.
+
+    `read`: bytes that are read, by file; it is updated. The groups after a damaged place of a segment are left out, and
+    `damaged` receives the file.
+    """
+    read, damaged = {} if read is None else read, [] if damaged is None else damaged
+    for path in paths:
+        try:
+            file = foreign.open_file(path)
+        except FileNotFoundError:
+            continue  # The oldest segment was removed meanwhile.
+        with file:
+            try:
+                opening = segment.read_opening(file, str(path))
+                if opening is None:
+                    continue
+                start = max(file.tell(), read.get(path.name, 0))
+                file.seek(start)
+                for frames, head, end in segment.read_frames(file, str(path)):
+                    yield path.name, start, opening.created_ms, frames, head
+                    start = read[path.name] = end
+            except segment.ArchiveError as error:
+                _LOG.warning("groups are missing: %s", error)
+                damaged.append(str(path))
 
 
 def _is_version(label: str) -> bool:
@@ -518,10 +538,6 @@ def _json(value: object) -> str | None:
 # `meta` of a group is what a client sent, of any type.
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _whole(value: object) -> int | None:

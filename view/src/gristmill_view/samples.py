@@ -53,20 +53,27 @@ def load_tokenizer(run: RunFolder | None, models: Path | None) -> Tokenizer | No
     """
     model = None if run is None else run.model()
     own = None if model is None or not foreign.is_file(path := model / _TOKENIZER_FILE) else path
-    file = own or (None if models is None else (models / _TOKENIZER_FILE).resolve())
+    found: Tokenizer | None = read_tokenizer(own or (None if models is None else (models / _TOKENIZER_FILE).resolve()))
+    return found
+
+
+def read_tokenizer(file: Path | None) -> Any:
+    """Returns the tokenizer in a tokenizer.json, or None.
+
+    Logs a warning if the package `tokenizers` is missing or the file is not a tokenizer.
+    """
     if file is None or not foreign.is_file(file):
         return None
     try:
         from tokenizers import Tokenizer as FastTokenizer
     except ImportError:
-        _LOG.warning("completions are shown as token ids: the package `tokenizers` is not installed")
+        _LOG.warning("tokens have no texts, because `tokenizers` is not installed: pip install './view[page]'")
         return None
     try:
-        tokenizer: Tokenizer = FastTokenizer.from_buffer(foreign.read_file(file, foreign.TOKENIZER))
+        return FastTokenizer.from_buffer(foreign.read_file(file, foreign.TOKENIZER))
     except ValueError as error:
-        _LOG.warning("completions are shown as token ids: %s is not a tokenizer: %s", file, error)
+        _LOG.warning("tokens have no texts, because %s is not a tokenizer: %s", file, error)
         return None
-    return tokenizer
 
 
 def read_samples(client: SyncClient, run_id: str, tokenizer: Tokenizer | None, limit: int = 1) -> list[Sample]:

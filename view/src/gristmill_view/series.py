@@ -19,11 +19,11 @@ _MOST_METRICS: Final = 200
 _MOST_NAMES: Final = 2000
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields nested values with dots between the names: `reward_parts.accuracy`."""
+def flat(values: Mapping[str, Any], prefix: str = "", *, separator: str = ".") -> Iterator[tuple[str, Any]]:
+    """Yields nested values with separators between the names: `reward_parts.accuracy`."""
     for name, value in values.items():
         if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{name}.")
+            yield from flat(value, f"{prefix}{name}{separator}", separator=separator)
         else:
             yield f"{prefix}{name}", value
 
