@@ -84,7 +84,7 @@ def test_chunked_head_matches_all_logits_at_once(
         torch.testing.assert_close(mine, other, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.slow
+@pytest.mark.long  # it compiles C++ for half a minute
 def test_compiled_chunks_have_the_same_scores_and_gradients() -> None:
     for rows in (9, 14):  # chunks of 4 rows, and a last chunk that is smaller
         states, weight, targets, scale, teacher = inputs(rows, 1, torch.float32)
