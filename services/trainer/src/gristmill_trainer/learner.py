@@ -86,7 +86,8 @@ class Learner:
         self._max_completion_length = settings.max_completion_length or max_completion_length
         self._reference = reference
         self._dist = dist or DistContext()
-        self._sharing = policy.scorer.sharing and (reference is None or reference.scorer.sharing)
+        self.sharing = policy.scorer.sharing and (reference is None or reference.scorer.sharing)
+        """Whether a prefix that samples of a group share is computed once."""
         self._copied_key = copied_key
         self._budget = settings.token_budget or budget
         """Most tokens of a micro-batch; halved after an update that ran out of memory."""
@@ -256,7 +257,9 @@ class Learner:
     def _halve_budget(self, samples: Sequence[Sample], reason: str) -> None:
         tokens = max(self._tokens(samples, micro or ()) for micro in self._plan(samples)[0])
         longest = max(self._tokens(samples, unit) for unit in self._units(samples))
-        if self._dist.size > 1 or tokens <= longest:
+        # With shared prefixes, parts of a group may cost a little more together than apart. So a budget of the longest
+        # sequence may have a larger micro-batch, and is not halved again.
+        if self._dist.size > 1 or min(tokens, self._budget or tokens) <= longest:
             raise OutOfMemoryError(
                 "out_of_memory",
                 f"a micro-batch of {tokens} tokens, whose longest sequence has {longest}, does not fit in the memory of"
@@ -350,7 +353,7 @@ class Learner:
             if index is None:
                 yield dummy(device, packing=packing)
             else:
-                yield collate(samples, index, weights, packing=packing, sharing=self._sharing, device=device)
+                yield collate(samples, index, weights, packing=packing, sharing=self.sharing, device=device)
 
     def _plan(self, samples: Sequence[Sample]) -> list[list[MicroPlan | None]]:
         units = self._units(samples)
@@ -366,13 +369,13 @@ class Learner:
             budget=budget,
             batch_size=batch_size,
             ranks=self._dist.size,
-            sharing=self._sharing,
+            sharing=self.sharing,
         )
 
     def _tokens(self, samples: Sequence[Sample], numbers: Sequence[int]) -> int:
         """Returns the tokens that a micro-batch of the samples computes, and those that its copied keys count as."""
         whole = sum(len(samples[number]) for number in numbers)
-        if not self._sharing or len(numbers) < 2:
+        if not self.sharing or len(numbers) < 2:
             return whole
         tree = Tree.of([samples[number] for number in numbers])
         return min(tree.tokens + int(self._copied_key * tree.copied), whole)

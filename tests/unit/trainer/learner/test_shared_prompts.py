@@ -59,8 +59,8 @@ CASES: dict[str, dict[str, Any]] = {
 def test_step_with_shared_prompts_is_the_step_of_whole_sequences(build: Build, case: str) -> None:
     settings = {"plain": True, "max_grad_norm": 1e6} | CASES[case]
     shared, whole = build(**settings), build(**settings)
-    assert shared._sharing
-    whole._sharing = False
+    assert shared.sharing
+    whole.sharing = False
     before = weights(whole)
     samples = complete(with_prompts(make_samples()))
     found, wanted = shared.step(samples, 1), whole.step(samples, 1)
@@ -101,6 +101,6 @@ def test_budget_counts_a_prompt_once_and_the_share_of_copied_keys(
 def test_reference_and_log_probabilities_with_shared_prompts_are_those_of_whole_sequences(build: Build) -> None:
     samples = with_prompts(make_samples())
     shared, whole = build(token_budget=80), build(token_budget=80)
-    whole._sharing = False
+    whole.sharing = False
     for mine, other in zip(shared.logprobs(samples), whole.logprobs(samples), strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-6, atol=1e-6)

@@ -47,7 +47,7 @@ def sample(tokens: Sequence[int], prompt: int, group_id: str = "g") -> Sample:
 
 
 def tokens_of(length: int, seed: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, VOCABULARY, length).tolist()
+    return list(map(int, np.random.default_rng(seed).integers(0, VOCABULARY, length)))
 
 
 PROMPT, OTHER, TURN = tokens_of(19, 0), tokens_of(11, 1), tokens_of(7, 2)
@@ -87,6 +87,8 @@ def assert_equal(mine: tuple[Scores, dict[str, Any]], wanted: tuple[Scores, dict
         assert float((found - expected).norm()) <= 1e-6 * float(expected.norm())
 
     for one, other in zip(mine[0], wanted[0], strict=True):
+        assert one is not None
+        assert other is not None
         check([one], [other])
     assert mine[1].keys() == wanted[1].keys()
     check([mine[1][name] for name in wanted[1]], list(wanted[1].values()))

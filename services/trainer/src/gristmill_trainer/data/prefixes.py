@@ -100,7 +100,7 @@ class Tree:
 def join(
     samples: Sequence[Sample],
     units: Sequence[Sequence[int]],
-    tokens_of: Callable[[Sequence[int]], int],
+    tokens_of: Callable[[tuple[int, ...]], int],
     most: float,
 ) -> list[tuple[int, ...]]:
     """Returns larger units, which share prefixes: the units of each group together, as indices of samples.
