@@ -17,8 +17,8 @@ from gristmill_trainer.learner_factory import LearnerPlan, build_learner
 from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.settings import TrainerSettings
 
-Name = Literal["ours", "eager", "trl"]
-"""eager: ours without torch.compile, which is the default on CUDA."""
+Name = Literal["ours", "eager", "whole", "trl"]
+"""eager: ours without torch.compile, which is the default on CUDA. whole: ours without shared prompts."""
 _LEARNING_RATE = 1e-6
 _MAX_GRAD_NORM = 1.0
 
@@ -60,13 +60,13 @@ def missing(name: Name, shape: Shape) -> str | None:
 
 
 def build(name: Name, setting: Setting, batch: list[Sequence]) -> Backend:
-    return Trl(setting, batch) if name == "trl" else Ours(setting, batch, eager=name == "eager")
+    return Trl(setting, batch) if name == "trl" else Ours(setting, batch, eager=name == "eager", whole=name == "whole")
 
 
 class Ours:
     """Gristmill's backend: `Learner.step`, from samples in numpy to the step's measures."""
 
-    def __init__(self, setting: Setting, batch: list[Sequence], *, eager: bool = False) -> None:
+    def __init__(self, setting: Setting, batch: list[Sequence], *, eager: bool = False, whole: bool = False) -> None:
         load = setting.load
         settings = TrainerSettings.model_validate(
             {
@@ -86,6 +86,7 @@ class Ours:
         source = ModelSource(setting.folder, setting.folder, None, max(2, load.tokens), served_dtype=served)
         self.settings = settings
         self.learner, _ = build_learner(LearnerPlan(source, None, settings, None), DistContext())
+        self.learner.sharing = self.learner.sharing and not whole
         self._samples = samples(batch)
         self._steps = 0
         self.model = self.learner.policy.model

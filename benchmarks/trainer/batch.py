@@ -38,7 +38,7 @@ class Sequence:
 
 
 def make(load: Load, vocabulary: int, seed: int = 0) -> list[Sequence]:
-    """Returns the same batch at each call.
+    """Returns the same batch at each call. The sequences of a group have one prompt.
 
     The old log-probabilities scatter around the log-probabilities of an untrained policy, so that the objective clips
     only some ratios.
@@ -52,12 +52,13 @@ def make(load: Load, vocabulary: int, seed: int = 0) -> list[Sequence]:
     lengths = np.maximum(1, np.rint(completions * scale)).astype(int)
     # Corrects the rounding error in the longest completion, on which the correction has the least effect.
     lengths[lengths.argmax()] += load.tokens - int(prompt_lengths.sum() + lengths.sum())
-    made = []
+    made: list[Sequence] = []
     for number, (before, length) in enumerate(zip(prompt_lengths, lengths, strict=True)):
+        first = number % load.group == 0
         made.append(
             Sequence(
                 group_id=f"g{number // load.group:04}",
-                prompt=rng.integers(0, vocabulary, before, dtype=np.int32),
+                prompt=rng.integers(0, vocabulary, before, dtype=np.int32) if first else made[-1].prompt,
                 completion=rng.integers(0, vocabulary, length, dtype=np.int32),
                 advantage=float(rng.normal()),
                 old_logprobs=rng.normal(-np.log(vocabulary), 0.2, length).clip(max=0).astype(np.float32),

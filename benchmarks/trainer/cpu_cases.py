@@ -1,4 +1,4 @@
-"""The two cases on a CPU: speed and memory of a step, after a check that both backends compute the same results.
+"""The cases on a CPU: speed and memory of a step, after a check that both backends compute the same results.
 
 For the speed, both backends take steps in turn in one process. For the memory, each backend runs in a separate process.
 """
@@ -27,6 +27,8 @@ class DisagreementError(Exception):
 
 @dataclass(frozen=True)
 class Speed:
+    other: Name
+    """The backend that is compared with ours."""
     shape: Shape
     load: Load
     real_share: float
@@ -42,8 +44,8 @@ class Speed:
 
     @property
     def ratio(self) -> float:
-        """Gristmill's tokens per second divided by TRL's."""
-        return self.tokens_per_second("ours") / self.tokens_per_second("trl")
+        """Gristmill's tokens per second divided by the other backend's."""
+        return self.tokens_per_second("ours") / self.tokens_per_second(self.other)
 
     @property
     def ratios(self) -> list[float]:
@@ -51,7 +53,7 @@ class Speed:
 
         If the ratios differ widely, the machine was busy with other work.
         """
-        return [theirs / ours for theirs, ours in zip(self.seconds["trl"], self.seconds["ours"], strict=True)]
+        return [theirs / ours for theirs, ours in zip(self.seconds[self.other], self.seconds["ours"], strict=True)]
 
 
 @dataclass(frozen=True)
@@ -72,28 +74,28 @@ class Memory:
         return (ours.peak - ours.before) / (theirs.peak - theirs.before)
 
 
-def compare_speed(shape: Shape, load: Load, rounds: int, say: Callable[[str], None]) -> Speed:
-    """Measures both backends.
+def compare_speed(other: Name, shape: Shape, load: Load, rounds: int, say: Callable[[str], None]) -> Speed:
+    """Measures our backend and the other one.
 
     Raises DisagreementError if loss or gradient norm of the first step differ by more than 1e-4. The difference is
-    relative to TRL's value, or to 0.1 if TRL's value is smaller.
+    relative to the other backend's value, or to 0.1 if that value is smaller.
     """
     batch = batches.make(load, shape.vocabulary)
-    names: tuple[Name, Name] = ("ours", "trl")
+    names: tuple[Name, Name] = ("ours", other)
     with tempfile.TemporaryDirectory() as folder:
         save(shape, Path(folder), "cpu")
         setting = Setting(shape, folder, load, "cpu")
         backends: dict[Name, Backend] = {name: build(name, setting, batch) for name in names}
         first = {name: backend.step() for name, backend in backends.items()}
-        check(first["ours"], first["trl"], TOLERANCE)
+        check(first["ours"], first[other], TOLERANCE)
         seconds: dict[Name, list[float]] = {name: [] for name in names}
         for number in range(rounds):
             for name in names if number % 2 == 0 else names[::-1]:
                 began = time.monotonic()
                 backends[name].step()
                 seconds[name].append(time.monotonic() - began)
-            say(f"round {number + 1}/{rounds}: ours {seconds['ours'][-1]:.2f} s, TRL {seconds['trl'][-1]:.2f} s")
-    return Speed(shape, load, batches.real_share(batch), batches.trained_tokens(batch), first, seconds)
+            say(f"round {number + 1}/{rounds}: ours {seconds['ours'][-1]:.2f} s, {other} {seconds[other][-1]:.2f} s")
+    return Speed(other, shape, load, batches.real_share(batch), batches.trained_tokens(batch), first, seconds)
 
 
 def compare_memory(shape: Shape, load: Load, say: Callable[[str], None]) -> Memory:
@@ -121,4 +123,4 @@ def check(ours: Stepped, theirs: Stepped, tolerance: float) -> None:
         mine, other = getattr(ours, what), getattr(theirs, what)
         # The condition is written so that NaN counts as a difference.
         if not abs(mine - other) <= tolerance * max(0.1, abs(other)):
-            raise DisagreementError(f"{what} of the first step: ours {mine!r}, TRL's {other!r}")
+            raise DisagreementError(f"{what} of the first step: ours {mine!r}, the other's {other!r}")

@@ -151,6 +151,7 @@ def _run(name: Name, setting: Setting, steps: int) -> Result:
         memory = Memory.of(model.config, model.num_parameters(), backend.settings, cuda=on_card)
     flops = ModelFlops.of(backend.model)
     assert flops is not None, "the shapes are dense"
+    lengths = batches.lengths(batch)
     return Found(
         first=first,
         checkpointing=setting.checkpointing,
@@ -162,7 +163,7 @@ def _run(name: Name, setting: Setting, steps: int) -> Result:
         tokens=setting.load.tokens,
         trained_tokens=batches.trained_tokens(batch),
         real_share=batches.real_share(batch),
-        flops=flops.step(batches.lengths(batch), batches.trained_tokens(batch)),
+        flops=flops.step(sum(lengths), sum(length**2 for length in lengths), batches.trained_tokens(batch)),
     )
 
 

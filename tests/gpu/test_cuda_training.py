@@ -115,7 +115,7 @@ def test_fused_kernel_matches_one_call_per_sequence() -> None:
         slope = torch.linspace(-1, 1, size, device="cuda")
         row = [one[0].transpose(0, 1) for one in (q, k, v)]
         packed = fused(row[0], row[1], row[2], ends, max(RAGGED), None)[None]
-        apart = attention._by_sequence(q, k, v, ends, None)
+        apart = attention._by_segment(q, k, v, ends, None)
         results = [[out, *torch.autograd.grad((out * slope).sum(), (q, k, v))] for out in (packed, apart)]
         for mine, other in zip(*results, strict=True):
             assert distance(mine.detach().float(), other.detach().float()) < 0.01, (heads, keys, size)

@@ -26,15 +26,15 @@ def test_flops_formula_matches_torch_counts(tied: bool, lora: bool) -> None:
     # Eager attention also computes the half that the mask removes.
     masked = 6 * flops.attention * length * length
     # Norms and biases are not products; the first layer's inputs get no gradient under LoRA.
-    assert flops.step([length], trained) + masked == pytest.approx(
+    assert flops.step(length, length**2, trained) + masked == pytest.approx(
         counter.get_total_flops(), rel=0.08 if lora else 0.02
     )
 
 
 def test_flops_formula_counts_attention_per_sequence() -> None:
     flops = ModelFlops(trained=1000, frozen=0, head=50, head_is_trained=True, attention=10)
-    assert flops.step([3, 5], 4) == 6 * 1000 * 8 + 6 * 10 * (9 + 25) + 6 * 50 * 4
-    assert ModelFlops(0, 1000, 50, False, 10).step([3, 5], 4) == 4 * 1000 * 8 + 6 * 10 * 34 + 4 * 50 * 4
+    assert flops.step(3 + 5, 9 + 25, 4) == 6 * 1000 * 8 + 6 * 10 * (9 + 25) + 6 * 50 * 4
+    assert ModelFlops(0, 1000, 50, False, 10).step(8, 34, 4) == 4 * 1000 * 8 + 6 * 10 * 34 + 4 * 50 * 4
 
 
 def test_peak_flops_are_found_by_device_name() -> None:

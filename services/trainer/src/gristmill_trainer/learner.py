@@ -21,6 +21,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -28,7 +29,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from gristmill import Hyperparameters
-from gristmill_trainer.data.micro_batches import F64, MicroPlan, collate, dummy, plan, split
+from gristmill_trainer.data.micro_batches import F64, MicroPlan, collate, divide, dummy, split
+from gristmill_trainer.data.prefixes import Tree
 from gristmill_trainer.data.types import F32, MicroBatch, Sample, rollouts_of
 from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import AbandonedError, OutOfMemoryError
@@ -50,6 +52,8 @@ class _Update:
     token_stats: TokenStats
     order: tuple[int, ...]
     """Index, among the step's samples, of each sequence in `token_stats`."""
+    flops: int
+    """0 if the model's are unknown."""
 
 
 class Learner:
@@ -64,13 +68,15 @@ class Learner:
         schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
         max_completion_length: int | None = None,
         budget: int | None = None,
+        copied_key: float = 0.0,
         reference: Policy | None = None,
         dist: DistContext | None = None,
     ) -> None:
         """`max_completion_length`: the divisor of dr_grpo, unless the settings have one. `budget`: most tokens of a
-        micro-batch, unless the settings have a token_budget; a longer sequence is one micro-batch. `reference`: scores
-        samples without reference log-probabilities for the KL penalty. LoRA does not need it: the reference is then the
-        policy without its adapters."""
+        micro-batch, unless the settings have a token_budget; a longer sequence is one micro-batch. `copied_key`: the
+        share of a token's memory that a copied key of a shared prefix takes. `reference`: scores samples without
+        reference log-probabilities for the KL penalty. LoRA does not need it: the reference is then the policy without
+        its adapters."""
         self.policy = policy
         self.optimizer = optimizer
         self.schedule = schedule
@@ -80,6 +86,9 @@ class Learner:
         self._max_completion_length = settings.max_completion_length or max_completion_length
         self._reference = reference
         self._dist = dist or DistContext()
+        self.sharing = policy.scorer.sharing and (reference is None or reference.scorer.sharing)
+        """Whether a prefix that samples of a group share is computed once."""
+        self._copied_key = copied_key
         self._budget = settings.token_budget or budget
         """Most tokens of a micro-batch; halved after an update that ran out of memory."""
         self._halved = 0
@@ -147,15 +156,14 @@ class Learner:
             return self._nothing(problem, left_out=too_large)
         if self.schedule is not None:
             self.schedule.step()
-        lengths, trained = [len(sample) for sample in samples], sum(sample.trained_tokens for sample in samples)
         reported = taken or left_out
         return StepResult(
             loss=float(np.mean([update.loss for update in reported])),
             grad_norm=float(np.mean([update.grad_norm for update in reported])),
             token_stats=TokenStats.join([update.token_stats for update in reported]),
-            tokens=settings.num_epochs * sum(lengths),
-            trained_tokens=settings.num_epochs * trained,
-            flops=None if self._flops is None else settings.num_epochs * self._flops.step(lengths, trained),
+            tokens=settings.num_epochs * sum(map(len, samples)),
+            trained_tokens=settings.num_epochs * sum(sample.trained_tokens for sample in samples),
+            flops=None if self._flops is None else sum(update.flops for update in (*taken, *left_out)),
             skipped=None if taken else problem,
             left_out=len(left_out) + too_large,
             problem=problem,
@@ -247,12 +255,11 @@ class Learner:
             self._halve_budget(samples, reason)
 
     def _halve_budget(self, samples: Sequence[Sample], reason: str) -> None:
-        def tokens_of(numbers: Sequence[int]) -> int:
-            return sum(len(samples[number]) for number in numbers)
-
-        tokens = max(tokens_of(micro or ()) for micro in self._plan(samples)[0])
-        longest = max(map(tokens_of, self._units(samples)))
-        if self._dist.size > 1 or tokens <= longest:
+        tokens = max(self._tokens(samples, micro or ()) for micro in self._plan(samples)[0])
+        longest = max(self._tokens(samples, unit) for unit in self._units(samples))
+        # With shared prefixes, parts of a group may cost a little more together than apart. So a budget of the longest
+        # sequence may have a larger micro-batch, and is not halved again.
+        if self._dist.size > 1 or min(tokens, self._budget or tokens) <= longest:
             raise OutOfMemoryError(
                 "out_of_memory",
                 f"a micro-batch of {tokens} tokens, whose longest sequence has {longest}, does not fit in the memory of"
@@ -283,6 +290,7 @@ class Learner:
         entropy_weight = 1.0 / max(sum(sample.trained_tokens for sample in samples), 1)
         losses, rows = [], []
         order: list[int] = []
+        flops = 0
         for micro in self._micro_batches(samples, weights):
             self._check_abort(should_continue, untouched=untouched)
             with self.policy.compute():
@@ -316,16 +324,19 @@ class Learner:
             (loss * self._dist.size).backward()  # type: ignore[no-untyped-call]
             # Values stay on the device until the end of the update, so the GPU can start the next micro-batch.
             order += micro.index
+            if self._flops is not None:
+                flops += self._flops.step(micro.tokens, micro.layout.squares, len(micro.targets))
             losses.append(loss.detach())
             rows.append(TokenStats.rows(tokens, ratios))
         grad_norm = self._clip_gradient()
         loss_sum = sum(loss.item() for loss in losses)
-        shares = self._dist.gather((loss_sum, TokenStats.of(rows), order))
+        shares = self._dist.gather((loss_sum, TokenStats.of(rows), order, flops))
         return _Update(
             loss=sum(share[0] for share in shares),
             grad_norm=grad_norm,
             token_stats=TokenStats.join([share[1] for share in shares]),
             order=tuple(place for share in shares for place in share[2]),
+            flops=sum(share[3] for share in shares),
         )
 
     def _clip_gradient(self) -> float:
@@ -342,20 +353,32 @@ class Learner:
             if index is None:
                 yield dummy(device, packing=packing)
             else:
-                yield collate(samples, index, weights, packing=packing, device=device)
+                yield collate(samples, index, weights, packing=packing, sharing=self.sharing, device=device)
 
     def _plan(self, samples: Sequence[Sample]) -> list[list[MicroPlan | None]]:
         units = self._units(samples)
-        lengths = [sum(len(samples[number]) for number in unit) for unit in units]
+        lengths = [self._tokens(samples, unit) for unit in units]
         batch_size = max(self._settings.batch_size * len(units) // max(len(samples), 1), 1)
         budget = self._budget
         if budget is not None and budget != self._settings.token_budget:
             budget = max([budget, *lengths])  # It was computed, or halved in a step of shorter sequences.
-        found = plan(lengths, budget=budget, batch_size=batch_size, ranks=self._dist.size)
-        return [
-            [micro and tuple(number for unit in micro for number in units[unit]) for micro in of_rank]
-            for of_rank in found
-        ]
+        return divide(
+            samples,
+            units,
+            partial(self._tokens, samples),
+            budget=budget,
+            batch_size=batch_size,
+            ranks=self._dist.size,
+            sharing=self.sharing,
+        )
+
+    def _tokens(self, samples: Sequence[Sample], numbers: Sequence[int]) -> int:
+        """Returns the tokens that a micro-batch of the samples computes, and those that its copied keys count as."""
+        whole = sum(len(samples[number]) for number in numbers)
+        if not self.sharing or len(numbers) < 2:
+            return whole
+        tree = Tree.of([samples[number] for number in numbers])
+        return min(tree.tokens + int(self._copied_key * tree.copied), whole)
 
     def _units(self, samples: Sequence[Sample]) -> list[tuple[int, ...]]:
         """Returns the indices of the samples that must be in one micro-batch: each sample alone, or each rollout."""

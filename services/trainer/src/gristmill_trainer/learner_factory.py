@@ -93,6 +93,7 @@ def build_learner(plan: LearnerPlan, dist: DistContext) -> tuple[Learner, Learne
         schedule=schedule,
         max_completion_length=plan.max_completion_length,
         budget=budget,
+        copied_key=0.0 if memory is None else memory.per_copied_key / memory.per_token,
         reference=reference,
         dist=dist,
     )

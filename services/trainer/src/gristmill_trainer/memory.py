@@ -17,6 +17,9 @@ Norms of queries and keys, as in Qwen3, save 8 (q + k) in float32, 6 (q + k) by 
 last norm and the rotary tables are counted once. The first three rows are what autograd saves. The last row was
 fitted to Qwen3-0.6B and Qwen2.5-1.5B on an H200, and is within 1 % there. LoRA counts as without torch.compile, because
 it was not measured with it.
+
+The segments after a shared prefix save copies of their keys and values in each layer: 8 k per key in float32, 4 k in
+bfloat16.
 """
 
 from __future__ import annotations
@@ -60,6 +63,8 @@ class Memory:
     """Logits: a few chunks, however many tokens there are."""
     per_token: int
     """Activations that are kept for the backward pass, per token of a micro-batch."""
+    per_copied_key: int
+    """The same per key that attention copies, because its sequence follows a shared prefix (`Tree.copied`)."""
 
     @property
     def fixed(self) -> int:
@@ -117,6 +122,10 @@ class Memory:
                 recompute=settings.gradient_checkpointing,
                 compiled=cuda and not lora and settings.compile is not False,
             ),
+            per_copied_key=2
+            * (_BFLOAT16 if cuda else _FLOAT32)
+            * shape.keys
+            * (1 if settings.gradient_checkpointing else shape.layers),
         )
 
 

@@ -292,6 +292,7 @@ class ModelFlops:
         sum_s [ (6 N_trained + 4 N_frozen) L_s  +  6 layers heads head_dim L_s^2 ]  +  6 V D M   (4 if frozen)
 
     L_s: tokens of sequence s; M: trained tokens, the only tokens that reach the head. A multiply-add is 2 operations.
+    A prefix of p tokens that sequences share counts once: each sequence that continues it has L_s - p and L_s^2 - p^2.
     Forward pass, input gradient and weight gradient make 6 per weight and token; without the weight gradient, 4.
     PaLM's attention term has the factor 12 instead of 6, because it includes the half that a causal mask removes. The
     kernels here do not compute that half.
@@ -327,8 +328,11 @@ class ModelFlops:
             attention=shape.layers * shape.queries,
         )
 
-    def step(self, lengths: Sequence[int], trained_tokens: int) -> int:
-        """Returns the FLOPs for sequences of `lengths` tokens with `trained_tokens` tokens in the loss."""
-        body = (6 * self.trained + 4 * self.frozen) * sum(lengths)
-        attention = 6 * self.attention * sum(length * length for length in lengths)
+    def step(self, tokens: int, squares: int, trained_tokens: int) -> int:
+        """Returns the FLOPs for sequences of `tokens` tokens together, with `trained_tokens` tokens in the loss.
+
+        `squares`: the sum of the squared lengths (`Layout.squares`).
+        """
+        body = (6 * self.trained + 4 * self.frozen) * tokens
+        attention = 6 * self.attention * squares
         return body + attention + (6 if self.head_is_trained else 4) * self.head * trained_tokens

@@ -40,6 +40,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "passes with penalties": _BASE
     | {"objective": "gspo", "num_epochs": 2, "minibatches": 3, "kl_beta": 0.2, "entropy_coef": 0.05},
     "checkpointed": _BASE | {"objective": "bnpo", "gradient_checkpointing": True, "token_budget": 32},
+    # Two groups fit the budget because their prompts count once.
+    "shared prompts": _BASE | {"objective": "grpo", "token_budget": 100, "max_grad_norm": 100.0},
     "padded": _BASE | {"objective": "cispo", "packing": False, "max_grad_norm": 100.0},
     # One padded micro-batch: the second rank never has any.
     "alone": _BASE | {"packing": False, "batch_size": 16, "entropy_coef": 0.05, "kl_beta": 0.1},
@@ -70,22 +72,24 @@ class Job:
         return self.folder / "checkpoints" / f"step-{RESUMED:06d}"
 
 
-def samples(step: int) -> list[Sample]:
+def samples(step: int, shared: int = 0) -> list[Sample]:
     """Sequences of different lengths; some with unknown rollout log-probabilities, one without a trained token. The
-    first two are branches of one rollout."""
+    first two are branches of one rollout. Each group begins with `shared` tokens of its own."""
     rng = np.random.default_rng(step)
     found = []
     for number in range(7 if step % 2 else 5):
-        prompt, completion = int(rng.integers(2, 6)), int(rng.integers(1, 12))
+        prompt, completion = shared + int(rng.integers(2, 6)), int(rng.integers(1, 12))
         trained = np.arange(prompt + completion) >= prompt
         if number == 3:
             trained[:] = False
         logprobs = np.where(trained, -4 + 0.3 * rng.normal(size=len(trained)), 0).astype(np.float32)
         known = number != 2
+        tokens = rng.integers(0, 64, len(trained), dtype=np.int32)
+        tokens[:shared] = np.random.default_rng([step, number // 2]).integers(0, 64, shared)
         found.append(
             Sample(
                 group_id=f"g{number // 2}",
-                tokens=rng.integers(0, 64, len(trained), dtype=np.int32),
+                tokens=tokens,
                 trained=trained,
                 rollout_logprobs=logprobs if known else np.where(trained, np.nan, 0).astype(np.float32),
                 advantages=np.where(trained, rng.normal(), 0).astype(np.float32),
@@ -116,7 +120,7 @@ def run(job: Job, dist: DistContext) -> None:
 
 
 def _step(job: Job, learner: Learner, step: int) -> dict[str, Any]:
-    batch = samples(step)
+    batch = samples(step, shared=30 if job.settings == "shared prompts" else 0)
     if job.settings in GIVEN_UP and step == RESUMED:
         _give_up(learner, batch, step)
     learning_rate = learner.learning_rate

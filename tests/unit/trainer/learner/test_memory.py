@@ -14,11 +14,14 @@ from tests.support.errors import raises
 from tests.unit.trainer.learner.learning import Build, assert_same_bits, farthest, make_samples, weights
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from gristmill_trainer.data.micro_batches import collate
 from gristmill_trainer.data.types import MicroBatch, Sample
 from gristmill_trainer.errors import OutOfMemoryError
 from gristmill_trainer.learner import Learner
 from gristmill_trainer.memory import Memory, available_memory
+from gristmill_trainer.policy.attention import packed_arguments
 from gristmill_trainer.policy.lora import Lora, attach, merged_tensors
+from gristmill_trainer.policy.scoring import Scorer
 from gristmill_trainer.settings import TrainerSettings
 
 from_config: Callable[..., Any] = AutoModelForCausalLM.from_config
@@ -29,7 +32,7 @@ SHAPE = {
 }  # fmt: skip
 
 
-def saved_bytes(model: Any, tokens: int, *, autocast: bool) -> int:
+def saved_bytes(model: Any, inputs: dict[str, Any], *, autocast: bool = False) -> int:
     """Returns the bytes of the tensors that the decoder saves for its backward pass, without its weights."""
     weights = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
     saved: dict[int, int] = {}
@@ -46,7 +49,7 @@ def saved_bytes(model: Any, tokens: int, *, autocast: bool) -> int:
         torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
         torch.autocast("cpu", torch.bfloat16, enabled=autocast),
     ):
-        model.get_decoder()(input_ids=torch.zeros(1, tokens, dtype=torch.int64), use_cache=False)
+        model.get_decoder()(**inputs, use_cache=False)
     return sum(saved.values())
 
 
@@ -55,10 +58,34 @@ def saved_bytes(model: Any, tokens: int, *, autocast: bool) -> int:
 def test_computed_activations_are_the_bytes_that_autograd_saves(kind: str, autocast: bool) -> None:
     config = AutoConfig.for_model(kind, **SHAPE, **({"head_dim": 64} if kind == "qwen3" else {}))
     model = from_config(config, attn_implementation="sdpa")
-    few, many = (saved_bytes(model, tokens, autocast=autocast) for tokens in (32, 96))
+    few, many = (
+        saved_bytes(model, {"input_ids": torch.zeros(1, tokens, dtype=torch.int64)}, autocast=autocast)
+        for tokens in (32, 96)
+    )
     memory = Memory.of(config, model.num_parameters(), TrainerSettings(compile=False), cuda=autocast)
     assert memory is not None
     assert memory.per_token == pytest.approx((many - few) / 64, rel=0.1)
+
+
+def test_computed_copies_of_keys_are_the_bytes_that_autograd_saves_for_shared_prompts() -> None:
+    config = AutoConfig.for_model("qwen2", **SHAPE)
+    scorer = Scorer(from_config(config), packing=True)
+    memory = Memory.of(config, scorer.model.num_parameters(), TrainerSettings(), cuda=False)
+    assert memory is not None
+
+    def saved(answers: list[int]) -> int:
+        samples = []
+        for number, length in enumerate(answers):
+            tokens = np.array([*range(40), *[41 + number] * length], np.int32)
+            nothing = np.zeros(len(tokens), np.float32)
+            samples.append(Sample("", tokens, nothing > 0, nothing, nothing, 1.0))
+        micro = collate(samples, range(len(samples)), nothing, packing=True, sharing=True, device=torch.device("cpu"))
+        layout = micro.layout
+        inputs = {"input_ids": layout.tokens, "position_ids": layout.positions, **packed_arguments(layout)}
+        return saved_bytes(scorer.model, inputs)
+
+    wanted = 56 * memory.per_token + (4 * 40 + 4 + 8 + 12 + 32) * memory.per_copied_key
+    assert saved([4, 8, 12, 32]) - saved([0]) == pytest.approx(wanted, rel=0.1)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "gpt_neox", "opt", "bloom", "falcon", "phi", "gemma3", "mixtral"])

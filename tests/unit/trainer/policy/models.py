@@ -57,8 +57,10 @@ def micro_batch(
             tokens=torch.tensor([[token for one in tokens for token in one]]),
             positions=torch.tensor([[place for length in lengths for place in range(length)]]),
             starts=torch.tensor([sum(lengths[:count]) for count in range(len(lengths) + 1)], dtype=torch.int32),
+            parents=None,
             attention=None,
             longest=longest,
+            squares=sum(length**2 for length in lengths),
         )
         first = [sum(lengths[:count]) for count in range(len(lengths))]
     else:
@@ -66,8 +68,10 @@ def micro_batch(
             tokens=torch.tensor([[*one, *[0] * (longest - len(one))] for one in tokens]),
             positions=torch.arange(longest).expand(len(tokens), longest),
             starts=None,
+            parents=None,
             attention=torch.tensor([[1] * length + [0] * (longest - length) for length in lengths]),
             longest=longest,
+            squares=sum(length**2 for length in lengths),
         )
         first = [row * longest for row in range(len(lengths))]
     owner = [number for number, length in enumerate(lengths) for _ in range(prompt, length)]

@@ -12,11 +12,13 @@ import bisect
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from gristmill_trainer.data.prefixes import Tree, join
 from gristmill_trainer.data.types import F32, I32, Layout, MicroBatch, Sample, rollouts_of
 from gristmill_trainer.errors import TrainerError
 
@@ -73,6 +75,41 @@ def plan(lengths: Sequence[int], *, budget: int | None, batch_size: int, ranks: 
     return _dealt(micros, lengths, ranks)
 
 
+def divide(
+    samples: Sequence[Sample],
+    units: Sequence[MicroPlan],
+    tokens_of: Callable[[MicroPlan], int],
+    *,
+    budget: int | None,
+    batch_size: int,
+    ranks: int,
+    sharing: bool,
+) -> list[list[MicroPlan | None]]:
+    """Returns the plan of micro-batches (`plan`) for samples in units, each of which stays in one micro-batch.
+
+    `tokens_of`: the tokens that a unit computes. With `sharing` and a budget, units of a group that fit the budget stay
+    together, because they compute a shared prefix once. Several ranks may need smaller parts to have equal tokens. Of a
+    few sizes of the parts, the plan has the one whose rounds of micro-batches compute the fewest tokens, one by one.
+    """
+    divisions = [list(units)]
+    if sharing and budget is not None:
+        each = sum(map(tokens_of, units)) / ranks
+        limits = [budget] if ranks == 1 else [budget, *(min(budget, each / parts) for parts in (2, 4, 8)), 0]
+        divisions = [join(samples, units, tokens_of, most) for most in limits]
+    plans = []
+    for division in divisions:
+        lengths = [tokens_of(unit) for unit in division]
+        found = plan(lengths, budget=budget, batch_size=batch_size, ranks=ranks)
+        rounds = zip(*found, strict=True)
+        slowest = sum(max(_tokens(micro or (), lengths) for micro in together) for together in rounds)
+        plans.append((slowest, division, found))
+    _, division, found = min(plans, key=itemgetter(0))
+    return [
+        [micro and tuple(number for unit in micro for number in division[unit]) for micro in of_rank]
+        for of_rank in found
+    ]
+
+
 def _best_fit(order: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
     micros: list[list[int]] = []
     room: list[tuple[int, int]] = []
@@ -121,23 +158,27 @@ def _tokens(micro: MicroPlan, lengths: Sequence[int]) -> int:
 
 
 def collate(
-    samples: Sequence[Sample], index: Sequence[int], weights: F32 | F64, *, packing: bool, device: torch.device
+    samples: Sequence[Sample],
+    index: Sequence[int],
+    weights: F32 | F64,
+    *,
+    packing: bool,
+    sharing: bool = False,
+    device: torch.device,
 ) -> MicroBatch:
     """Returns the micro-batch of the samples at `index`, in that order; at least one.
 
     `weights`: [len(samples)], the weight of each trained token of a sample in the update's loss. `packing`: all
-    sequences share one row; else one row per sequence. `old_logprobs` and `ref_logprobs` are None unless every sequence
-    has them. If only some sequences have a teacher, the others get ids of -1.
+    sequences share one row; else one row per sequence. `sharing`: a packed row has a prefix that samples of a group
+    share only once. `old_logprobs` and `ref_logprobs` are None unless every sequence has them. If only some sequences
+    have a teacher, the others get ids of -1.
     """
     chosen = [samples[place] for place in index]
     lengths = np.array([len(sample) for sample in chosen], np.int64)
-    starts = np.concatenate(([0], np.cumsum(lengths)))
-    positions = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
     trained = np.concatenate([sample.trained for sample in chosen])
     counts = np.array([sample.trained_tokens for sample in chosen], np.int64)
     places = np.flatnonzero(trained)
     tokens = np.concatenate([sample.tokens for sample in chosen]).astype(np.int64)
-    longest = int(lengths.max())
 
     def to_device(array: npt.NDArray[np.generic]) -> torch.Tensor:
         tensor = torch.from_numpy(array)
@@ -154,12 +195,13 @@ def collate(
         return to_device(np.concatenate(there)[places].astype(np.float32, copy=False))
 
     if packing:
-        layout = _packed(tokens, positions, starts, longest, to_device)
-        slots = places
+        tree = Tree.of(chosen) if sharing else Tree.whole(lengths.tolist())
+        layout = _packed(chosen, tree, to_device)
+        slots = np.concatenate(tree.places())
     else:
-        slot_of = np.repeat(np.arange(len(chosen)) * longest, lengths) + positions
-        layout = _padded(tokens, positions, slot_of, (len(chosen), longest), to_device)
-        slots = slot_of[places]
+        positions = np.concatenate([np.arange(length) for length in lengths])
+        slots = np.repeat(np.arange(len(chosen)) * lengths.max(), lengths) + positions
+        layout = _padded(tokens, lengths, slots, to_device)
     rollout = floats([sample.rollout_logprobs for sample in chosen])
     advantages = floats([sample.advantages for sample in chosen])
     assert rollout is not None
@@ -168,7 +210,7 @@ def collate(
     rollouts = rollouts_of(chosen)
     return MicroBatch(
         layout=layout,
-        sources=to_device(slots - 1),
+        sources=to_device(slots[places - 1]),
         targets=to_device(tokens[places]),
         sequence=to_device(np.repeat(rollouts, counts)),
         sequences=int(rollouts.max()) + 1,
@@ -191,33 +233,42 @@ def dummy(device: torch.device, *, packing: bool = True) -> MicroBatch:
     return replace(collate([sample], (0,), np.zeros(1), packing=packing, device=device), index=())
 
 
-def _packed(tokens: I64, positions: I64, starts: I64, longest: int, to_device: _ToDevice) -> Layout:
+def _packed(chosen: Sequence[Sample], tree: Tree, to_device: _ToDevice) -> Layout:
+    segments = tree.segments
+    tokens = np.concatenate([chosen[one.sequence].tokens[one.start : one.end] for one in segments]).astype(np.int64)
+    shared = any(one.parent >= 0 for one in segments)
     return Layout(
         tokens=to_device(tokens[None]),
-        positions=to_device(positions[None]),
-        starts=to_device(starts.astype(np.int32)),
+        positions=to_device(np.concatenate([np.arange(one.start, one.end) for one in segments])[None]),
+        starts=to_device(np.cumsum([0, *(one.end - one.start for one in segments)], dtype=np.int32)),
+        parents=to_device(np.array([one.parent for one in segments], np.int32)) if shared else None,
         attention=None,
-        longest=longest,
+        longest=max(map(len, chosen)),
+        squares=tree.squares,
     )
 
 
-def _padded(tokens: I64, positions: I64, slot_of: I64, shape: tuple[int, int], to_device: _ToDevice) -> Layout:
-    """Builds padded rows. `slot_of`: i64[N], place of each token in the flattened rows. Padding is token 0.
+def _padded(tokens: I64, lengths: I64, slots: I64, to_device: _ToDevice) -> Layout:
+    """Builds padded rows. `slots`: i64[N], place of each token in the flattened rows. Padding is token 0.
 
     Positions count from 0 to the end of each row, padding included.
     """
 
+    shape = len(lengths), int(lengths.max())
+
     def rows(values: I64) -> torch.Tensor:
         flat = np.zeros(shape[0] * shape[1], np.int64)
-        flat[slot_of] = values
+        flat[slots] = values
         return to_device(flat.reshape(shape))
 
     return Layout(
         tokens=rows(tokens),
         positions=to_device(np.tile(np.arange(shape[1]), (shape[0], 1))),
         starts=None,
+        parents=None,
         attention=rows(np.ones_like(tokens)),
         longest=shape[1],
+        squares=int((lengths**2).sum()),
     )
 
 

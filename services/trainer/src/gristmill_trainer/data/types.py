@@ -114,19 +114,24 @@ class Rejected:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The layout of sequences in rows. Packed: all sequences share one row, and attention stays inside each sequence.
-    Padded: one row per sequence, padded on the right."""
+    """The layout of sequences in rows. Packed: the segments of all sequences share one row, and attention stays inside
+    each sequence. A segment is a sequence, or a part of one or several sequences. Padded: one row per sequence, padded
+    on the right."""
 
     tokens: torch.Tensor
     """int64[R, T]: token ids."""
     positions: torch.Tensor
     """int64[R, T]: index of the token in its sequence."""
     starts: torch.Tensor | None
-    """int32[S + 1] if packed: first token of each sequence in the row, then T."""
+    """int32[S + 1] if packed: first token of each segment in the row, then T."""
+    parents: torch.Tensor | None
+    """int32[S] if sequences share a prefix: the segment before each segment, which has a lower index; -1 for none."""
     attention: torch.Tensor | None
     """int64[R, T] if padded: 1 for tokens, 0 for padding."""
     longest: int
     """Tokens of the longest sequence."""
+    squares: int
+    """Twice the pairs of a query and a key; for whole sequences, the sum of their squared lengths."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +169,7 @@ class MicroBatch:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens without padding."""
+        """Number of tokens without padding. A shared prefix counts once."""
         if self.layout.starts is not None:
             return self.layout.tokens.numel()
         assert self.layout.attention is not None

@@ -1,7 +1,8 @@
-"""Causal attention for packed rows: each sequence attends only to itself, without a mask.
+"""Causal attention for packed rows: each sequence attends only to itself.
 
-Registered with transformers under `PACKED`. The model's keyword arguments pass the ends of the sequences, with the
-names of transformers' flash attention (FlashAttentionKwargs). `packed_arguments` creates these arguments.
+Registered with transformers under `PACKED`. The model's keyword arguments pass the ends of the segments, with the
+names of transformers' flash attention (FlashAttentionKwargs). `packed_arguments` creates these arguments. A segment is
+a whole sequence, or follows a prefix that it shares with other sequences. Then it attends to the prefix too.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -46,12 +48,31 @@ def register() -> None:
 
 def packed_arguments(layout: Layout) -> dict[str, Any]:
     """Returns the model's keyword arguments for a packed layout."""
-    return {
+    found: dict[str, Any] = {
         "cu_seq_lens_q": layout.starts,
         "cu_seq_lens_k": layout.starts,
         "max_length_q": layout.longest,
         "max_length_k": layout.longest,
     }
+    if layout.parents is not None:
+        found |= {"segment_parents": layout.parents, "segment_mask": _segment_mask(layout)}
+    return found
+
+
+def _segment_mask(layout: Layout) -> torch.Tensor:
+    """Returns float32[C, B + C]: 0 for the keys of a segment's queries, else -inf.
+
+    C: tokens of the longest segment with a parent. B: the most tokens before a segment. A shorter segment, or one with
+    fewer tokens before it, takes a part of the mask. So the mask exists once for all segments and layers.
+    """
+    assert layout.starts is not None
+    assert layout.parents is not None
+    lengths = layout.starts.diff()
+    before = layout.positions[0, layout.starts[:-1]]
+    rows = int(lengths[layout.parents >= 0].max())
+    most = int(before.max())
+    mask = torch.full((rows, most + rows), -torch.inf, device=layout.tokens.device)
+    return mask.triu_(most + 1)
 
 
 def packed_attention(
@@ -65,6 +86,8 @@ def packed_attention(
     cu_seq_lens_q: torch.Tensor | None = None,
     max_length_q: int | None = None,
     sliding_window: int | None = None,
+    segment_parents: torch.Tensor | None = None,
+    segment_mask: torch.Tensor | None = None,
     **rest: Any,
 ) -> tuple[torch.Tensor, None]:
     """Computes attention for transformers: query [1, H, T, E], key and value [1, H_kv, T, E] -> [1, T, H, E].
@@ -95,10 +118,10 @@ def packed_attention(
             model=type(module).__name__,
             asks_for=unknown,
         )
-    varlen = _fused if _on_card(query) and _heads_fit(query, value) else None
+    varlen = _fused if _on_card(query) and _heads_fit(query, value) and segment_parents is None else None
     half = _half(query)
     if varlen is None or half is None:
-        return _by_sequence(query, key, value, cu_seq_lens_q, scaling), None
+        return _by_segment(query, key, value, cu_seq_lens_q, scaling, segment_parents, segment_mask), None
     # Rotary embeddings leave queries and keys in float32 under autocast.
     q, k, v = (tensor[0].transpose(0, 1).to(half) for tensor in (query, key, value))
     return varlen(q, k, v, cu_seq_lens_q, max_length_q, scaling)[None], None
@@ -123,20 +146,35 @@ def _half(query: torch.Tensor) -> torch.dtype | None:
 
 # The ends are data: a compiled layer leaves its graph here, because otherwise each batch would be compiled.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _by_sequence(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ends: torch.Tensor, scale: float | None
+def _by_segment(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    ends: torch.Tensor,
+    scale: float | None,
+    parents: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Calls a fused attention per sequence.
+    """Calls a fused attention per segment.
 
     The backward pass of `split` is one concatenation. With slices, each slice would need a tensor of the whole row.
     """
     lengths = ends.diff().tolist()
-    grouped = query.shape[1] != key.shape[1]
-    parts = (torch.split(tensor, lengths, dim=2) for tensor in (query, key, value))
-    outputs = [
-        scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
-        for q, k, v in zip(*parts, strict=True)
-    ]
+    queries, keys, values = (list(torch.split(tensor, lengths, dim=2)) for tensor in (query, key, value))
+    attend = partial(scaled_dot_product_attention, scale=scale, enable_gqa=query.shape[1] != key.shape[1])
+    if parents is None or mask is None:
+        outputs = [attend(q, k, v, is_causal=True) for q, k, v in zip(queries, keys, values, strict=True)]
+        return torch.cat(outputs, dim=2).transpose(1, 2)
+    outputs = []
+    most = mask.shape[1] - mask.shape[0]
+    mask = mask.to(query.dtype)
+    for place, (parent, length) in enumerate(zip(parents.tolist(), lengths, strict=True)):
+        own = None
+        if parent >= 0:
+            before = keys[parent].shape[2]
+            keys[place], values[place] = (torch.cat((of[parent], of[place]), dim=2) for of in (keys, values))
+            own = mask[:length, most - before : most + length]
+        outputs.append(attend(queries[place], keys[place], values[place], attn_mask=own, is_causal=own is None))
     return torch.cat(outputs, dim=2).transpose(1, 2)
 
 

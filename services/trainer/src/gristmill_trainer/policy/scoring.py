@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -17,12 +18,17 @@ from gristmill_trainer.errors import ModelError
 from gristmill_trainer.policy.attention import PACKED, packed_arguments, register
 from gristmill_trainer.policy.head import Entropy, Scores, head_scores
 
+_LOG = logging.getLogger(__name__)
 # Nats, largest difference of a token. Kernels differ by about 1e-5 in float32. In a trained model, attention to another
 # sequence or an unknown scale of the head makes a much larger difference.
 _TOLERANCE = 1e-3
 # Nats, root mean square over the tokens, in bfloat16. Rounding makes differences of about 0.1 in a trained model.
 _TOLERANCE_BFLOAT16 = 0.25
-_LENGTHS = (5, 9, 2)
+_LENGTHS = (12, 9, 2)
+_SHARED = 7
+"""Tokens that the first two of the compared sequences share from their beginning."""
+_SHARING_DEVICES = frozenset({"cpu"})
+"""Devices on which shared prefixes were tested. CUDA needs a kernel whose keys have other lengths than its queries."""
 _FLOAT32_BYTES = 4
 
 
@@ -39,6 +45,8 @@ class Scorer(torch.nn.Module):
         super().__init__()
         self.model = model
         self.packing = packing
+        self.sharing = False
+        """Whether a prefix that samples of a group share may be computed once. `prepare` finds out."""
         self._scale = logit_scale(model)
         self._compiled = False
         if packing:
@@ -155,20 +163,22 @@ def prepare(
     `seq_len`: tokens of the longest sequence to score. `compute`: context of the training's forward passes. The
     comparison is exact if the weights are float32. If the training computes in bfloat16, a second comparison runs
     through the kernels that train. Raises ModelError if the scores differ, or if packed rows do not support a sequence
-    of this length. Call it before sharding and compiling; it draws no random numbers.
+    of this length. If only the scores of a shared prefix differ, sharing stays off. Call it before sharding and
+    compiling; it draws no random numbers.
     """
     weight = model.get_output_embeddings().weight
     # The tokens are arbitrary, but the sequences must differ.
     sequences = [(np.arange(length, dtype=np.int32) * 7 + 3 * length + 1) % len(weight) for length in _LENGTHS]
-    micro = collate(
-        [_sample(tokens) for tokens in sequences],
-        range(len(sequences)),
-        np.ones(len(sequences)),
-        packing=packing,
-        device=weight.device,
-    )
-    if packing:
-        micro = _as_long(micro, seq_len)
+    sequences[1][:_SHARED] = sequences[0][:_SHARED]
+
+    def batch(*, sharing: bool) -> MicroBatch:
+        samples = [_sample(tokens) for tokens in sequences]
+        micro = collate(
+            samples, range(len(samples)), np.ones(len(samples)), packing=packing, sharing=sharing, device=weight.device
+        )
+        return _as_long(micro, seq_len) if packing else micro
+
+    micro = batch(sharing=False)
     exact = weight.dtype.itemsize >= _FLOAT32_BYTES
     with torch.no_grad():
         with nullcontext() if exact else compute():
@@ -182,6 +192,14 @@ def prepare(
             if not exact or torch.is_autocast_enabled(weight.device.type):
                 difference = float((wanted - scorer(micro).logprobs).square().mean().sqrt())
                 _compare(model, difference, _TOLERANCE_BFLOAT16, packing=packing)
+        if packing:
+            reason = f"shared prompts are not tested on {weight.device.type}"
+            if exact and weight.device.type in _SHARING_DEVICES:
+                difference = float((wanted - scorer(batch(sharing=True)).logprobs).abs().max())
+                scorer.sharing = difference <= _TOLERANCE
+                reason = f"log-probabilities of {type(model).__name__} after a shared prompt differ by {difference:.2g}"
+            if not scorer.sharing:
+                _LOG.info("each sequence computes its own prompt: %s", reason)
     return scorer
 
 
