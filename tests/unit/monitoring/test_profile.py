@@ -37,7 +37,7 @@ def test_sandbox_is_limited_as_the_other_services() -> None:
     (path,) = (one["path"] for one in COMPOSE["include"] if isinstance(one, dict))
     (sandbox,) = yaml.safe_load((ROOT / path).read_text())["services"].values()
     for name, value in COMPOSE["x-service"].items():
-        assert name == "tmpfs" or sandbox[name] == value
+        assert name in ("tmpfs", "pids_limit") or sandbox[name] == value
     assert sandbox["mem_limit"]
     assert sandbox["networks"] == ["sandbox"]
     assert not {"volumes", "ports", "secrets"} & set(sandbox)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import tempfile
 from collections.abc import AsyncIterator
@@ -139,6 +140,16 @@ ATTACKS = {
                                "while True: t.Thread(target=wait, daemon=True).start()", "RuntimeError"),
     "fill the disk": ("open('big', 'wb').write(bytes(20_000))", "OSError"),
     "open many files": ("f = [open('/dev/null') for _ in range(99)]", "OSError"),
+    "make the kernel signal another process": (
+        "import fcntl, os\nr, w = os.pipe()\nfcntl.fcntl(r, fcntl.F_SETOWN, os.getppid())", DENIED),
+    "the same by ioctl": (
+        "import fcntl, os, socket, struct\na, b = socket.socketpair()\n"
+        "fcntl.ioctl(a, 0x8901, struct.pack('i', os.getppid()))", DENIED),
+    "reach local sockets": ("import socket as s; s.socketpair(s.AF_UNIX, s.SOCK_DGRAM)", DENIED),
+    "open for neither reading nor writing": ("import os; os.open('/etc/hostname', 3)", DENIED),
+    "watch the other programs' folders": (
+        "import ctypes\nc = ctypes.CDLL(None)\ni = c.inotify_init()\n"
+        "if c.inotify_add_watch(i, b'..', 0xfff) >= 0: print('escaped')\nraise PermissionError", DENIED),
     "raise a limit": ("import resource as r; r.setrlimit(r.RLIMIT_AS, (1 << 40, 1 << 40))", "ValueError"),
 }  # fmt: skip
 
@@ -176,6 +187,52 @@ async def test_a_program_finds_no_secret_and_no_other_program_in_itself(sandbox:
 async def test_a_program_that_does_not_end_is_ended_at_its_limit(sandbox: Sandbox, program: str) -> None:
     [report] = await run(sandbox, program, seconds=0.3)
     assert (report["status"], report["code"]) == ("timed_out", None)
+
+
+@pytest.mark.parametrize(
+    ("program", "status"),
+    [
+        ("import threading as t, time\nt.stack_size(32768)\nwait = lambda: time.sleep(60)\n"
+         "for _ in range(90): t.Thread(target=wait).start()", "thread_limit"),
+        ("import os, time\nfor n in range(2000): open(str(n), 'w')\ntime.sleep(60)", "disk_limit"),
+        ("import time\nfor n in range(2000): open(str(n % 900), 'wb').write(bytes(9999)); open(f'{n}b', 'wb')\n"
+         "time.sleep(60)", "disk_limit"),
+    ],
+)  # fmt: skip
+async def test_threads_and_files_are_limited(sandbox: Sandbox, folder: Path, program: str, status: str) -> None:
+    [report] = await run(sandbox, program)
+    assert report["status"] == status
+    assert [*folder.iterdir()] == []  # noqa: ASYNC240
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import os\nfor _ in range(900): os.mkdir('d' * 9); os.chdir('d' * 9)",
+        "import os\nos.mkdir('d'); open('d/f', 'w'); os.mkdir('d/e', 0o000); os.mkdir('f', 0o300)",
+        "import os\nr = os.open('/proc/self/fd/1', os.O_RDONLY | os.O_NONBLOCK)\n"
+        "for _ in range(3000):\n    os.write(1, b'x')\n    try: os.read(r, 9)\n    except BlockingIOError: pass",
+        "import socket as s\na, b = s.socketpair()\ns.send_fds(a, [b'x'], [1, a.fileno(), b.fileno()])",
+    ],
+)
+async def test_a_program_cannot_make_the_sandbox_fail(sandbox: Sandbox, folder: Path, program: str) -> None:
+    reports = await run(sandbox, program, "x" * 3_000_000)
+    assert reports[0]["status"] in ("exited", "disk_limit"), reports[0]["stderr"]
+    assert [*folder.iterdir()] == []  # noqa: ASYNC240
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import atexit, io, sys\nb = sys.stdout = io.StringIO()\n"
+        "atexit.register(lambda: sys.__stdout__.write(b.getvalue()))\nprint(5)",
+        "out = open(1, 'w', closefd=False)\nout.write('5\\n')",
+        "import sys\nprint(5)\nsys.stdout = None",
+    ],
+)
+async def test_what_a_program_has_written_arrives(sandbox: Sandbox, program: str) -> None:
+    [report] = await run(sandbox, program)
+    assert (report["status"], report["code"], report["stdout"]) == ("exited", 0, "5\n")
 
 
 async def test_endless_output_ends_the_program(sandbox: Sandbox) -> None:
@@ -257,6 +314,7 @@ CHEATS = {
         "b = pickle.dumps((['f', 'abs', 'AssertionError', '__builtins__'], {'abs': 'math'}))\n"
         "os.write(4, struct.pack('!I', len(b)) + b)\nimport time\ntime.sleep(1000)"
     ),
+    "end the tests' loops": "def f(x): raise StopIteration",
     "never answer": "import time\ndef f(x): time.sleep(1000)",
 }
 
@@ -326,19 +384,20 @@ async def test_a_request_is_answered_with_a_report_of_each_run(http: httpx.Async
         ({"program": "", "limits": {"seconds": True}}, "limits.seconds"),
         ({"program": "", "limits": {"memory_bytes": 1000}}, "limits.memory_bytes"),
         ({"program": "", "limits": {"cores": 1}}, "limits"),
+        ({"program": "", "\ud800": 1}, "unknown"),
     ],
 )
 async def test_a_wrong_request_is_refused_and_names_the_field(http: httpx.AsyncClient, body: Any, named: str) -> None:
-    answer = await http.post("/run", json=body)
+    answer = await http.post("/run", content=json.dumps(body), headers={"Content-Type": "application/json"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (422, "bad_request")
     assert named in answer.json()["error"]["message"]
 
 
 async def test_bodies_that_are_no_json_or_too_large_are_refused(http: httpx.AsyncClient) -> None:
-    json = {"Content-Type": "application/json"}
-    assert (await http.post("/run", content=b"{", headers=json)).status_code == 422
-    assert (await http.post("/run", content=b"[" * 100_000, headers=json)).status_code == 422
-    assert (await http.post("/run", content=b" " * (MAX_BODY_BYTES + 1), headers=json)).status_code == 413
+    kind = {"Content-Type": "application/json"}
+    assert (await http.post("/run", content=b"{", headers=kind)).status_code == 422
+    assert (await http.post("/run", content=b"[" * 100_000, headers=kind)).status_code == 422
+    assert (await http.post("/run", content=b" " * (MAX_BODY_BYTES + 1), headers=kind)).status_code == 413
     assert (await http.post("/run", content=b'{"program": ""}')).status_code == 415
 
 

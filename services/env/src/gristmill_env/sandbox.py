@@ -59,20 +59,26 @@ async def run(
     tests: str | None = None,
     seconds: float = 5.0,
     memory_bytes: int = 512 * 2**20,
+    output_bytes: int = 64 * 2**10,
 ) -> Answer:
     """Runs a Python program once for each text of `stdin`, and its tests if there are any.
 
-    `seconds`, `memory_bytes`: of each process. Raises SandboxError. If the sandbox is away, the error may pass.
+    `seconds`, `memory_bytes`, `output_bytes`: of each process. Raises SandboxError, which may pass if the sandbox is
+    away.
     """
     url = os.environ.get(URL, "") or await asyncio.to_thread(_own_sandbox)
     body: dict[str, Any] = {
         "program": program,
         "runs": [{"stdin": text} for text in stdin],
-        "limits": {"seconds": seconds, "memory_bytes": memory_bytes},
+        "limits": {"seconds": seconds, "memory_bytes": memory_bytes, "output_bytes": output_bytes},
     }
     if tests is not None:
         body["tests"] = tests
-    return msgspec.json.decode(await _post(url, body), type=Answer)
+    answer = msgspec.json.decode(await _post(url, body), type=Answer)
+    for report in (*answer.runs, *filter(None, [answer.tests])):
+        if report.status == "failed":
+            raise SandboxError("sandbox_failed", f"the sandbox at {redact_text(url)}: {report.stderr}")
+    return answer
 
 
 async def python(code: str) -> str:
@@ -82,8 +88,8 @@ async def python(code: str) -> str:
         code: The program. It has Python's standard library, but no files, no network and no other processes.
     """
     [report] = (await run(code, [""])).runs
-    ends = {"timed_out": "The program was ended at its time limit.", "output_limit": "The program printed too much."}
-    return "".join([report.stdout, report.stderr, ends.get(report.status, "")]) or "(no output)"
+    end = "" if report.status in ("exited", "signalled") else f"The program was ended: {report.status}."
+    return "".join([report.stdout, report.stderr, end]) or "(no output)"
 
 
 async def _post(url: str, body: Mapping[str, Any]) -> bytes:

@@ -15,11 +15,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import re
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -36,6 +37,8 @@ MAX_BODY_BYTES: Final = 8 * 2**20
 MAX_RUNS: Final = 256
 DEFAULT_LIMITS: Final = Limits(seconds=5.0, memory_bytes=512 * 2**20, output_bytes=64 * 2**10)
 MAX_LIMITS: Final = Limits(seconds=60.0, memory_bytes=2 * 2**30, output_bytes=2**20)
+_PAUSES: Final = (0.1, 0.3, 1.0, 3.0)
+"""Seconds before a run is repeated whose keeper did not start."""
 LEAST_MEMORY: Final = 64 * 2**20
 _FILE: Final = re.compile(r"(?!\.{1,2}(/|$))[\w.-]{1,100}(/(?!\.{1,2}(/|$))[\w.-]{1,100}){0,4}")
 
@@ -107,7 +110,8 @@ def _limits(given: object) -> Limits:
 class Sandbox:
     """Runs programs, `at_once` at a time."""
 
-    def __init__(self, at_once: int) -> None:
+    def __init__(self, at_once: int, *, landlock: bool = True) -> None:
+        self._landlock = landlock
         self._free = asyncio.Semaphore(at_once)
         self._stem: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -129,24 +133,35 @@ class Sandbox:
 
     async def _program(self, work: Work, stdin: str) -> Report:
         async with self._free:
-            return await _report(self._fork(), Job("run", work.program, work.limits, work.files), stdin)
+            job = Job("run", work.program, work.limits, work.files, self._landlock)
+            return await self._repeated(lambda: _report(self._fork(), job, stdin))
 
     async def _tests(self, work: Work) -> Report:
         assert work.tests is not None
+        program = Job("serve", work.program, work.limits, work.files, self._landlock)
+        tests = Job("test", work.tests, work.limits, landlock=self._landlock)
         async with self._free:
-            one, other = socket.socketpair()
-            with one, other:
-                of_program, of_tests = self._fork(one), self._fork(other)
-            async with asyncio.TaskGroup() as tasks:
-                serving = tasks.create_task(_report(of_program, Job("serve", work.program, work.limits, work.files)))
-                testing = tasks.create_task(_report(of_tests, Job("test", work.tests, work.limits)))
+            return await self._repeated(lambda: self._both(program, tests))
+
+    async def _both(self, program: Job, tests: Job) -> Report:
+        one, other = socket.socketpair()
+        with one, other:
+            of_program, of_tests = self._fork(one), self._fork(other)
+        served, tested = await asyncio.gather(_report(of_program, program), _report(of_tests, tests))
         # A reader of a failed test needs the program's messages too.
-        report = testing.result()
-        return replace(report, stderr=report.stderr + serving.result().stderr)
+        return replace(tested, stderr=tested.stderr + served.stderr)
+
+    async def _repeated(self, run: Callable[[], Awaitable[Report]]) -> Report:
+        """Repeats a run whose keeper did not come to be, because there were too many processes for a moment."""
+        for pause in _PAUSES:
+            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+                return await run()
+            await asyncio.sleep(pause)
+        return await run()
 
     def _fork(self, peer: socket.socket | None = None) -> socket.socket:
         if self._stem is not None:
-            with contextlib.suppress(BrokenPipeError):
+            with contextlib.suppress(ConnectionError):
                 return fork_cell(self._stem, peer)
             self.close()
         self._process, self._stem = start_stem()
@@ -167,16 +182,20 @@ async def _report(keeper: socket.socket, job: Job, stdin: str = "") -> Report:
 
 
 def create_app(environ: Mapping[str, str] = os.environ) -> Starlette:
-    """Returns the application. SANDBOX_AT_ONCE: programs that run at the same time, by default one per processor.
+    """Returns the application.
+
+    SANDBOX_AT_ONCE: programs that run at the same time, by default one per processor. SANDBOX_LANDLOCK: "off" for a
+    kernel without Landlock, such as gVisor's.
 
     Raises NotConfinedError if this kernel cannot confine a process, and ValueError for a wrong variable.
     """
-    confine.check()
+    landlock = environ.get("SANDBOX_LANDLOCK") != "off"
+    confine.check(landlock=landlock)
     at_once = int(environ.get("SANDBOX_AT_ONCE") or os.cpu_count() or 1)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        app.state.sandbox = Sandbox(at_once)
+        app.state.sandbox = Sandbox(at_once, landlock=landlock)
         yield
         app.state.sandbox.close()
 
@@ -200,8 +219,21 @@ async def _run(request: Request) -> Response:
         work = Work.read(bytes(body))
     except RefusedError as error:
         return _refusal(422, "bad_request", str(error))
-    return JSONResponse(await request.app.state.sandbox.run(work))
+    running = asyncio.ensure_future(request.app.state.sandbox.run(work))
+    gone = asyncio.ensure_future(request.receive())  # After the body: that the client has disconnected.
+    await asyncio.wait([running, gone], return_when=asyncio.FIRST_COMPLETED)
+    gone.cancel()
+    if not running.done():
+        running.cancel()
+        await asyncio.wait([running])
+        return Response(status_code=499)
+    try:
+        return JSONResponse(running.result())
+    except (ExceptionGroup, ConnectionError, asyncio.IncompleteReadError):
+        logging.getLogger(__name__).exception("a program could not be run")
+        return _refusal(503, "sandbox_busy", "no process could be started; ask again later")
 
 
 def _refusal(status: int, code: str, message: str) -> Response:
+    message = message.encode("utf-8", "replace").decode()  # It may quote half a character.
     return JSONResponse({"error": {"code": code, "message": message}}, status)

@@ -18,10 +18,11 @@ the program's process. The keeper answers with the `Report`.
 from __future__ import annotations
 
 import contextlib
+import errno
+import itertools
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import struct
@@ -79,13 +80,15 @@ class Job:
     limits: Limits
     files: dict[str, str] = field(default_factory=dict)
     """Text by relative path, in the folder in which the program runs."""
+    landlock: bool = True
 
 
 @dataclass(frozen=True)
 class Report:
     """How a program ended."""
 
-    status: Literal["exited", "signalled", "timed_out", "output_limit"]
+    status: Literal["exited", "signalled", "timed_out", "output_limit", "disk_limit", "thread_limit", "failed"]
+    """The sandbox ended the program at a limit; or "failed": the sandbox itself failed, and `stderr` says how."""
     code: int | None
     """Exit code, or number of the signal."""
     stdout: str
@@ -139,7 +142,12 @@ def stem(descriptor: int) -> None:
         message, descriptors, _, _ = socket.recv_fds(control, 1, 2)
         if not message:
             return
-        if os.fork() == 0:
+        try:
+            child = os.fork()
+        except OSError as error:  # Too many processes. The service asks again.
+            sys.stderr.write(f"sandbox: no process for a program: {error}\n")
+            child = -1
+        if child == 0:
             control.close()
             code = 1
             try:
@@ -159,8 +167,8 @@ def stem(descriptor: int) -> None:
 def _keep(service: socket.socket, peer: int | None) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     folder = Path(tempfile.mkdtemp(prefix="run-"))
-    pipes = [os.pipe() for _ in range(4)]
     try:
+        pipes = [os.pipe() for _ in range(4)]
         program = os.fork()
         if program == 0:
             _become_program(folder, pipes, peer)
@@ -168,43 +176,48 @@ def _keep(service: socket.socket, peer: int | None) -> None:
             os.close(peer)
         for position, (reading, writing) in enumerate(pipes):
             os.close(writing if position in (1, 2) else reading)
+        handle = os.pidfd_open(program)
         try:
-            report = _watch(service, program, [pipes[0][1], pipes[1][0], pipes[2][0], pipes[3][1]])
+            feed, job = Feed(**json.loads(_receive(service))), _receive(service)
+            report = _watch(service, handle, feed, job, [pipes[0][1], pipes[1][0], pipes[2][0], pipes[3][1]], folder)
+        except BrokenPipeError:
+            raise
+        except Exception as error:  # noqa: BLE001  a program must not look like a sandbox that is away
+            text = f"the sandbox failed: {type(error).__name__}: {error}"
+            sys.stderr.write(f"{text}\n")
+            report = Report("failed", None, "", text, 0.0, 0.0, 0)
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(program, signal.SIGKILL)
+            _kill(handle)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
     service.setblocking(True)
     service.sendall(encode(report))
 
 
-def _watch(service: socket.socket, program: int, ends: list[int]) -> Report:
-    """Returns how the program ended. `ends`: of stdin, stdout, stderr and the job's pipe."""
-    stdin, stdout, stderr, job = ends
-    feed = Feed(**json.loads(_receive(service)))
-    body = _receive(service)
+def _watch(service: socket.socket, handle: int, feed: Feed, job: bytes, ends: list[int], folder: Path) -> Report:
+    """Returns how the program ended. `handle`: of its process. `ends`: of stdin, stdout, stderr and the job's pipe."""
+    stdin, stdout, stderr, job_pipe = ends
     began = time.monotonic()
-    pending = {job: _LENGTH.pack(len(body)) + body, stdin: feed.stdin.encode("utf-8", "surrogatepass")}
+    pending = {job_pipe: _LENGTH.pack(len(job)) + job, stdin: feed.stdin.encode("utf-8", "surrogatepass")}
     output = {stdout: bytearray(), stderr: bytearray()}
-    ended = os.pidfd_open(program)
     poll = select.poll()
-    for descriptor in (*pending, *output, ended, service.fileno()):
+    for descriptor in (*pending, *output, handle, service.fileno()):
         os.set_blocking(descriptor, False)
         poll.register(descriptor, select.POLLOUT if descriptor in pending else select.POLLIN)
-    final, errors = bytearray(), bytearray()
+    opened = set(output)
     status: Any = "exited"
     alive = True
-    while alive or output:
+    while alive:
         left = began + feed.seconds - time.monotonic()
-        if alive and left <= 0:
-            status = "timed_out"
-            os.kill(program, signal.SIGKILL)
-            left = feed.seconds
-        for descriptor, _ in poll.poll(1000 * max(left, 0) if alive else 1000):
-            if descriptor == ended:
+        reached = "timed_out" if left <= 0 else _limit_reached(handle, folder)
+        if any(len(data) > feed.output_bytes for data in output.values()):
+            reached = "output_limit"
+        if reached is not None and status == "exited":
+            status = reached
+            _kill(handle)
+        for descriptor, _ in poll.poll(1000 * min(max(left, 0.01), _LOOK_EVERY)):
+            if descriptor == handle:
                 alive = False
-                poll.unregister(ended)
             elif descriptor == service.fileno():  # The service has closed it.
                 raise BrokenPipeError
             elif descriptor in pending:
@@ -212,34 +225,100 @@ def _watch(service: socket.socket, program: int, ends: list[int]) -> Report:
                 if not pending[descriptor]:
                     poll.unregister(descriptor)
                     os.close(descriptor)
-            elif descriptor in output:
-                part = os.read(descriptor, _CHUNK)
-                output[descriptor] += part
-                if len(output[descriptor]) > feed.output_bytes and alive:
-                    status = "output_limit"
-                    os.kill(program, signal.SIGKILL)
-                if not part:
-                    poll.unregister(descriptor)
-                    (final if descriptor == stdout else errors).extend(output.pop(descriptor)[: feed.output_bytes])
-    _, wait, used = os.wait4(program, 0)
+            elif descriptor in opened and _read(descriptor, output[descriptor]) == 0:
+                opened.remove(descriptor)
+                poll.unregister(descriptor)
+    for descriptor in opened:  # What the program wrote is in the pipes. Their ends may be in a message to nobody.
+        while len(output[descriptor]) <= feed.output_bytes and _read(descriptor, output[descriptor]):
+            pass
+    if status == "exited" and any(len(data) > feed.output_bytes for data in output.values()):
+        status = "output_limit"
+    ended = os.waitid(os.P_PIDFD, handle, os.WEXITED | os.WNOWAIT)
+    assert ended is not None
+    _, wait, used = os.wait4(ended.si_pid, 0)
     code = os.waitstatus_to_exitcode(wait)
     if status == "exited" and code < 0:
         status = "signalled"
     return Report(
         status=status,
         code=abs(code) if status in ("exited", "signalled") else None,
-        stdout=final.decode("utf-8", "replace"),
-        stderr=errors.decode("utf-8", "replace"),
+        stdout=output[stdout][: feed.output_bytes].decode("utf-8", "replace"),
+        stderr=output[stderr][: feed.output_bytes].decode("utf-8", "replace"),
         seconds=time.monotonic() - began,
         cpu_seconds=used.ru_utime + used.ru_stime,
         memory_bytes=used.ru_maxrss * 1024,
     )
 
 
+_LOOK_EVERY: Final = 0.1
+"""Seconds between two looks at a program's threads and files, which no limit of the kernel bounds."""
+_MOST_THREADS: Final = 64
+_MOST_FILES: Final = 1000
+_MOST_BYTES: Final = 64 * 2**20
+
+
+def _limit_reached(handle: int, folder: Path) -> str | None:
+    """Returns "disk_limit" or "thread_limit" if the program has reached it."""
+    threads = files = size = 0
+    waiting = [str(folder)]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    files += 1
+                    size += entry.stat(follow_symlinks=False).st_size
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+        except OSError as error:  # It may be gone already. The program may also hide it, or make it too deep to list.
+            files += 0 if error.errno == errno.ENOENT else _MOST_FILES + 1
+        if files > _MOST_FILES or size > _MOST_BYTES:
+            return "disk_limit"
+    with contextlib.suppress(OSError):  # The process has ended.
+        pid = int(Path(f"/proc/self/fdinfo/{handle}").read_text().rpartition("Pid:")[2].split()[0])
+        threads = sum(1 for _ in Path(f"/proc/{pid}/task").iterdir())
+    return "thread_limit" if threads > _MOST_THREADS else None
+
+
+def _remove(folder: Path) -> None:
+    """Removes a folder of a program that has ended, however deep it is and whatever modes it has.
+
+    Each item moves to a second folder, and then the items in it, so that no path becomes long.
+    """
+    heap, number, waiting = Path(tempfile.mkdtemp(prefix="removed-")), itertools.count(), [folder]
+    while waiting:
+        path = waiting.pop()
+        if not path.is_dir():
+            path.unlink()
+            continue
+        for inside in list(path.iterdir()):
+            if inside.is_dir():
+                inside.chmod(0o700)
+            waiting.append(inside.rename(heap / str(next(number))))
+        path.rmdir()
+    heap.rmdir()
+
+
+def _kill(handle: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+
+
+def _read(descriptor: int, data: bytearray) -> int | None:
+    """Adds what is in a pipe. Returns the number of bytes: 0 at its end, None if it is empty."""
+    try:
+        part = os.read(descriptor, _CHUNK)
+    except BlockingIOError:  # The program can read its own pipe too.
+        return None
+    data += part
+    return len(part)
+
+
 def _write(descriptor: int, data: bytes) -> bytes:
     """Returns what is left to be written: nothing if the program has closed its end."""
     try:
         return data[os.write(descriptor, data[:_CHUNK]) :]
+    except BlockingIOError:
+        return data
     except BrokenPipeError:
         return b""
 
@@ -284,7 +363,7 @@ def _become_program(folder: Path, pipes: list[tuple[int, int]], peer: int | None
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, "utf-8", "surrogatepass")
-        confine(folder, job.limits)
+        confine(folder, job.limits, landlock=job.landlock)
         code = program.run(job.role, job.program, None if peer is None else 4)
     except NotConfinedError as error:
         os.write(2, f"{error}\n".encode())

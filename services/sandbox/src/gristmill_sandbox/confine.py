@@ -46,8 +46,9 @@ class NotConfinedError(Exception):
     """The kernel lacks Landlock or seccomp, so no program may run."""
 
 
-def confine(folder: Path, limits: Limits) -> None:
+def confine(folder: Path, limits: Limits, *, landlock: bool = True) -> None:
     """Leaves the process only what the module's text names. `folder`: the one that it may write.
+    `landlock`: False on a kernel without it, where every file of the container stays readable.
 
     Raises NotConfinedError. The process must have one thread, because Landlock and seccomp bind the calling thread.
     """
@@ -55,13 +56,15 @@ def confine(folder: Path, limits: Limits) -> None:
     _drop_capabilities()
     if _LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise NotConfinedError(f"prctl(PR_SET_NO_NEW_PRIVS): {_error()}")
-    _restrict_files(folder)
+    if landlock:
+        _restrict_files(folder)
     _restrict_calls()
 
 
-def check() -> None:
+def check(*, landlock: bool = True) -> None:
     """Raises NotConfinedError if this kernel cannot confine a process."""
-    _landlock_version()
+    if landlock:
+        _landlock_version()
     _architecture()
 
 
@@ -120,8 +123,10 @@ def _landlock_version() -> int:
 
 
 def _restrict_files(folder: Path) -> None:
-    handled = _ACCESS.get(_landlock_version(), _ALL_ACCESS)
-    attributes = struct.pack("Q", handled)
+    version = _landlock_version()
+    handled = _ACCESS.get(version, _ALL_ACCESS)
+    # Since version 6 also: no abstract socket and no signal of another process.
+    attributes = struct.pack("Q", handled) if version < 6 else struct.pack("QQQ", handled, 0, 3)
     ruleset = _LIBC.syscall(_CREATE_RULESET, attributes, len(attributes), 0)
     if ruleset < 0:
         raise NotConfinedError(f"landlock_create_ruleset: {_error()}")
@@ -155,6 +160,10 @@ _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 _LOAD, _AND, _EQUAL, _GREATER, _ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x25, 0x45, 0x06
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _CLONE_THREAD: Final = 0x00010000
+_SIGNALLING_FCNTL: Final = (8, 10, 15, 1024, 1026)
+"""F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY."""
+_HARMLESS_IOCTL: Final = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+"""TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
 _NEWEST: Final = 450
 """Later system calls do not exist for the program. libc uses older ones then."""
 
@@ -170,6 +179,9 @@ class _Architecture:
     own_process: tuple[int, ...]
     """kill and tgkill: allowed with the process's own id."""
     prlimit: int
+    fcntl: int
+    ioctl: int
+    socketpair: int
     opens: tuple[tuple[int, int], ...]
     """Number, and place of the argument with the flags."""
 
@@ -190,7 +202,9 @@ _ARCHITECTURES: Final = {
         refused=frozenset(
             {
                 *(57, 58, 59, 322),  # fork, vfork, execve, execveat
-                *(41, 101, 310, 311, 312),  # socket, ptrace, process_vm_readv, process_vm_writev, kcmp
+                *(41, 42, 49),  # socket, connect, bind
+                *(101, 310, 311, 312),  # ptrace, process_vm_readv, process_vm_writev, kcmp
+                *(254, 300, 303, 304, 103),  # inotify_add_watch, fanotify_init, file handles, syslog
                 *(200, 129, 297),  # tkill, rt_sigqueueinfo, rt_tgsigqueueinfo
                 *(272, 308, 165, 166, 155, 161),  # unshare, setns, mount, umount2, pivot_root, chroot
                 *(321, 298, 248, 249, 250, 323),  # bpf, perf_event_open, keys, userfaultfd
@@ -203,6 +217,9 @@ _ARCHITECTURES: Final = {
         clone=56,
         own_process=(62, 234),
         prlimit=302,
+        fcntl=72,
+        ioctl=16,
+        socketpair=53,
         opens=((2, 1), (257, 2)),
     ),
     "aarch64": _Architecture(
@@ -210,7 +227,9 @@ _ARCHITECTURES: Final = {
         refused=frozenset(
             {
                 *(221, 281),
-                *(198, 117, 270, 271, 272),
+                *(198, 203, 200),
+                *(117, 270, 271, 272),
+                *(27, 262, 264, 265, 116),
                 *(130, 138, 240),
                 *(97, 268, 40, 39, 41, 51),
                 *(280, 241, 217, 218, 219, 282),
@@ -223,6 +242,9 @@ _ARCHITECTURES: Final = {
         clone=220,
         own_process=(129, 131),
         prlimit=261,
+        fcntl=25,
+        ioctl=29,
+        socketpair=199,
         opens=((56, 2),),
     ),
 }
@@ -267,12 +289,28 @@ def _filter(machine: _Architecture) -> Iterable[bytes]:
     # A new thread, but no new process.
     yield _instruction(_EQUAL, machine.clone, 0, 4)
     yield from (_argument(0), _instruction(_ANY_BIT, _CLONE_THREAD, 0, 1), allow, refuse)
-    # Landlock before version 3 lets a file be truncated that is opened for reading.
+    # Stream pairs only: a datagram socket reaches every local address.
+    yield _instruction(_EQUAL, machine.socketpair, 0, 5)
+    yield from (_argument(1), _instruction(_AND, 0xF), _instruction(_EQUAL, 1, 0, 1), allow, refuse)
+    # The kernel would send a signal for the program.
+    yield from _by_argument(machine.fcntl, _SIGNALLING_FCNTL, refuse, allow)
+    yield from _by_argument(machine.ioctl, _HARMLESS_IOCTL, allow, refuse)
+    # Landlock before version 3 lets a file be truncated that is opened for reading, or for neither reading nor writing.
     for number, place in machine.opens:
-        yield _instruction(_EQUAL, number, 0, 5)
+        yield _instruction(_EQUAL, number, 0, 7)
         yield from (_argument(place), _instruction(_AND, os.O_TRUNC | os.O_ACCMODE))
-        yield from (_instruction(_EQUAL, os.O_TRUNC, 0, 1), refuse, allow)
+        yield from (_instruction(_EQUAL, os.O_TRUNC, 2, 0), _instruction(_AND, os.O_ACCMODE))
+        yield from (_instruction(_EQUAL, os.O_ACCMODE, 0, 1), refuse, allow)
     yield allow
+
+
+def _by_argument(number: int, values: tuple[int, ...], listed: bytes, others: bytes) -> Iterable[bytes]:
+    """Yields the instructions for a call whose second argument decides."""
+    yield _instruction(_EQUAL, number, 0, 2 * len(values) + 2)
+    yield _argument(1)
+    for value in values:
+        yield from (_instruction(_EQUAL, value, 0, 1), listed)
+    yield others
 
 
 def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:

@@ -8,8 +8,10 @@ nothing else.
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import contextlib
+import gc
 import importlib
 import io
 import linecache
@@ -48,13 +50,23 @@ def run(role: Literal["run", "serve", "test"], text: str, peer: int | None) -> i
         if code == 0:
             _serve(other, module)
         other.close()
+    _end(module)
+    return code
+
+
+def _end(module: ModuleType) -> None:
+    """Does what Python does at its end: waits for threads, calls exit functions, and writes what open files hold."""
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    return code
+    with contextlib.suppress(BaseException):
+        atexit._run_exitfuncs()
+    streams = [sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__]
+    module.__dict__.clear()
+    gc.collect()
+    for stream in streams:
+        with contextlib.suppress(Exception):
+            stream.flush()  # type: ignore[union-attr]
 
 
 def _execute(text: str, module: ModuleType) -> int:
@@ -110,7 +122,9 @@ class _Function:
             return answer
         name, text = answer
         found = getattr(builtins, str(name), None)
-        raised = found if isinstance(found, type) and issubclass(found, Exception) else RuntimeError
+        # `map`, `zip` and `for` would take StopIteration as their end (PEP 479).
+        ends = isinstance(found, type) and issubclass(found, StopIteration | StopAsyncIteration)
+        raised = found if isinstance(found, type) and issubclass(found, Exception) and not ends else RuntimeError
         try:
             error = raised(text)
         except TypeError:  # UnicodeDecodeError takes five arguments.

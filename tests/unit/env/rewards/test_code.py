@@ -46,6 +46,12 @@ def test_a_program_that_passes_all_cases_scores_1() -> None:
     assert scores == [1.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
 
 
+def test_a_long_output_may_be_right() -> None:
+    reward = code(cases_field="cases")
+    row = {"cases": [{"input": "", "output": "".join(f"{n}\n" for n in range(20_000))}]}
+    assert reward.score(["for i in range(20000): print(i)"], row=row) == [1.0]
+
+
 def test_partial_counts_the_cases() -> None:
     reward = code(cases_field="cases", partial=True)
     assert reward.score([SUM, "print(3)", "print(4)"], row={"cases": CASES}) == [1.0, 0.5, 0.0]
@@ -123,7 +129,7 @@ async def test_the_tool_returns_what_a_program_prints() -> None:
     assert await sandbox.python("print(6 * 7)") == "42\n"
     assert await sandbox.python("x = 1") == "(no output)"
     assert "ZeroDivisionError" in await sandbox.python("1 / 0")
-    assert "time limit" in await sandbox.python("while True: pass")
+    assert "timed_out" in await sandbox.python("while True: pass")
 
 
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.long), 8])
@@ -148,3 +154,4 @@ def test_the_last_block_of_python_is_the_program() -> None:
     assert program_of("```\na = 1\n```\n~~~\n```json\n{}\n```") == "a = 1\n"
     assert program_of("```python\na = '```'\n```") == "a = '```'\n"
     assert program_of("a = 1") == "a = 1"
+    assert program_of("```py\n" * 100_000).count("\n") == 100_000, "in linear time"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
@@ -13,7 +12,8 @@ from gristmill_env.answers.extraction import after_thinking
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards.registry import reward
 
-_BLOCK: Final = re.compile(r"^[ \t]*```[ \t]*([^\n`]*)\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+_LEAST_OUTPUT, _MOST_OUTPUT = 64 * 2**10, 2**20
+"""Bytes that a program may print: more if a right output is long."""
 _PYTHON: Final = frozenset({"", "python", "python3", "py"})
 
 
@@ -54,7 +54,9 @@ class Code:
             answer = await sandbox.run(text, tests=_column(row, self._tests, str), **self._limits)
             return float(answer.tests is not None and answer.tests.succeeded)
         cases = _cases(row, str(self._cases))
-        answer = await sandbox.run(text, [given for given, _ in cases], **self._limits)
+        longest = max(len(wanted.encode("utf-8", "surrogatepass")) for _, wanted in cases)
+        room = min(max(_LEAST_OUTPUT, 2 * longest), _MOST_OUTPUT)
+        answer = await sandbox.run(text, [given for given, _ in cases], output_bytes=room, **self._limits)
         passed = [
             report.succeeded and _lines(report.stdout) == _lines(wanted)
             for report, (_, wanted) in zip(answer.runs, cases, strict=True)
@@ -63,10 +65,22 @@ class Code:
 
 
 def program_of(completion: str) -> str:
-    """Returns the last fenced block of Python after the reasoning, or all of that text."""
+    """Returns the last fenced block of Python after the reasoning, or all of that text. Takes linear time."""
     text = after_thinking(completion)
-    blocks = [block for language, block in _BLOCK.findall(text) if language.strip().lower() in _PYTHON]
-    return str(blocks[-1]) if blocks else text
+    program = None
+    language: str | None = None
+    block: list[str] = []
+    for line in text.splitlines(keepends=True):
+        mark = line.strip()
+        if language is None:
+            if mark.startswith("```") and "`" not in (name := mark[3:].strip().lower()):
+                language, block = name, []
+        elif mark == "```":
+            program = "".join(block) if language in _PYTHON else program
+            language = None
+        else:
+            block.append(line)
+    return text if program is None else program
 
 
 def _lines(output: str) -> list[str]:
