@@ -18,7 +18,6 @@ from typing import Any, Final
 
 import msgspec
 
-from gristmill import connections
 from gristmill.redaction import redact_text
 from gristmill_env.errors import EnvError
 
@@ -93,7 +92,10 @@ async def python(code: str) -> str:
 
 
 async def _post(url: str, body: Mapping[str, Any]) -> bytes:
+    # Here, because every process with rewards imports this module, and few use it.
     import httpx
+
+    from gristmill import connections
 
     shown = redact_text(url)
     try:

@@ -93,7 +93,9 @@ def test_options_of_shipped_rewards_need_no_trust_unless_they_load_something() -
                 recorded_environment(env, {}, CONFIGS, trust=False)
             except UntrustedError:
                 needs.add((name, option))
-    assert needs == {("cosine_scaled", option) for option in ("base_url", "model_name", "api_key", "local")}
+    embeddings = {("cosine_scaled", option) for option in ("base_url", "model_name", "api_key", "local")}
+    judges = {(name, option) for name in ("judge", "judge_group") for option in options[name] - {"max_tokens"}}
+    assert needs == embeddings | judges
 
 
 def test_own_value_replaces_a_value_that_needs_trust() -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from gristmill import connections
 from gristmill.backoff import Backoff
 from gristmill.redaction import redact_text
 from gristmill_env.errors import RewardError
@@ -42,7 +41,10 @@ class RewardServer:
         Raises RewardError if the server refuses the request, or fails four times. The second error may pass, so that
         the run waits for the server.
         """
-        import httpx  # here, because every process with rewards imports this module, and few use it
+        # Here, because every process with rewards imports this module, and few use it.
+        import httpx
+
+        from gristmill import connections
 
         url = self.base_url.rstrip("/").removesuffix("/v1") + f"/v1/{path}"
         shown = redact_text(url)  # without a password

@@ -53,6 +53,7 @@ _REWARD_OPTIONS: Final = frozenset({
     "ignore_case", "ignore_punctuation", "whole_if_unmarked",
     "normalization", "format_weight", "accuracy_weight", "steps_bonus",
     "max_characters", "scale_factor", "letters", "first_index",
+    "cases_field", "tests_field", "partial", "seconds", "memory_mb",
 })  # fmt: skip
 """The options of the rewards that the environment ships, and that load nothing. A test compares them."""
 _LOADS: Final = frozenset({
