@@ -46,3 +46,11 @@ def test_release_publishes_only_where_a_variable_allows_it() -> None:
     publishing = [step for step in wheels["steps"] if re.search("publish|release create", step.get("run", ""))]
     assert [step["if"] for step in publishing] == ["vars.PUBLISH_WHEELS == 'true'"] * 2
     assert images["if"] == "vars.IMAGE_REGISTRY != ''"
+
+
+def test_release_pushes_every_image_under_the_name_that_compose_pulls() -> None:
+    """`docker compose push` takes the names of compose.yaml, so the two cannot differ."""
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text()
+    built, pushed = (re.findall(rf"docker compose --profile sandbox {verb} (.*)", text) for verb in ("build", "push"))
+    images = {path.parent.name for path in (ROOT / "services").glob("*/Dockerfile")}
+    assert [set(line.split()) for line in (*built, *pushed)] == [images, images]
