@@ -13,7 +13,9 @@ busy or stopped is not gone: its kernel answers.
 
 from __future__ import annotations
 
+import functools
 import ipaddress
+import os
 import socket
 import ssl
 import time
@@ -67,7 +69,7 @@ def async_client(
     """Returns the same as `client`, for asyncio. `limits`: None for any number of connections."""
     transport: httpx.AsyncBaseTransport
     if limits is None:
-        tls = verify if isinstance(verify, ssl.SSLContext) else httpx.create_ssl_context(verify)
+        tls = _tls(verify)
         transport = _AnyNumber(lambda: _transport(httpx.AsyncHTTPTransport, url, tls, _ONE))
     else:
         transport = _transport(httpx.AsyncHTTPTransport, url, verify, limits)
@@ -163,11 +165,24 @@ class _Watched(httpx.AsyncByteStream):
             await (self._failed() if self._has_failed else self._closed())
 
 
+def _tls(verify: ssl.SSLContext | bool) -> ssl.SSLContext:
+    """Returns one context for all clients: reading all certificate authorities takes 50 ms of processor time."""
+    if isinstance(verify, ssl.SSLContext):
+        return verify
+    return _context(verify, os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+
+
+@functools.lru_cache(maxsize=4)
+def _context(verify: bool, file: str | None, folder: str | None) -> ssl.SSLContext:
+    """`file`, `folder`: the variables that httpx reads; other values need another context."""
+    return httpx.create_ssl_context(verify)
+
+
 def _transport(kind: Callable[..., T], url: str, verify: ssl.SSLContext | bool, limits: httpx.Limits) -> T:
     # A client that is given its transport does not read the proxies of the environment.
     proxy = proxy_for(url)
     try:
-        return kind(verify=verify, limits=limits, proxy=proxy, socket_options=_OPTIONS)
+        return kind(verify=_tls(verify), limits=limits, proxy=proxy, socket_options=_OPTIONS)
     except (ImportError, ValueError, httpx.InvalidURL) as error:
         if proxy is None:
             raise
