@@ -30,6 +30,7 @@ from gristmill_env.commands.try_items import try_items
 from gristmill_env.data.dataset import RowOrder
 from gristmill_env.data.schedule import Schedule
 from gristmill_env.errors import EnvError
+from gristmill_env.evaluation.folder import read_plan
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved import read_groups
 from gristmill_env.serve import serve
@@ -188,6 +189,43 @@ async def test_killed_environment_changes_no_source_and_no_row(
             process.kill()
             process.wait()
     trainer.check()
+
+
+@pytest.fixture
+def evaluated(config: Path, environ: dict[str, str]) -> RunSettings:
+    """A run with an evaluation of a source and two of its own, of which one fails."""
+    (config.parent / "own.py").write_text("def fails(completion):\n    raise ValueError(completion)\n")
+    held_out = {"dataset_path": "few.jsonl", "split": "train[:2]"}
+    evaluations = [
+        {"name": "bad", "dataset": {**held_out, "eval_samples": 32}, "rewards": ["own.py:fails"]},
+        {"name": "good", "dataset": {**held_out, "max_tokens": 2}, "rewards": ["format"]},
+    ]
+    changed = {**json.loads(config.read_text()), "evaluations": evaluations}
+    changed["sources"][1]["dataset"]["eval_split"] = "train[:1]"
+    config.write_text(json.dumps(changed))
+    return RunSettings.read(["--config", str(config)], environ, "test")
+
+
+async def test_evaluations_have_figures_by_name_and_one_that_fails_hides_no_other(
+    evaluated: RunSettings, trainer: Trainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    serving = asyncio.create_task(serve(evaluated, {}))
+    await trainer.take()
+    await trainer.train(1)
+    await trainer.api.finish("mixed", trainer.incarnation)
+    await asyncio.wait_for(serving, 120)
+    rows = await trainer.api.metrics("mixed", "eval")
+    assert [row.step for row in rows] == [0, 1]
+    for row in rows:
+        assert [row.values["good/prompts"], row.values["few/prompts"]] == [2, 1]
+        assert {"good/reward/format", "few/reward/format", "few/reward/length"} <= row.values.keys()
+        assert "bad/prompts" not in row.values
+    assert [str(record.args[1]) for record in caplog.records if "evaluation bad " in record.getMessage()]  # type: ignore[index]
+    folders = sorted((evaluated.run_folder / "evaluations").iterdir())
+    assert (
+        sorted(read_plan(folder).settings["evaluation"] for folder in folders)
+        == ["bad"] * 2 + ["few"] * 2 + ["good"] * 2
+    )
 
 
 async def test_source_of_bad_rows_ends_the_run_with_its_name(

@@ -43,11 +43,15 @@ class RunSettings:
     config_path: Path | None
     deployment: Deployment
     source: str | None = None
-    """The source that these settings are of; None for those of the run."""
+    """The source or the evaluation that these settings are of; None for those of the run."""
 
     def by_source(self) -> list[RunSettings]:
         """Returns the settings of each source, as if the run had only this one. A run without sources is the only."""
         return [replace(self, config=config, source=name) for name, config in self.config.by_source().items()]
+
+    def by_evaluation(self) -> list[RunSettings]:
+        """Returns the settings of each evaluation, as `EnvConfig.by_evaluation`."""
+        return [replace(self, config=config, source=name) for name, config in self.config.by_evaluation().items()]
 
     @property
     def config_folder(self) -> Path | None:

@@ -97,20 +97,22 @@ class Task:
 
 def load_tasks(run: RunSettings) -> list[Task]:
     """Loads the task of each source; the one task of a run without. Raises as `Task.load`, with the source's name."""
-    tasks = []
-    for part in run.by_source():
-        try:
-            tasks.append(Task.load(part))
-        except GristmillError as error:
-            raise of_source(error, part.source) from error
-    return tasks
+    return [load_task(part) for part in run.by_source()]
 
 
-def of_source(error: GristmillError, source: str | None) -> GristmillError:
+def load_task(part: RunSettings, kind: str = "source") -> Task:
+    """Loads the task of a source or of an evaluation. Raises as `Task.load`, with the name. `kind`: for the message."""
+    try:
+        return Task.load(part)
+    except GristmillError as error:
+        raise of_source(error, part.source, kind) from error
+
+
+def of_source(error: GristmillError, source: str | None, kind: str = "source") -> GristmillError:
     """Returns the error with the name of its source; the same error if the run has no `sources`."""
     if source is None:
         return error
-    return type(error)(error.code, f"source '{source}': {error}", **{**error.values, "source": source})
+    return type(error)(error.code, f"{kind} '{source}': {error}", **{**error.values, "source": source})
 
 
 @dataclass(frozen=True)
@@ -122,14 +124,61 @@ class Source:
 
 
 @dataclass(frozen=True)
+class Model:
+    """The served model."""
+
+    served: ServedModel
+    servers: ModelServers
+    tokenizer: PreTrainedTokenizerBase | None
+    """None if the server gives text only."""
+    max_length: int
+    """Most tokens of a prompt and its completion."""
+    manifest: Manifest | None
+    """Of this model; None if the model service does not serve it."""
+
+    def generator(self, task: Task) -> RolloutGenerator:
+        """Returns what makes the rollouts of a task."""
+        config, known = task.run.config, self.manifest
+        policy = Policy(
+            name=self.served.name,
+            prompts=prompt_builder(config, self.tokenizer),
+            servers=self.servers,
+            max_length=self.max_length,
+            tools=None if known is None else known.tool_parser is not None,
+            reasoning=known is not None and known.reasoning_parser is not None,
+            stop=tuple(config.dataset.stop),
+            stop_token_ids=tuple(config.dataset.stop_token_ids),
+        )
+        return RolloutGenerator(config, policy, task.scorer, task.environments)
+
+
+@dataclass(frozen=True)
 class Session:
     """The tasks of a run with a connected model server."""
 
     sources: Sequence[Source]
     schedule: Schedule | None
     """None if there is only one task, because the run has no `sources`."""
-    server: ModelServers
-    served: ServedModel
+    model: Model
+
+    @property
+    def server(self) -> ModelServers:
+        """The model servers."""
+        return self.model.servers
+
+    @property
+    def served(self) -> ServedModel:
+        """The served model."""
+        return self.model.served
+
+    def evaluator(self, task: Task) -> RolloutGenerator:
+        """Returns what makes the rollouts of an evaluation. That of a source plays as the source does."""
+        for source in self.sources:
+            if source.task.name == task.name:
+                return source.generator.for_task(task.scorer, task.environments)
+        generator = self.model.generator(task)
+        agent = self.sources[0].generator.agent
+        return generator if agent is None or task.run.config.agent is None else generator.with_agent(agent)
 
     def at(self, number: int) -> tuple[Source, int]:
         """Returns the source of a permit's row number, and the number of the row among those of the source."""
@@ -163,7 +212,7 @@ async def open_session(
                 agent = await opened.enter_async_context(_agents(task, model.served, generator.policy))
                 generator = generator.with_agent(agent)
             sources.append(Source(task, generator))
-        yield Session(sources, schedule, server, model.served)
+        yield Session(sources, schedule, model)
 
 
 def _agents(task: Task, served: ServedModel, policy: Policy) -> AbstractAsyncContextManager[AgentPlayer]:
@@ -189,35 +238,6 @@ def connect_api(run: RunSettings, patience: float, word: str | None = None) -> C
     """Returns a client of the run's API, to be used as a context. `patience`: seconds for which the API may be away.
     `word`: of the process' registrations, see `Client`."""
     return Client(run.config.rollout_server_url, patience=patience, token=run.deployment.api_token, word=word)
-
-
-@dataclass(frozen=True)
-class Model:
-    """The served model."""
-
-    served: ServedModel
-    servers: ModelServers
-    tokenizer: PreTrainedTokenizerBase | None
-    """None if the server gives text only."""
-    max_length: int
-    """Most tokens of a prompt and its completion."""
-    manifest: Manifest | None
-    """Of this model; None if the model service does not serve it."""
-
-    def generator(self, task: Task) -> RolloutGenerator:
-        """Returns what makes the rollouts of a task."""
-        config, known = task.run.config, self.manifest
-        policy = Policy(
-            name=self.served.name,
-            prompts=prompt_builder(config, self.tokenizer),
-            servers=self.servers,
-            max_length=self.max_length,
-            tools=None if known is None else known.tool_parser is not None,
-            reasoning=known is not None and known.reasoning_parser is not None,
-            stop=tuple(config.dataset.stop),
-            stop_token_ids=tuple(config.dataset.stop_token_ids),
-        )
-        return RolloutGenerator(config, policy, task.scorer, task.environments)
 
 
 async def meet_model(run: RunSettings, server: ModelServers, patience: float) -> Model:

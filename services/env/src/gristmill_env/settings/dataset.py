@@ -44,6 +44,8 @@ class RewardSpec(Settings):
 
 ROW_SOURCES: Final = ("dataset_name", "dataset_path", "rows")
 """Settings of which each names where rows come from."""
+_EVALUATED: Final = ("dataset_name", "dataset_config", "dataset_path", "dataset_revision")
+"""Settings that an evaluation set has with the prefix eval_."""
 
 
 class DatasetConfig(Settings):
@@ -180,6 +182,18 @@ class DatasetConfig(Settings):
     def has_rows(self) -> bool:
         """Whether the section names where the rows come from."""
         return any(getattr(self, name) for name in ROW_SOURCES)
+
+    @property
+    def has_evaluation_set(self) -> bool:
+        """Whether the section names prompts to evaluate on. Training prompts are not evaluated by default."""
+        return bool(self.eval_dataset_name or self.eval_dataset_path or self.eval_split)
+
+    def evaluation_set(self) -> DatasetConfig:
+        """Returns the settings of the data set to evaluate on, in the data set's order."""
+        update: dict[str, Any] = {"shuffle_dataset": False, "split": self.eval_split or self.split}
+        if self.eval_dataset_name or self.eval_dataset_path:
+            update |= {name: getattr(self, f"eval_{name}") for name in _EVALUATED} | {"rows": None}
+        return self.model_copy(update=update)
 
     @property
     def gold_field(self) -> str | None:

@@ -62,9 +62,12 @@ def _without_effect(config: EnvConfig) -> Iterator[tuple[str, str]]:
     """Yields the keys that somebody has set although another setting makes them useless, and the reason."""
     yield from _of_rows(config)
     given, dataset = config.model_fields_set, config.dataset
-    evaluates = bool(dataset.eval_dataset_name or dataset.eval_dataset_path or dataset.eval_split)
+    evaluates = bool(config.by_evaluation())
     if "steps_per_eval" in given and config.steps_per_eval > 0 and not evaluates:
-        yield "steps_per_eval", "no evaluation set is named (eval_split, eval_dataset_name, eval_dataset_path)"
+        yield (
+            "steps_per_eval",
+            "no evaluation set is named (eval_split, eval_dataset_name, eval_dataset_path, evaluations)",
+        )
     for key in ("eval_handling", "eval_limit_ratio", "max_eval_workers")[: 2 if evaluates else 3]:
         if key in given and (not evaluates or config.steps_per_eval <= 0):
             yield key, "serve does not evaluate: an evaluation set or a positive steps_per_eval is missing"
