@@ -35,6 +35,7 @@ from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved import read_groups
 from gristmill_env.serve import serve
 
+CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 WEIGHTS = {"few": 1, "many": 3}
 ROWS = {"few": 5, "many": 7}
 RUN = {
@@ -283,3 +284,22 @@ async def test_dropped_rows_are_saved_with_their_source(launch: RunSettings, tra
         ("few", "few.jsonl")
     }  # fmt: skip
     assert {group.meta["source"] for group in trainer.groups} == {"many"}
+
+
+async def test_shipped_mixture_feeds_a_run_from_both_of_its_sources(
+    config: Path, environ: dict[str, str], trainer: Trainer
+) -> None:
+    named = ["--config", "mixture", "--run_id", "mixed", "--tokenizer_name", str(config.parent / "tokenizer")]
+    flags = [*named, "--group_size", "2", "--steps_per_eval", "0"]
+    launch = RunSettings.read(flags, {**environ, "GRISTMILL_CONFIG_DIR": str(CONFIGS)}, "test")
+    serving = asyncio.create_task(serve(launch, {}))
+    await trainer.take()
+    await trainer.train(3)
+    await trainer.api.finish("mixed", trainer.incarnation)
+    await asyncio.wait_for(serving, 120)
+    sources = [group.meta["source"] for group in trainer.groups]
+    assert [sources.count(name) for name in ("sums", "guess")] == [9, 3]
+    for group in trainer.groups:
+        assert ("episode" in group.reward_parts) == (group.meta["source"] == "guess")
+        replies = {"sums": 1, "guess": 2}[group.meta["source"]]
+        assert int(group.mask.sum()) == 2 * replies, "one token for each reply of two rollouts"
