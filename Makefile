@@ -125,7 +125,7 @@ mutants: $(DEV_READY) #- run the store's tests on every mutant of its Lua script
 
 test-long: dev images #- run the tests that are too slow for every change
 	scripts/prepare_package.sh slurm
-	$(VENV)/pytest tests -m long --timeout 3600
+	$(VENV)/pytest tests -m "long or hypothesis" --hypothesis-profile thorough --timeout 3600
 
 resilience: dev #- inject every fault into a run in containers, and write the table of docs/reliability.md: half an hour
 	scripts/prepare_engine.sh

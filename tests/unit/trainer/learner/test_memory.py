@@ -203,12 +203,10 @@ ERRORS = [
 ]
 
 
-@pytest.mark.parametrize("text", ERRORS)
-def test_errors_of_the_driver_and_of_cublas_count_as_out_of_memory(
-    build: Build, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
+def test_error_of_cublas_counts_as_out_of_memory(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other errors of the list are tried below, without a step for each."""
     learner, samples = build(plain=True, packing=True), make_samples()
-    small_memory(learner, monkeypatch, max(map(len, samples)) + 8, RuntimeError, text)
+    small_memory(learner, monkeypatch, max(map(len, samples)) + 8, RuntimeError, ERRORS[2])
     result = learner.step(samples, 1)
     assert result.skipped is None
     assert result.halved > 0
