@@ -86,7 +86,7 @@ types: $(DEV_READY) #- check the types of all Python files with mypy
 	$(VENV)/mypy -n 2 sdk/src view/src cli/src services/*/src scripts tests benchmarks
 
 unit: $(DEV_READY) #- run the unit tests
-	$(VENV)/pytest tests/unit -m "not long" -p no:schemathesis -n 2
+	$(VENV)/pytest tests/unit -m "not long" -p no:schemathesis -n 3
 
 browser: $(DEV_READY) #- run the page's tests in a real Chromium, over synthetic runs
 	scripts/prepare_package.sh chromium
@@ -94,11 +94,11 @@ browser: $(DEV_READY) #- run the page's tests in a real Chromium, over synthetic
 
 integration: integration-store integration-loop #- run the tests with a real Redis, vLLM, Prometheus and Chromium
 
-# Three workers: some of these tests wait for time limits, and each API start of the others needs a core.
+# Four workers: some of these tests wait for time limits, and each API start of the others needs a core.
 integration-store: dev
 	scripts/prepare_package.sh redis-tools
 	$(VENV)/pytest tests/integration/api tests/integration/atropos tests/integration/atropos_queue tests/mutation \
-	  -m "not long" -n 3 --dist loadfile
+	  -m "not long" -n 4 --dist loadfile
 
 integration-loop: dev
 	scripts/prepare_package.sh prometheus

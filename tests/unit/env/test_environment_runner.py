@@ -225,6 +225,7 @@ async def test_step_that_hangs_ends_with_its_time_limit_and_all_are_closed(
 
 
 @pytest.mark.parametrize("kind", ["Hangs", "HangsAsync"])
+@pytest.mark.usefixtures("brief")
 async def test_environments_are_closed_when_their_group_is_cancelled(rolls: Make, log: Log, kind: str) -> None:
     task = asyncio.create_task(rolls(kind)())
     await log.until(lambda log: len(log.numbers("closed")) == 2 and log.numbers("hangs") == [1])
