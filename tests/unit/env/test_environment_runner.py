@@ -199,6 +199,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment_runner, "GRACE", BRIEF)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("brief")
 async def test_close_that_hangs_fails_no_attempt(rolls: Make, log: Log) -> None:
     group: RolloutGroup = await rolls("HangsToClose", step_timeout=1.0)()

@@ -72,6 +72,7 @@ async def test_run_continues_however_many_calls_hang(hosted: Hosted) -> None:
             pass
 
 
+@pytest.mark.long
 async def test_other_calls_of_a_process_end_there_although_one_hangs(hosted: Hosted, tmp_path: Path) -> None:
     file = tmp_path / "file"
     made = hosted("waits_for_a_file", "spins", "where", cpu=3.0)
