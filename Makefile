@@ -65,7 +65,7 @@ fmt: $(DEV_READY) #- format the Python files and apply ruff's safe fixes
 
 # Leaves out the marker `slow` and the folders whose tests import torch (tests/unit/conftest.py). No unit test needs the plug-in
 # schemathesis, whose import takes seconds.
-quick: $(DEV_READY) #- run the fast unit tests: about a minute on two cores
+quick: $(DEV_READY) #- run the fast unit tests: half a minute on two cores
 	$(VENV)/pytest tests/unit -m "not long and not slow" -p no:schemathesis -n 2
 
 packages:
@@ -92,8 +92,8 @@ wheels: $(READY) #- build the wheels of all packages into dist/
 types: $(DEV_READY) #- check the types of all Python files with mypy
 	$(VENV)/mypy -n 2 sdk/src view/src cli/src services/*/src scripts tests benchmarks
 
-unit: $(DEV_READY) #- run the unit tests
-	$(VENV)/pytest tests/unit -m "not long" -p no:schemathesis -n 3
+unit: quick #- run the unit tests
+	$(VENV)/pytest tests/unit -m "not long and slow" -p no:schemathesis -n 3
 
 browser: $(DEV_READY) #- run the page's tests in a real Chromium, over synthetic runs
 	scripts/prepare_package.sh chromium

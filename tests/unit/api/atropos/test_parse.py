@@ -210,6 +210,7 @@ def test_optional_field_that_is_nested_too_deep_is_left_out(
     assert json.loads(returned(fast))[name] == (None if left_out else fields[name])
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_batch_returns_every_value_that_was_sent(data: st.DataObject) -> None:
     """Also values that the binary group rounds, narrows or has no place for."""
