@@ -159,14 +159,23 @@ def _api_limits() -> str:
     return _table(["variable", "type", "default", "meaning"], rows)
 
 
-def _sections(model: type[BaseModel], place: str) -> Iterator[tuple[str, type[BaseModel]]]:
-    """Yields (place, model) for the model and its inner models: "", "dataset:", "dataset.reward_functions[]:"."""
+def _sections(
+    model: type[BaseModel], place: str, seen: set[type[BaseModel]] | None = None
+) -> Iterator[tuple[str, type[BaseModel]]]:
+    """Yields (place, model) for the model and its inner models: "", "dataset:", "dataset.reward_functions[]:".
+
+    A model that is in several places is at the first: the sections of `sources[]:` are those of the run.
+    """
+    seen = set() if seen is None else seen
+    if model in seen:
+        return
+    seen.add(model)
     yield place, model
     for name, info in model.model_fields.items():
         section = inner_model(info.annotation)
         if section is not None:
             many = "[]" if typing.get_origin(info.annotation) is list else ""
-            yield from _sections(section, f"{place.rstrip(':')}.{name}{many}:".lstrip("."))
+            yield from _sections(section, f"{place.rstrip(':')}.{name}{many}:".lstrip("."), seen)
 
 
 def _about(model: type[BaseModel]) -> str:

@@ -134,6 +134,9 @@ end at a few hundred."""
 NO_LOGPROBS = "no_logprobs"
 """Key of `meta`: True if the sampler's log-probabilities were not recorded. `logprobs` are zeros then."""
 
+SOURCE = "source"
+"""Key of `meta`: the name of the source of the run from which the group's row is, if the run has several."""
+
 _ENV_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _OBJECTS = msgspec.msgpack.Decoder(_Objects)
 _DECODER = msgspec.msgpack.Decoder(_Wire)

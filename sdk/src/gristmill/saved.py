@@ -110,6 +110,8 @@ class SavedGroup(msgspec.Struct, frozen=True, kw_only=True):
     """The model's name at the server."""
     row: int | None = None
     """Row number in the run's order, which continues to count in later epochs; the prompt's number in an evaluation."""
+    source: str | None = None
+    """Name of the row's source, if the run has `sources`. Each source has its own rows and rewards."""
     index: _Count | None = None
     """Index into the data set."""
     prompt: str

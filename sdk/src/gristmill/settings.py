@@ -182,7 +182,8 @@ def parse_flags(arguments: Sequence[str], model: type[BaseModel], prog: str, des
     """Reads `--group_size 4`, `--group-size 4`, `--use_wandb`, `--no-use_wandb`, `--reward_functions length format`.
 
     Returns only the given values, nested as in `model`: `--split x` becomes {"dataset": {"split": "x"}}. If a setting
-    is a list of sections, its flags set the first section. Values stay strings, which the model converts. Raises
+    is a list of sections, its flags set the first section, unless they have sections.
+    Values stay strings, which the model converts. Raises
     ConfigError for an unknown flag, with its nearest match.
     """
     return parse_flag_sets(arguments, {"settings": model}, prog, description)[0]
@@ -364,7 +365,9 @@ def _flags(model: type[BaseModel], prefix: tuple[str | int, ...]) -> list[_Flag]
             if not is_mapping(field.annotation):
                 found.append(_Flag((*prefix, name), field))
         elif typing.get_origin(field.annotation) is list and only_models(field.annotation):
-            found += _flags(section, (*prefix, name, 0))
+            # A list such as `sources` repeats the sections of the run, whose flags would be taken.
+            if not any(inner_model(inner.annotation) for inner in section.model_fields.values()):
+                found += _flags(section, (*prefix, name, 0))
         elif typing.get_origin(field.annotation) is list:
             found.append(_Flag((*prefix, name), field))
         else:

@@ -28,7 +28,7 @@ from gristmill_env.commands.process import process
 from gristmill_env.errors import SavedError
 from gristmill_env.evaluation.folder import read_plan
 from gristmill_env.run_settings import RunSettings
-from gristmill_env.serve import record_row_count, serve
+from gristmill_env.serve import record_row_counts, serve
 from gristmill_view.facts import read_files
 
 
@@ -162,10 +162,10 @@ async def test_changed_row_count_is_warned_about_once(
 ) -> None:
     caplog.set_level(logging.WARNING)
     for rows in (800, 800):
-        await record_row_count(api, "sums", "data set 'a'", rows)
+        await record_row_counts(api, "sums", {"rows/a": ("data set 'a'", rows), "rows/b": ("data set 'b'", 3)})
     assert caplog.text == ""
-    await record_row_count(api, "sums", "data set 'a'", 820)
+    await record_row_counts(api, "sums", {"rows/a": ("data set 'a'", 820), "rows/b": ("data set 'b'", 3)})
     assert [record.args for record in caplog.records] == [("data set 'a'", 820, 800, "sums")]
     caplog.clear()
-    await record_row_count(api, "sums", "data set 'a'", 820)
+    await record_row_counts(api, "sums", {"rows/a": ("data set 'a'", 820), "rows/b": ("data set 'b'", 3)})
     assert caplog.text == ""

@@ -25,7 +25,7 @@ from gristmill_env.errors import EnvError
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.serve import serve
 from gristmill_env.settings.dataset import DatasetConfig
-from gristmill_env.settings.run import EnvironmentSpec
+from gristmill_env.settings.task import EnvironmentSpec
 from gristmill_view import sql
 
 from .test_serve_again import launch, server  # noqa: F401

@@ -23,7 +23,8 @@ from gristmill_env.rollouts.conversations import GroupPrompts
 from gristmill_env.rollouts.groups import RolloutGroup, build_group
 from gristmill_env.rollouts.prompts import PromptBuilder
 from gristmill_env.rollouts.turns import Ask
-from gristmill_env.settings.run import AgentSpec, ServerConfig
+from gristmill_env.settings.run import ServerConfig
+from gristmill_env.settings.task import AgentSpec
 from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.policy import Policy as Trained
 from gristmill_trainer.publish import FilesystemTransport, ModelServer, claim_publishing

@@ -239,6 +239,19 @@ def test_tally_ends_a_run_whose_rewards_fail_on_every_row_with_the_first_error()
     tally.check(7)  # ten steps' worth of rows are more
 
 
+def test_tally_ends_a_run_with_the_name_of_a_source_whose_rows_all_fail() -> None:
+    tally = Tally()
+    for row in range(64):
+        tally.check(None)
+        tally.add(None, source="sums")
+        tally.add(DropReason.BAD_ROW, f"row {row}", "words")
+    with raises(EnvError, "every_row_fails", rows=64, reasons=["bad_row"], source="words"):
+        tally.check(None)
+    assert {name: dict(counts) for name, counts in tally.by_source.items()} == {
+        "sums": {"submitted": 64}, "words": {"dropped": 64}
+    }  # fmt: skip
+
+
 def own_extraction(completion: str, row: Mapping[str, Any], **_: Any) -> str | None:
     raise AssertionError("a user's extraction must not run on the event loop")
 

@@ -143,7 +143,7 @@ def test_wandb_run_holds_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     recorded = {"judge": {"api_key": KEY}, "url": f"http://me:{IN_URL}@judge"}
     correctness = correctness_reward([create_reward("accuracy")])
     environ = {"NETRC": str(tmp_path / "netrc")}
-    tracker = WandbTracker("sums", EnvConfig(), recorded, tmp_path, environ, correctness=correctness)
+    tracker = WandbTracker("sums", EnvConfig(), recorded, tmp_path, environ, correctness={None: correctness})
     tracker.close()
     run = read_wandb(tmp_path / "sums")
     assert {name: run.config[name] for name in recorded} == {"judge": {"api_key": "***"}, "url": "http://***@judge"}

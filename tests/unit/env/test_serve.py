@@ -16,7 +16,7 @@ from gristmill import ConfigError
 from gristmill_env.inference import ModelServers
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.serve import Worker, serve, worker_name
-from gristmill_env.session import Task, meet_model
+from gristmill_env.session import meet_model
 
 ROW = '{"question": "1 + 1?", "answer": "2"}\n'
 RUN = "dataset: {dataset_path: rows.jsonl, prompt_field: question, reward_functions: [length]}\n"
@@ -56,9 +56,8 @@ async def test_unenforced_max_reasoning_tokens_gives_a_warning(
 ) -> None:  # fmt: skip
     failing_server.takes_tokens = takes_tokens
     asked = launch(folder, "--base_url", failing_server.url, *flags)
-    task = Task.load(asked)
-    async with task, ModelServers(asked.config.server_configs, patience=1) as server:
-        await meet_model(asked, task, server, 2)
+    async with ModelServers(asked.config.server_configs, patience=1) as server:
+        await meet_model(asked, server, 2)
     assert ("max_reasoning_tokens" in caplog.text) == warned
 
 

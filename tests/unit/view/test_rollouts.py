@@ -81,6 +81,15 @@ def test_trained_group_has_a_row_per_completion_with_both_log_probabilities(tmp_
     assert pq.read_schema(next((run.path / "dataset").glob("part-*.parquet"))).metadata == SCHEMA.metadata
 
 
+def test_archived_group_names_its_source(tmp_path: Path) -> None:
+    run = RunFolderWriter(tmp_path)
+    sums, plain, wrong = groups("g00000000", "g00000001", "g00000002")
+    run.archive(*(replace(group, meta=meta) for group, meta in ((sums, {"source": "sums"}), (wrong, {"source": 3}))))
+    run.archive(plain)
+    found = {row["group_id"]: row["source"] for row in rows(run)}
+    assert found == {"g00000000": "sums", "g00000001": None, "g00000002": None}
+
+
 def test_sequences_that_the_trainer_left_out_say_why(tmp_path: Path) -> None:
     run = RunFolderWriter(tmp_path)
     kept, whole = groups("g00000000", "g00000001")
@@ -180,7 +189,7 @@ def test_dropped_groups_have_the_content_that_the_environment_kept(tmp_path: Pat
     (folder / "reward_error.1.jsonl").write_bytes(content("g00000000", failed, scored))
     (folder / "reward_error.jsonl").write_bytes(
         content("g00000000", scored, creation_ms=CREATED - 1)  # of the training before
-        + content("g00000005", {**scored, "messages": turns})
+        + content("g00000005", {**scored, "messages": turns}, source="sums")
         + b"no JSON\n"
         + content("g00000006", index=1 << 70)  # of somebody else
         + content("g00000002", scored)[:-30]  # torn by a kill
@@ -205,6 +214,7 @@ def test_dropped_groups_have_the_content_that_the_environment_kept(tmp_path: Pat
         ("g00000007", None, None, None, None, None, None, None, None),
         ("g00000008", None, None, None, None, None, None, None, None),
     ]
+    assert {row["group_id"]: row["source"] for row in rows(run) if row["source"]} == {"g00000005": "sums"}
     first, second = rows(run, "group_id = 'g00000000'")
     facts = ("version_first", "version_last", "completion_tokens", "finish_reason", "outcome", "acked", "temperature")
     assert [second[name] for name in facts] == ["1.9", "1.10", 0, "length", "dropped", False, 1.0]

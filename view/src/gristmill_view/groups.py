@@ -39,6 +39,7 @@ def group_json(rows: Sequence[Mapping[str, Any]], tokenizer: Any) -> dict[str, A
         "group_id": shown_id(first["group_id"]),
         "row": first["row"],
         "index": first["index"],
+        "source": first["source"],
         "env_id": first["env_id"],
         "step": None if first["outcome"] == "evaluation" else first["step"],
         "prompt": first["prompt"],

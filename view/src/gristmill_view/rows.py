@@ -23,13 +23,13 @@ from gristmill.archive.drops import Drop
 from gristmill.archive.segment import ArchivedGroup
 from gristmill.archive.trained import NOT_RECORDED, TRAINED, TrainedGroup, TrainedSequence
 from gristmill.folders import EVALUATION_GROUPS_FILE
-from gristmill.group import PolicyVersion
+from gristmill.group import SOURCE, PolicyVersion
 from gristmill.run import RunRecord
 from gristmill.saved import SavedCompletion, SavedGroup, saved_groups
 from gristmill_view.samples import read_tokenizer
 
 _LOG = logging.getLogger(__name__)
-SCHEMA_VERSION: Final = 6
+SCHEMA_VERSION: Final = 7
 OTHER_TRAINING: Final = -1
 """`creation` of an evaluation that an earlier training of the same run id made."""
 
@@ -48,6 +48,7 @@ SCHEMA: Final = pa.schema(
         pa.field("env_id", pa.string()),
         pa.field("row", pa.int64()),
         pa.field("index", pa.int64()),
+        pa.field("source", pa.string()),
         pa.field("version_first", pa.string()),
         pa.field("version_last", pa.string()),
         pa.field("staleness", pa.int32()),
@@ -263,6 +264,7 @@ class Rows:
                 env_id=group.env_id,
                 row=group.row,
                 index=_whole(group.meta.get("index")),
+                source=_text(group.meta.get(SOURCE)),
                 version_first=first,
                 version_last=last,
                 staleness=staleness,
@@ -351,6 +353,7 @@ class Rows:
                 env_id=env_id or group.env_id,
                 row=row,
                 index=group.index,
+                source=group.source,
                 version_first=labels[0] if labels else None,
                 version_last=labels[-1] if labels else None,
                 prompt=group.prompt_text or group.prompt or None,

@@ -41,8 +41,9 @@ def check(services: Services) -> Plan:
     run = RunSettings.read(services.env_flags(), {**os.environ, **services.environ}, "gristmill run")
     settings = _trainer_settings(services, run)
     _check_finished(services, run.run_id, settings.training_steps)
-    if run.config.dataset.dataset_path is not None:
-        Task.load(run)  # The environment checks a data set on a hub, because its download may take long.
+    for part in run.by_source():
+        if part.config.dataset.dataset_path is not None:
+            Task.load(part)  # The environment checks a data set on a hub, because its download may take long.
     logs = services.runs_dir / run.run_id / "logs"
     for folder in (logs, *(services.state / name for name in ("redis", "models", "weights"))):
         check_folder(folder)

@@ -15,6 +15,8 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from gristmill import ConfigError, Deployment, GristmillError, foreign
 from gristmill.archive.trained import TOKENIZER_FOLDER, TRAINED_FOLDER
 from gristmill.check import Check, State
@@ -35,7 +37,7 @@ from gristmill_env.preflight import FirstRows, row_warnings
 from gristmill_env.rollouts.prompts import Prompt, PromptBuilder, load_tokenizer
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved import SavedGroup
-from gristmill_env.session import Task, prompt_builder, read_manifest, tokenizer_name
+from gristmill_env.session import Task, load_tasks, of_source, prompt_builder, read_manifest, tokenizer_name
 from gristmill_env.settings.run import differences
 
 if TYPE_CHECKING:
@@ -90,39 +92,50 @@ def _check_trainer_block(run: RunSettings) -> Check:
 
 
 async def _before(run: RunSettings) -> AsyncIterator[Check]:
+    prompt: Prompt | None = None
     async with contextlib.AsyncExitStack() as opened:
         try:
-            task = await opened.enter_async_context(Task.load(run))
+            tasks = [await opened.enter_async_context(task) for task in load_tasks(run)]
         except GristmillError as error:
             yield Check("data and rewards", "failed", error.report())
             return
-        rows = FirstRows.of(task.dataset)
-        items = rows.items[:_ROWS]
-        if (unusable := rows.unusable()) is not None:
-            yield Check("data set", "failed", unusable.report())
-        if not items:
-            return
-        manifest = read_manifest(run.deployment.models_dir)
-        name = tokenizer_name(run.config, manifest)
-        tokenizer, prompt = None, None
-        if name is None:
-            why = "no tokenizer is named: start the model service, or set tokenizer_name"
-            yield Check("chat template", "warning", f"not checked: {why}")
-        else:
-            try:
-                tokenizer = load_tokenizer(name)
-                prompts = prompt_builder(run.config, tokenizer)
-                opening = await task.environments.opening(items[0])
-                prompt = prompts.build(*opening)
-                for warning in row_warnings(prompts, rows.items):
-                    yield Check("prompts", "warning", warning)
-                yield check_template(prompts, prompt, several_turns=task.environments.factory.kind.max_turns > 1)
-            except (PromptError, DatasetError, EpisodeError) as error:
-                yield Check("chat template", "failed", error.report())
-        yield await check_gold(task, items)
-        yield await check_scores_twice(task, items, tokenizer)
+        for task in tasks:
+            rows = FirstRows.of(task.dataset)
+            if (unusable := rows.unusable()) is not None:
+                yield Check("data set", "failed", of_source(unusable, task.name).report())
+            if not rows.items:
+                return
+            found, first = await _check_task(task, rows.items)
+            prompt = prompt or first
+            for check in found:
+                yield check
     async for check in _check_servers(run, prompt):
         yield check
+
+
+async def _check_task(task: Task, rows: Sequence[Item]) -> tuple[list[Check], Prompt | None]:
+    """Checks chat template and rewards on the rows of a task. Also returns the prompt of the first row, if any."""
+    run, items, found = task.run, rows[:_ROWS], list[Check]()
+    name = tokenizer_name(run.config, read_manifest(run.deployment.models_dir))
+    tokenizer, prompt = None, None
+    if name is None:
+        why = "no tokenizer is named: start the model service, or set tokenizer_name"
+        found.append(Check("chat template", "warning", f"not checked: {why}"))
+    else:
+        try:
+            tokenizer = load_tokenizer(name)
+            prompts = prompt_builder(run.config, tokenizer)
+            opening = await task.environments.opening(items[0])
+            prompt = prompts.build(*opening)
+            found += [Check("prompts", "warning", warning) for warning in row_warnings(prompts, rows)]
+            several = task.environments.factory.kind.max_turns > 1
+            found.append(check_template(prompts, prompt, several_turns=several))
+        except (PromptError, DatasetError, EpisodeError) as error:
+            found.append(Check("chat template", "failed", error.report()))
+    found += [await check_gold(task, items), await check_scores_twice(task, items, tokenizer)]
+    if task.name is not None:
+        found = [msgspec.structs.replace(check, text=f"source '{task.name}': {check.text}") for check in found]
+    return found, prompt
 
 
 def check_template(prompts: PromptBuilder, prompt: Prompt, *, several_turns: bool) -> Check:
@@ -328,15 +341,19 @@ def _check_unchanged(run: RunFolder, settings: RunSettings) -> Check:
 
 async def _check_scores_again(settings: RunSettings, folder: Path) -> Check:
     """Scores archived groups again and compares the scores with those that the run trained on."""
-    task = Task.load(settings)
+    tasks = {task.name: task for task in load_tasks(settings)}
     groups = await asyncio.to_thread(_spread, settings, folder)
     slowest, compared = 0.0, 0
     changed: list[tuple[int | None, str, float | None, float | None]] = []
-    async with task:
-        limit = task.scorer.execution.limits.wall
+    limit = settings.config.reward_wall_timeout
+    async with contextlib.AsyncExitStack() as opened:
+        for task in tasks.values():
+            await opened.enter_async_context(task)
         for group in groups:
-            began = time.monotonic()
-            scores = await score_group(task.scorer, group, settings.config.dataset.gold_field)
+            if group.source not in tasks:
+                continue
+            task, began = tasks[group.source], time.monotonic()
+            scores = await score_group(task.scorer, group, task.run.config.dataset.gold_field)
             slowest = max(slowest, time.monotonic() - began)
             for completion, score in zip(group.completions, scores, strict=True):
                 compared += 1

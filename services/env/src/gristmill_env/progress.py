@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
@@ -29,38 +29,49 @@ class Tally:
         """Completions excluded from their groups because a reward failed or no reward returned a value."""
         self.failed_rollouts = 0
         """Rollouts that failed after their retries and were left out of their groups."""
+        self.by_source: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        """`submitted` and `dropped` groups of each source, if the run has `sources`."""
         self._recent: deque[DropReason | None] = deque(maxlen=_WINDOW)
         self._next_hint = _WINDOW
         self._last: dict[DropReason, str] = {}
-        self._failed = 0
-        """Rows that failed since the last row that did not."""
-        self._first: dict[DropReason, str] = {}
+        self._failed: Counter[str | None] = Counter()
+        """Rows of each source that failed since the source's last row that did not."""
+        self._first: defaultdict[str | None, dict[DropReason, str]] = defaultdict(dict)
         """The first error of each reason among these rows."""
 
-    def add(self, reason: DropReason | None, why: str = "") -> None:
-        """Counts a finished row: submitted (None) or dropped for `reason`. `why`: the row's error."""
+    def add(self, reason: DropReason | None, why: str = "", source: str | None = None) -> None:
+        """Counts a finished row: submitted (None) or dropped for `reason`. `why`: the row's error. `source`: its name,
+        if the run has `sources`."""
         if reason is None:
             self.submitted += 1
         else:
             self.dropped[reason.value] += 1
             self._last[reason] = why
-        self._count_failures(reason, why)
+        if source is not None:
+            self.by_source[source]["submitted" if reason is None else "dropped"] += 1
+        self._count_failures(reason, why, source)
         self._recent.append(reason)
         if self._total >= self._next_hint:
             self._hint()
 
     def check(self, groups_per_step: int | None) -> None:
-        """Raises EnvError, with the first error, if every row failed for ten steps' worth of rows, at least 64."""
-        if self._failed < max(_LEAST_FAILURES, _STEPS_OF_FAILURES * (groups_per_step or 0)):
-            return
-        reasons = "; ".join(f"{reason.value}: {why or REASONS[reason].cause}" for reason, why in self._first.items())
-        raise EnvError(
-            "every_row_fails",
-            f"the last {self._failed} rows were all dropped, so that nothing is left to train on. The first errors: "
-            f"{reasons}",
-            rows=self._failed,
-            reasons=[reason.value for reason in self._first],
-        )
+        """Raises EnvError, with the first error, if every row of a source failed, for ten steps' worth of rows and at
+        least 64."""
+        limit = max(_LEAST_FAILURES, _STEPS_OF_FAILURES * (groups_per_step or 0))
+        for source, failed in self._failed.items():
+            if failed < limit:
+                continue
+            first = self._first[source]
+            reasons = "; ".join(f"{reason.value}: {why or REASONS[reason].cause}" for reason, why in first.items())
+            of = "" if source is None else f" of source '{source}'"
+            raise EnvError(
+                "every_row_fails",
+                f"the last {failed} rows{of} were all dropped, so that nothing is left to train on. The first errors: "
+                f"{reasons}",
+                rows=failed,
+                reasons=[reason.value for reason in first],
+                **({} if source is None else {"source": source}),
+            )
 
     def __str__(self) -> str:
         dropped = ", ".join(f"{count} {reason}" for reason, count in self.dropped.most_common())
@@ -72,13 +83,13 @@ class Tally:
     def _total(self) -> int:
         return self.submitted + self.dropped.total()
 
-    def _count_failures(self, reason: DropReason | None, why: str) -> None:
+    def _count_failures(self, reason: DropReason | None, why: str, source: str | None) -> None:
         if reason is None or reason is DropReason.SAME_SCORES:
-            self._failed = 0
-            self._first.clear()
+            self._failed[source] = 0
+            self._first[source].clear()
         else:
-            self._failed += 1
-            self._first.setdefault(reason, why)
+            self._failed[source] += 1
+            self._first[source].setdefault(reason, why)
 
     def _hint(self) -> None:
         reason, count = Counter(self._recent).most_common(1)[0]

@@ -56,6 +56,10 @@ METRICS: Final = {
         _row("reward_mean", f"mean reward of the last {_RECENT} scored prompts, also of dropped prompts"),
         _row("reward_part_mean", f"mean of each reward before its weight, over the last {_RECENT} prompts with a value",
             labels=("run", "reward")),
+        _row("source_groups", "finished rows of each source of a run with `sources`: `submitted`, `dropped`", COUNTER,
+            ("run", "source", "outcome")),
+        _row("source_reward_mean", f"mean reward of the last {_RECENT} scored prompts of each source",
+            labels=("run", "source")),
         _row("reward_failures", "completions on which a reward failed", COUNTER, ("run", "reward")),
         _row("evaluation_result", "results of the last evaluation of this process, by name (docs/evaluation.md)",
             labels=("run", "result")),
@@ -97,6 +101,8 @@ class EnvMetrics:
         self._seconds: Histogram = METRICS["prompt_seconds"].create(registry, buckets=_SECONDS).labels(run_id)
         self._reward: Gauge = METRICS["reward_mean"].create(registry)
         self._parts: Gauge = METRICS["reward_part_mean"].create(registry)
+        self._of_sources: Counter = METRICS["source_groups"].create(registry)
+        self._source_reward: Gauge = METRICS["source_reward_mean"].create(registry)
         self._results: Gauge = METRICS["evaluation_result"].create(registry)
         self._evaluated: Gauge = METRICS["evaluation_step"].create(registry)
         registry.register(_Loads(run_id, permits, servers, errors))
@@ -113,6 +119,9 @@ class EnvMetrics:
         self._failed_rollouts.inc(prompt.failed)
         if totals:
             self._reward.labels(self._run).set(self._mean("", totals))
+            if prompt.source is not None:
+                mean = self._mean(f"source {prompt.source}", totals)
+                self._source_reward.labels(self._run, prompt.source).set(mean)
         parts: defaultdict[str, list[float]] = defaultdict(list)
         for score in prompt.scores:
             for name, value in score.parts.items():
@@ -124,9 +133,11 @@ class EnvMetrics:
             if name in self._recent or len(self._recent) <= _MOST_LABELS:
                 self._parts.labels(self._run, name).set(self._mean(name, values))
 
-    def finished(self, reason: DropReason | None) -> None:
-        """Counts a finished row: submitted (None) or dropped for `reason`."""
+    def finished(self, reason: DropReason | None, source: str | None = None) -> None:
+        """Counts a finished row: submitted (None) or dropped for `reason`. `source`: its name, if the run has any."""
         self._groups.labels(self._run, SUBMITTED if reason is None else reason.value).inc()
+        if source is not None:
+            self._of_sources.labels(self._run, source, SUBMITTED if reason is None else "dropped").inc()
 
     def evaluation(self, results: Mapping[str, float], step: int) -> None:
         """Shows the results of an evaluation of training step `step`."""
@@ -137,7 +148,7 @@ class EnvMetrics:
 
     def _mean(self, name: str, values: list[float]) -> float:
         """Returns the mean over recent prompts, of which `values` is the newest. `name`: of a reward, or "" for the
-        total."""
+        total, or "source NAME" for the total of a source."""
         recent = self._recent[name]
         recent.append(sum(values) / len(values))
         return sum(recent) / len(recent)

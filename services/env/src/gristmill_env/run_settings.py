@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,6 +42,17 @@ class RunSettings:
     run_id: str
     config_path: Path | None
     deployment: Deployment
+    source: str | None = None
+    """The source that these settings are of; None for those of the run."""
+
+    def by_source(self) -> list[RunSettings]:
+        """Returns the settings of each source, as if the run had only this one. A run without sources is the only."""
+        return [replace(self, config=config, source=name) for name, config in self.config.by_source().items()]
+
+    @property
+    def config_folder(self) -> Path | None:
+        """The folder of the configuration's file."""
+        return None if self.config_path is None else self.config_path.parent
 
     @property
     def run_folder(self) -> Path:

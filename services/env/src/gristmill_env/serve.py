@@ -21,7 +21,7 @@ import re
 import shutil
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +38,7 @@ from gristmill import (
     VersionSpan,
 )
 from gristmill.calls import new_word
+from gristmill.group import SOURCE
 from gristmill.logs import line
 from gristmill.permits import Slots
 from gristmill.prometheus import metrics_endpoint
@@ -53,7 +54,7 @@ from gristmill_env.rollouts.generator import UnscoredGroup
 from gristmill_env.rollouts.groups import RolloutGroup, build_group, drop_reason, is_version, trainable, version_spans
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved import Attempt, DroppedSaver, GroupSaver, GroupWriter, set_other_groups_aside
-from gristmill_env.session import Session, Task, connect_api, open_session, sessions_folder
+from gristmill_env.session import Session, Source, Task, connect_api, load_tasks, open_session, sessions_folder
 from gristmill_env.tracking import Observers, ScoredPrompt, WandbTracker, in_words
 
 logger = logging.getLogger(__name__)
@@ -80,15 +81,18 @@ async def serve(run: RunSettings, environ: Mapping[str, str]) -> None:
     run.check_step_size()
     for warning in run.warnings():
         logger.warning("%s", warning)
-    task = Task.load(run)
-    async with open_session(run, task, wait=_STARTUP_PATIENCE) as session, contextlib.AsyncExitStack() as evaluating:
+    tasks = load_tasks(run)
+    async with open_session(run, tasks, wait=_STARTUP_PATIENCE) as session, contextlib.AsyncExitStack() as evaluating:
         session.server.refuse_text_only()
-        for warning in first_warnings(session.generator.prompts, task.dataset):
-            logger.warning("%s", warning)
+        for source in session.sources:
+            of = "" if source.task.name is None else f"source '{source.task.name}': "
+            for warning in first_warnings(source.generator.prompts, source.task.dataset):
+                logger.warning("%s%s", of, warning)
         evaluates = config.steps_per_eval > 0 and has_evaluation_set(config.dataset)
         measure = None
         if evaluates:
-            evaluation = RunMeasure(run, session.served.name, session.generator, task.dataset)
+            (source,) = session.sources
+            evaluation = RunMeasure(run, session.served.name, source.generator, source.task.dataset)
             measure = await evaluating.enter_async_context(evaluation)
         recorded = config.recorded(session.served.name)
         worker = evaluating.enter_context(worker_name())
@@ -118,7 +122,7 @@ async def serve(run: RunSettings, environ: Mapping[str, str]) -> None:
                     if registry is not None:
                         metrics = functools.partial(EnvMetrics, registry, run_id, permits, session.server)
                     observers = observing.enter_context(contextlib.closing(open_observers(worker.name, metrics)))
-                    await record_row_count(api, run_id, task.dataset.label, len(task.dataset), creation)
+                    await record_row_counts(api, run_id, row_counts(tasks), creation)
                     loop = ServeLoop(run, session, worker.name, api, permits, observers, measure)
                     try:
                         async with _watched():
@@ -144,9 +148,7 @@ class ServeLoop:
         self._worker_id = worker_id
         self._api = api
         self._server = session.server
-        self._dataset = session.task.dataset
-        self._generator = session.generator
-        self._correctness = session.task.scorer.correctness
+        self._session = session
         # The folder of another training of this run's id is not this training's.
         self._kept = sessions_folder(run) / (permits.creation or "any")
         self._observers = observers
@@ -212,18 +214,20 @@ class ServeLoop:
         async with self._permits.working(permit), removed_at_end(kept):
             await self._permits.slots.opened()
             limit = self._config.worker_timeout
-            attempt = Attempt(self._dataset.index(permit.row))
+            source, row = self._session.at(permit.row)
+            dataset, generator = source.task.dataset, source.generator
+            attempt = Attempt(dataset.index(row), source=source.task.name)
             generation = None
             try:
                 async with asyncio.timeout(limit if limit > 0 else None) as bound:
-                    attempt.item = item = self._dataset.item(permit.row)
+                    attempt.item = item = dataset.item(row, permit.row)
                     with self._ageing(permit.group_id, bound) as generation:
-                        unscored = await self._generator.generate(item, permit.group_id, step=version.step, kept=kept)
+                        unscored = await generator.generate(item, permit.group_id, step=version.step, kept=kept)
                     attempt.rollouts, attempt.sampling = unscored.rollouts, unscored.sampling
                     attempt.failed = unscored.failed
                     versions = self._versions(unscored, version)
                     self._permits.generated(permit)
-                    scored = await self._generator.score(unscored)
+                    scored = await generator.score(unscored)
             except TimeoutError:
                 if not bound.expired():
                     raise
@@ -244,7 +248,7 @@ class ServeLoop:
                 scored, least=config.least_rollouts, ensure_scores_are_not_same=config.ensure_scores_are_not_same
             )
             if reason is None:
-                await self._submit(permit, scored, versions, version, attempt)
+                await self._submit(permit, source, scored, versions, version, attempt)
             else:
                 errors = dict.fromkeys(score.error for score in scored.scores if score.error is not None)
                 await self._drop(permit, reason, "; ".join(errors), attempt)
@@ -270,12 +274,12 @@ class ServeLoop:
         return [version_spans(branch, str(granted), published=published) for branch in branches]
 
     async def _submit(
-        self, permit: Permit, scored: RolloutGroup, versions: list[list[VersionSpan]], version: PolicyVersion,
-        attempt: Attempt,
+        self, permit: Permit, source: Source, scored: RolloutGroup, versions: list[list[VersionSpan]],
+        version: PolicyVersion, attempt: Attempt,
     ) -> None:  # fmt: skip
         group = build_group(
             scored, permit, self._run_id, self._worker_id, versions,
-            include_messages=self._config.include_messages, correctness=self._correctness,
+            include_messages=self._config.include_messages, correctness=source.task.scorer.correctness,
         )  # fmt: skip
         try:
             if not await self._permits.submit(group):
@@ -289,7 +293,7 @@ class ServeLoop:
         kept = [scored.rollouts[n] for n in trainable(scored)]
         self.tally.unscored += len(scored.rollouts) - len(kept)
         self.tally.failed_rollouts += len(scored.failed)
-        self.tally.add(None)
+        self.tally.add(None, source=source.task.name)
         self._report(group)
         self._pace.group(int(group.mask.sum()), version.step, self._trainer.steps if self._trainer else None)
         await self._observers.submitted(group, [in_words(rollout) for rollout in kept], self.tally, scored)
@@ -302,14 +306,15 @@ class ServeLoop:
         await self._observers.dropping(permit, reason, why, attempt)
         if not await self._permits.drop(permit, reason.value):
             return
-        self.tally.add(reason, why)
+        self.tally.add(reason, why, attempt.source)
         count = self.tally.dropped[reason.value]
         fields: dict[str, object] = {"run": self._run_id, "group": permit.group_id, "row": permit.row}
+        fields |= {"source": attempt.source} if attempt.source is not None else {}
         fields |= {"index": attempt.index, "reason": reason, "count": count, **({"why": why} if why else {})}
         # All lines of a run in which many rows fail would hide the others. The API's drops.jsonl has every row.
         rare = str(count).strip("0") == "1"
         logger.log(logging.INFO if rare else logging.DEBUG, "%s", line("drop", **fields))
-        self._observers.dropped(reason)
+        self._observers.dropped(reason, attempt.source)
         self.tally.check(self._trainer.groups_per_step if self._trainer is not None else None)
 
     def _report(self, group: TrajectoryGroup) -> None:
@@ -318,6 +323,7 @@ class ServeLoop:
             "group": group.group_id,
             "env": group.env_id,
             "row": group.row,
+            **({SOURCE: group.meta[SOURCE]} if SOURCE in group.meta else {}),
         }
         fields |= {"version": group.oldest_version, "tokens": len(group.tokens)}
         logger.info(line("submit", **fields, reward_mean=float(group.rewards.mean())))
@@ -398,22 +404,33 @@ def _kept_word(file: int) -> str:
     return word
 
 
-async def record_row_count(api: Client, run_id: str, label: str, rows: int, creation: str | None = None) -> None:
-    """Records the number with the run; warns if the number was different before. `label`: names the data set."""
-    before = next((int(row.values["rows"]) for row in await api.metrics(run_id, _ROWS)), None)
+def row_counts(tasks: Iterable[Task]) -> dict[str, tuple[str, int]]:
+    """Returns the label and the number of rows of each source, by the name of the number in the metrics row."""
+    return {
+        "rows" if task.name is None else f"rows/{task.name}": (task.dataset.label, len(task.dataset)) for task in tasks
+    }
+
+
+async def record_row_counts(
+    api: Client, run_id: str, counts: Mapping[str, tuple[str, int]], creation: str | None = None
+) -> None:
+    """Records the numbers of rows (`row_counts`) with the run; warns if a number was different before."""
+    before = next((row.values for row in await api.metrics(run_id, _ROWS)), {})
+    rows = {name: count for name, (_, count) in counts.items()}
     if before == rows:
         return
-    if before is not None:
-        logger.warning(
-            "%s has %d rows; it had %d when run %s was last served. The order of the rows is computed from their "
-            "number, so from here on some come again or are left out of their epoch; put the old data back, or give "
-            "the run with the new ones another name",
-            label,
-            rows,
-            before,
-            run_id,
-        )
-    await api.report_metrics(run_id, _ROWS, 0, {"rows": rows}, creation=creation)
+    for name, (label, count) in counts.items():
+        if before.get(name, count) != count:
+            logger.warning(
+                "%s has %d rows; it had %d when run %s was last served. The order of the rows is computed from their "
+                "number, so from here on some come again or are left out of their epoch; put the old data back, or "
+                "give the run with the new ones another name",
+                label,
+                count,
+                before[name],
+                run_id,
+            )
+    await api.report_metrics(run_id, _ROWS, 0, rows, creation=creation)
 
 
 async def _evaluate_afterwards(
@@ -440,7 +457,8 @@ def _observers(
     config, model, creation = run.config, session.served.name, record.creation
     tracker = saver = dropped = None
     if config.use_wandb:
-        folder, correctness = run.deployment.runs_dir, session.task.scorer.correctness
+        folder = run.deployment.runs_dir
+        correctness = {source.task.name: source.task.scorer.correctness for source in session.sources}
         tracker = functools.partial(
             WandbTracker, run.run_id, config, recorded, folder, environ, correctness=correctness
         )  # fmt: skip

@@ -7,17 +7,18 @@ import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from gristmill import Client, Manifest, ManifestError
+from gristmill import Client, GristmillError, Manifest, ManifestError
 from gristmill_env.agents.player import AgentPlayer, agents
 from gristmill_env.answers.symbolic_pool import check_limits, set_up_checks
 from gristmill_env.data.dataset import PromptDataset
+from gristmill_env.data.schedule import Schedule
 from gristmill_env.environments import EnvironmentRunner, create_environment
 from gristmill_env.errors import PromptError
 from gristmill_env.gateway import Policy
@@ -45,21 +46,25 @@ AT_A_TERMINAL: Final = 20.0
 class Task:
     """The parts that need no server. They load first, so that mistakes show at once."""
 
+    run: RunSettings
+    """The settings, of one source if the run has several."""
     dataset: PromptDataset
     scorer: Scorer
     environments: EnvironmentRunner
 
     @classmethod
     def load(cls, run: RunSettings) -> Task:
-        """Loads the parts. Raises RewardError, DatasetError, EpisodeError, PluginError."""
-        config = run.config.dataset
-        folder = run.config_path.parent if run.config_path is not None else None
+        """Loads the parts of a run without sources, or of a source of a run (`load_tasks`).
+
+        Raises RewardError, DatasetError, EpisodeError, PluginError.
+        """
+        config, folder = run.config.dataset, run.config_folder
         spec = run.config.environment
         environments = EnvironmentRunner(create_environment(spec.type, spec.params, folder), spec.step_timeout)
         rewards = create_rewards(config, folder)
         servers = (server.base_url for server in run.config.server_configs)
         refuse_own_judges((weighted.reward for weighted in rewards), servers)
-        dataset = PromptDataset(config, folder)
+        dataset = PromptDataset(config, folder, run.source)
         has_answer, how = config.gold_field is not None, execution(run.config)
         scorer = Scorer(
             rewards,
@@ -70,7 +75,12 @@ class Task:
             patience=run.config.patience,
         )
         logger.info("%s: %d rows; rewards: %s", dataset.label, len(dataset), ", ".join(scorer.names))
-        return cls(dataset, scorer, environments)
+        return cls(run, dataset, scorer, environments)
+
+    @property
+    def name(self) -> str | None:
+        """Name of the source; None if the run has no `sources`."""
+        return self.run.source
 
     async def __aenter__(self) -> Self:
         """Starts the processes of rewards. Raises RewardError if the code of a reward cannot be loaded there."""
@@ -85,41 +95,80 @@ class Task:
         await self.scorer.close()
 
 
+def load_tasks(run: RunSettings) -> list[Task]:
+    """Loads the task of each source; the one task of a run without. Raises as `Task.load`, with the source's name."""
+    tasks = []
+    for part in run.by_source():
+        try:
+            tasks.append(Task.load(part))
+        except GristmillError as error:
+            raise of_source(error, part.source) from error
+    return tasks
+
+
+def of_source(error: GristmillError, source: str | None) -> GristmillError:
+    """Returns the error with the name of its source; the same error if the run has no `sources`."""
+    if source is None:
+        return error
+    return type(error)(error.code, f"source '{source}': {error}", **{**error.values, "source": source})
+
+
 @dataclass(frozen=True)
-class Session:
-    """A task with a connected model server."""
+class Source:
+    """A task with the generator that plays its rows."""
 
     task: Task
+    generator: RolloutGenerator
+
+
+@dataclass(frozen=True)
+class Session:
+    """The tasks of a run with a connected model server."""
+
+    sources: Sequence[Source]
+    schedule: Schedule | None
+    """None if there is only one task, because the run has no `sources`."""
     server: ModelServers
     served: ServedModel
-    generator: RolloutGenerator
+
+    def at(self, number: int) -> tuple[Source, int]:
+        """Returns the source of a permit's row number, and the number of the row among those of the source."""
+        if self.schedule is None:
+            return self.sources[0], number
+        name, row = self.schedule.at(number)
+        return next(source for source in self.sources if source.task.name == name), row
 
 
 @contextlib.asynccontextmanager
 async def open_session(
-    run: RunSettings, task: Task, *, wait: float = AT_A_TERMINAL, patience: float | None = None
+    run: RunSettings, tasks: Sequence[Task], *, wait: float = AT_A_TERMINAL, patience: float | None = None
 ) -> AsyncIterator[Session]:
-    """Connects to the model server, and closes the connection and the task at the end.
+    """Connects to the model server, and closes the connection and the tasks at the end.
 
     `wait`: seconds to wait for the server at the start, unless startup_patience is set. `patience`: seconds for which
     all servers may fail later; None: the run's. Raises InferenceError, PromptError.
     """
     config = run.config
+    schedule = config.schedule()
     servers = ModelServers(config.server_configs, patience=patience or config.patience, thinking=Thinking.of(config))
-    async with task, servers as server:
-        served, generator = await meet_model(run, task, server, config.startup_patience or wait)
-        async with contextlib.AsyncExitStack() as playing:
-            if config.agent is not None:
-                agent = await playing.enter_async_context(_agents(run, task, served, generator.policy))
+    async with contextlib.AsyncExitStack() as opened:
+        for task in tasks:
+            await opened.enter_async_context(task)
+        server = await opened.enter_async_context(servers)
+        model = await meet_model(run, server, config.startup_patience or wait)
+        sources = []
+        for task in tasks:
+            generator = model.generator(task)
+            if task.run.config.agent is not None:
+                agent = await opened.enter_async_context(_agents(task, model.served, generator.policy))
                 generator = generator.with_agent(agent)
-            yield Session(task, server, served, generator)
+            sources.append(Source(task, generator))
+        yield Session(sources, schedule, server, model.served)
 
 
-def _agents(
-    run: RunSettings, task: Task, served: ServedModel, policy: Policy
-) -> AbstractAsyncContextManager[AgentPlayer]:
-    """Returns the context of the run's agents. Raises InferenceError if the model server gives text only."""
-    config = run.config
+def _agents(task: Task, served: ServedModel, policy: Policy) -> AbstractAsyncContextManager[AgentPlayer]:
+    """Returns the context of the task's agents. Raises InferenceError if the model server gives text only."""
+    run, config = task.run, task.run.config
     assert config.agent is not None
     policy.servers.refuse_text_only()
     manifest = read_manifest(run.deployment.models_dir)
@@ -129,10 +178,11 @@ def _agents(
         load_tokenizer(_tokenizer(config, manifest, served)), thinking=thinking.enabled, effort=thinking.effort
     )
     policy = dataclasses.replace(policy, prompts=prompts, untrained=config.agent.off_policy == "untrained")
-    folder = run.config_path.parent if run.config_path is not None else None
-    log = run.run_folder / "logs" / "agent.log"
+    log = run.run_folder / "logs" / ("agent.log" if task.name is None else f"agent.{task.name}.log")
     counts = any("episode_reward" in weighted.reward.asks_for for weighted in task.scorer.rewards)
-    return agents(config.agent, policy, folder, log, os.environ, system_prompt(config), counts, sessions_folder(run))
+    return agents(
+        config.agent, policy, run.config_folder, log, os.environ, system_prompt(config), counts, sessions_folder(run)
+    )
 
 
 def connect_api(run: RunSettings, patience: float, word: str | None = None) -> Client:
@@ -141,10 +191,37 @@ def connect_api(run: RunSettings, patience: float, word: str | None = None) -> C
     return Client(run.config.rollout_server_url, patience=patience, token=run.deployment.api_token, word=word)
 
 
-async def meet_model(
-    run: RunSettings, task: Task, server: ModelServers, patience: float
-) -> tuple[ServedModel, RolloutGenerator]:
-    """Waits for the model server, loads its tokenizer and creates the generator. Raises InferenceError, PromptError."""
+@dataclass(frozen=True)
+class Model:
+    """The served model."""
+
+    served: ServedModel
+    servers: ModelServers
+    tokenizer: PreTrainedTokenizerBase | None
+    """None if the server gives text only."""
+    max_length: int
+    """Most tokens of a prompt and its completion."""
+    manifest: Manifest | None
+    """Of this model; None if the model service does not serve it."""
+
+    def generator(self, task: Task) -> RolloutGenerator:
+        """Returns what makes the rollouts of a task."""
+        config, known = task.run.config, self.manifest
+        policy = Policy(
+            name=self.served.name,
+            prompts=prompt_builder(config, self.tokenizer),
+            servers=self.servers,
+            max_length=self.max_length,
+            tools=None if known is None else known.tool_parser is not None,
+            reasoning=known is not None and known.reasoning_parser is not None,
+            stop=tuple(config.dataset.stop),
+            stop_token_ids=tuple(config.dataset.stop_token_ids),
+        )
+        return RolloutGenerator(config, policy, task.scorer, task.environments)
+
+
+async def meet_model(run: RunSettings, server: ModelServers, patience: float) -> Model:
+    """Waits for the model server, and loads its tokenizer. Raises InferenceError, PromptError."""
     config = run.config
     manifest = read_manifest(run.deployment.models_dir)
     # Imports and file reads take seconds and need no server.
@@ -162,20 +239,9 @@ async def meet_model(
                 "max_tokens bounds thought and answer together",
                 server.description,
             )
-    prompts = prompt_builder(config, tokenizer)
     logger.info("model %s at %s", served.name, server.description)
     known = manifest if manifest is not None and manifest.name == served.name else None
-    policy = Policy(
-        name=served.name,
-        prompts=prompts,
-        servers=server,
-        max_length=_max_length(config, served),
-        tools=None if known is None else known.tool_parser is not None,
-        reasoning=known is not None and known.reasoning_parser is not None,
-        stop=tuple(config.dataset.stop),
-        stop_token_ids=tuple(config.dataset.stop_token_ids),
-    )
-    return served, RolloutGenerator(config, policy, task.scorer, task.environments)
+    return Model(served, server, tokenizer, _max_length(config, served), known)
 
 
 def execution(config: EnvConfig) -> Execution:

@@ -78,7 +78,7 @@ class Observers:
                 await self._saver.save(scored)
         if self._metrics is not None:
             with self.errors.of(_PROMETHEUS):
-                self._metrics.finished(None)
+                self._metrics.finished(None, scored.item.source)
 
     async def dropping(self, permit: Permit, reason: DropReason, error: str, attempt: Attempt) -> None:
         """Saves the content of a group before its row is dropped, so that no dropped group is without its content."""
@@ -86,11 +86,11 @@ class Observers:
             with self.errors.of(_DROPPED):
                 await self._dropped.save(permit, reason, error, attempt)
 
-    def dropped(self, reason: DropReason) -> None:
-        """Reports a row that was dropped."""
+    def dropped(self, reason: DropReason, source: str | None = None) -> None:
+        """Reports a row that was dropped. `source`: its name, if the run has `sources`."""
         if self._metrics is not None:
             with self.errors.of(_PROMETHEUS):
-                self._metrics.finished(reason)
+                self._metrics.finished(reason, source)
 
     def evaluation(self, results: Mapping[str, float], step: int) -> None:
         """Reports the evaluation of the weights of training step `step`. `results`: by name, without a prefix."""
@@ -130,6 +130,8 @@ class ScoredPrompt:
     """Training steps of the newest weights when the prompt's permit was granted."""
     failed: int = 0
     """Rollouts that failed and were left out."""
+    source: str | None = None
+    """Name of the row's source, if the run has `sources`."""
 
     @classmethod
     def of(cls, scored: RolloutGroup, version: PolicyVersion) -> ScoredPrompt:
@@ -141,6 +143,7 @@ class ScoredPrompt:
             seconds=scored.seconds,
             step=version.step,
             failed=len(scored.failed),
+            source=scored.item.source,
         )
 
 
@@ -165,11 +168,11 @@ class WandbTracker:
         folder: Path,
         environ: Mapping[str, str],
         *,
-        correctness: CorrectnessReward,
+        correctness: Mapping[str | None, CorrectnessReward],
     ) -> None:
         """`recorded`: the run's record, shown as its configuration. `folder`: the runs' folder.
 
-        `correctness`: the run's correctness reward.
+        `correctness`: the correctness reward of each source.
         """
         self._run = start_wandb(run_id, "env", recorded, folder / run_id, environ, name=config.wandb_name)
         self._run.define_metric("policy_step")
@@ -232,14 +235,16 @@ class Window:
     train/items_sent_to_api               groups submitted
     train/items_rejected                  prompts dropped
     groups/submitted, groups/dropped_WHY  the same since the process started
+    source/NAME/rewards_mean              totals of the completions of a source, if the run has `sources`
+    source/NAME/submitted, /dropped       groups of a source since the process started
     ====================================  ====================================================================
 
-    All metrics except the last three cover every scored prompt. A share of right answers over submitted groups alone
+    All metrics except those of groups cover every scored prompt. A share of right answers over submitted groups alone
     would be biased, because groups with equal scores, such as all right or all wrong, are dropped.
     """
 
-    def __init__(self, correctness: CorrectnessReward) -> None:
-        """`correctness`: the run's correctness reward."""
+    def __init__(self, correctness: Mapping[str | None, CorrectnessReward]) -> None:
+        """`correctness`: the correctness reward of each source; of None for a run without `sources`."""
         self._correctness = correctness
         self.prompts = 0
         self._sent_before = self._dropped_before = 0
@@ -251,9 +256,15 @@ class Window:
         self._seconds.append(prompt.seconds)
         self._lengths += prompt.lengths
         self._cut += [reason == "length" for reason in prompt.finish_reasons]
+        correctness = self._correctness[prompt.source]
         for score in prompt.scores:
             if score.total is not None:
                 self._totals.append(score.total)
+                if prompt.source is not None:
+                    self._by_source[prompt.source].append(score.total)
+            value = score.parts.get(correctness.name) if correctness.compares else None
+            if value is not None:
+                self._right.append(bool(correctness.is_right(value)))
             for name, value in score.parts.items():
                 self._parts[name].append(value)
                 self._failed[name] += name in score.failed
@@ -263,6 +274,7 @@ class Window:
         values: dict[str, float] = {}
         if self._totals:
             values |= _spread("train/rewards", self._totals)
+        values |= {f"source/{name}/rewards_mean": float(np.mean(found)) for name, found in self._by_source.items()}
         values |= self._rewards()
         if self._lengths:
             lengths = _spread("train/completion_lengths", self._lengths)
@@ -277,6 +289,8 @@ class Window:
             values["train/items_rejected"] = dropped - self._dropped_before
             values["groups/submitted"] = tally.submitted
             values |= {f"groups/dropped_{reason}": count for reason, count in tally.dropped.items()}
+            for name, counts in tally.by_source.items():
+                values |= {f"source/{name}/{outcome}": counts[outcome] for outcome in ("submitted", "dropped")}
             self._sent_before, self._dropped_before = tally.submitted, dropped
         self._clear()
         return values
@@ -291,13 +305,15 @@ class Window:
             if said[name]:
                 values[f"reward/{name}/mean_raw"] = float(np.mean(said[name]))
                 values[f"reward/{name}/min"], values[f"reward/{name}/max"] = min(said[name]), max(said[name])
-        if self._correctness.compares and (judged := said.get(self._correctness.name)):
-            values["train/percent_correct"] = float(np.mean([self._correctness.is_right(value) for value in judged]))
+        if self._right:
+            values["train/percent_correct"] = float(np.mean(self._right))
         return values
 
     def _clear(self) -> None:
         self.prompts = 0
         self._totals: list[float] = []
+        self._by_source: defaultdict[str, list[float]] = defaultdict(list)
+        self._right: list[bool] = []
         self._lengths: list[int] = []
         self._cut: list[bool] = []
         self._seconds: list[float] = []

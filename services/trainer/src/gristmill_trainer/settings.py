@@ -114,24 +114,34 @@ def trainer_block(run: RunRecord) -> dict[str, Any]:
 
 def longest_completion(run: RunRecord) -> int | None:
     """Returns the environment's `max_tokens`; None if unknown, as for Atropos environments."""
-    found = _dataset(run).get("max_tokens")
-    return found if isinstance(found, int) else None
+    found = [dataset.get("max_tokens") for dataset in _datasets(run)]
+    return max((limit for limit in found if isinstance(limit, int)), default=None)
 
 
 def dataset_name(run: RunRecord) -> str:
     """Returns the dataset's name for the card of the model."""
-    dataset = _dataset(run)
-    found = dataset.get("dataset_name") or dataset.get("dataset_path")
-    return str(found or ("environments of Atropos'" if run.protocol is Protocol.ATROPOS else "unknown"))
+    found = [
+        next(filter(None, map(dataset.get, ("dataset_name", "dataset_path", "rows"))), None)
+        for dataset in _datasets(run)
+    ]
+    names = list(dict.fromkeys(map(str, filter(None, found))))
+    return ", ".join(names) or ("environments of Atropos'" if run.protocol is Protocol.ATROPOS else "unknown")
 
 
 def reward_names(run: RunRecord) -> list[str]:
-    """Returns the names of the run's reward functions, in order."""
-    found = _dataset(run).get("reward_functions")
-    rewards = found if isinstance(found, list) else []
-    return [str(one.get("type") if isinstance(one, dict) else one) for one in rewards]
+    """Returns the names of the run's reward functions, in order. A later source repeats no name of an earlier one."""
+    names: list[str] = []
+    for dataset in _datasets(run):
+        found = dataset.get("reward_functions")
+        rewards = found if isinstance(found, list) else []
+        own = [str(one.get("type") if isinstance(one, dict) else one) for one in rewards]
+        names += [name for name in own if name not in names]
+    return names
 
 
-def _dataset(run: RunRecord) -> dict[str, Any]:
-    found = run.env.get("dataset")
-    return found if isinstance(found, dict) else {}
+def _datasets(run: RunRecord) -> list[dict[str, Any]]:
+    """Returns the recorded `dataset` of each source; the one of a run without `sources`."""
+    sources = run.env.get("sources")
+    holders = list(sources.values()) if isinstance(sources, dict) else [run.env]
+    found = [holder.get("dataset") for holder in holders if isinstance(holder, dict)]
+    return [dataset for dataset in found if isinstance(dataset, dict)]

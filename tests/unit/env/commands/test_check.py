@@ -304,3 +304,36 @@ async def test_check_loads_the_agent(folder: Path, console: Console, name: str, 
     else:
         with raises(CheckError, "check_failed", problems=[code]):
             await checked(folder, console)
+
+
+async def test_check_goes_through_every_source_and_names_the_one_with_mistakes(folder: Path, console: Console) -> None:
+    dataset = dict(RUN["dataset"])  # type: ignore[call-overload]
+    (folder / "words.jsonl").write_text('{"question": "What?", "answer": "7"}\n{"question": null, "answer": "7"}\n')
+    sources = [
+        {"name": "sums", "dataset": {"dataset_path": dataset.pop("dataset_path")}},
+        {"name": "words", "dataset": {"dataset_path": "words.jsonl"}, "rewards": ["accuracy"]},
+    ]
+    (folder / "run.yaml").write_text(
+        json.dumps({**RUN, "max_token_length": 200, "dataset": dataset, "sources": sources})
+    )
+    with raises(CheckError, "check_failed", problems=["rows_unusable"]):
+        await checked(folder, console)
+    lines = shown(console).splitlines()
+    assert [line for line in lines if line.startswith("source ")] == [
+        "source 'sums': data set 'rows.jsonl' (split train): 20 rows",
+        "source 'words': data set 'words.jsonl' (split train): 2 rows",
+        "source sums",
+        "source words",
+    ]
+    assert [line for line in lines if line.startswith("rewards: ")] == [
+        "rewards: 1 × format, 1 × accuracy", "rewards: 1 × accuracy"
+    ]  # fmt: skip
+    assert "source 'words': " in wrong(console, "rows_unusable")
+
+
+async def test_missing_data_of_a_source_is_named_with_the_source(folder: Path, console: Console) -> None:
+    dataset = {key: value for key, value in RUN["dataset"].items() if key != "dataset_path"}  # type: ignore[attr-defined]
+    sources = [{"name": "sums", "dataset": {"dataset_path": "none.jsonl"}}]
+    (folder / "run.yaml").write_text(json.dumps({**RUN, "dataset": dataset, "sources": sources}))
+    with raises(DatasetError, "dataset_missing", source="sums"):
+        await checked(folder, console)

@@ -17,7 +17,7 @@ from gristmill_env.agents.player import agents
 from gristmill_env.data import Item
 from gristmill_env.rollouts.conversations import GroupPrompts
 from gristmill_env.rollouts.turns import Ask
-from gristmill_env.settings.run import AgentSpec
+from gristmill_env.settings.task import AgentSpec
 
 pytestmark = pytest.mark.slow
 

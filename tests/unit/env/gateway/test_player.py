@@ -25,7 +25,8 @@ from gristmill_env.rollouts.conversations import GroupPrompts
 from gristmill_env.rollouts.generator import RolloutGenerator
 from gristmill_env.rollouts.groups import RolloutGroup, build_group
 from gristmill_env.rollouts.turns import Ask
-from gristmill_env.settings.run import AgentSpec, EnvConfig
+from gristmill_env.settings.run import EnvConfig
+from gristmill_env.settings.task import AgentSpec
 
 pytestmark = pytest.mark.slow
 

@@ -70,6 +70,18 @@ async def test_rollouts_that_were_left_out_are_counted(made: Made) -> None:
     assert made.value("failed_rollouts_total") == 3
 
 
+async def test_sources_of_a_run_have_their_own_means_and_counts(made: Made) -> None:
+    made.metrics.scored(dataclasses.replace(prompt(0.0, 1.0), source="sums"))
+    made.metrics.scored(dataclasses.replace(prompt(1.0, 1.0), source="words"))
+    made.metrics.finished(None, "sums")
+    made.metrics.finished(DropReason.SAME_SCORES, "words")
+    assert [made.value("source_reward_mean", source=name) for name in ("sums", "words")] == [0.5, 1.0]
+    assert made.value("reward_mean") == 0.75
+    assert made.value("source_groups_total", source="sums", outcome="submitted") == 1
+    assert made.value("source_groups_total", source="words", outcome="dropped") == 1
+    assert made.value("source_groups_total", source="words", outcome="submitted") is None
+
+
 async def test_means_cover_the_last_64_prompts(made: Made) -> None:
     for _ in range(64):
         made.metrics.scored(prompt(0.0, 0.0, accuracy=0.0))

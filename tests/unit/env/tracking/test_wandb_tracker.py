@@ -35,7 +35,7 @@ class Told:
             correctness_reward([create_reward("accuracy")]),
             {"group_size": 2, "dataset": {"seed": 7}},
         )
-        self.tracker = WandbTracker("sums", config, recorded, folder, environ, correctness=correctness)
+        self.tracker = WandbTracker("sums", config, recorded, folder, environ, correctness={None: correctness})
 
     def dropped(self, step: int = 0) -> None:
         self.tracker.scored(prompt(0.0, 0.0, step=step))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -36,7 +37,7 @@ def prompt(
 
 
 def test_window_metrics_of_two_prompts_match_hand_computed_values() -> None:
-    window, tally = Window(BY_ACCURACY), Tally()
+    window, tally = Window({None: BY_ACCURACY}), Tally()
     window.add(prompt([1.5, 0.0], {"accuracy": [1.0, 0.0], "format": [0.5, None]}, [10, 20], ["stop", "length"], 2.0))
     window.add(prompt([0.5, None], {"accuracy": [0.0, None], "format": [0.5, None]}, [30, 40], seconds=4.0))
     for reason in (None, DropReason.SAME_SCORES, DropReason.TOO_LONG):
@@ -78,7 +79,7 @@ def test_window_metrics_of_two_prompts_match_hand_computed_values() -> None:
 
 
 def test_window_restarts_but_group_counts_continue() -> None:
-    window, tally = Window(BY_ACCURACY), Tally()
+    window, tally = Window({None: BY_ACCURACY}), Tally()
     for reward in (1.0, 0.0):
         window.add(prompt([reward], {"length": [reward]}))
         tally.add(None)
@@ -90,7 +91,7 @@ def test_window_restarts_but_group_counts_continue() -> None:
 
 
 def test_window_omits_unknown_values() -> None:
-    window = Window(BY_ACCURACY)
+    window = Window({None: BY_ACCURACY})
     window.add(prompt([None, None], {"accuracy": [None, None]}))
     values = window.take(None)
     assert values["reward/accuracy/skipped"] == 1.0
@@ -98,7 +99,7 @@ def test_window_omits_unknown_values() -> None:
 
 
 def test_window_counts_a_failure_as_an_error_and_not_as_a_skip() -> None:
-    window = Window(BY_ACCURACY)
+    window = Window({None: BY_ACCURACY})
     said = Score(1.0, {"judge": 1.0, "length": 1.0})
     silent = Score(1.0, {"judge": None, "length": 1.0})
     failed = Score(1.0, {"judge": None, "length": 1.0}, failed={"judge": Failure("judge", "boom", "reward_raised")})
@@ -124,7 +125,7 @@ def test_window_counts_a_failure_as_an_error_and_not_as_a_skip() -> None:
 def test_window_uses_the_correctness_reward(
     rewards: list[Any], parts: dict[str, list[float | None]], right: float | None
 ) -> None:
-    window = Window(correctness_reward([create_reward(one) for one in rewards]))
+    window = Window({None: correctness_reward([create_reward(one) for one in rewards])})
     window.add(prompt([1.0, 1.0], parts))
     assert window.take(None).get("train/percent_correct") == right
 
@@ -134,10 +135,28 @@ _TOTALS = st.lists(st.lists(st.floats(-10, 10), min_size=1, max_size=4), min_siz
 
 @given(groups=_TOTALS)
 def test_window_means_are_over_completions_and_not_groups(groups: list[list[float]]) -> None:
-    window, flat = Window(BY_ACCURACY), [total for group in groups for total in group]
+    window, flat = Window({None: BY_ACCURACY}), [total for group in groups for total in group]
     for group in groups:
         window.add(prompt(group, {"length": group}))
     values = window.take(None)
     assert values["train/rewards_mean"] == pytest.approx(math.fsum(flat) / len(flat), abs=1e-9)
     assert (values["train/rewards_min"], values["train/rewards_max"]) == (min(flat), max(flat))
     assert values["reward/length/mean_raw"] == values["train/rewards_mean"]
+
+
+def test_each_source_is_judged_by_its_own_reward() -> None:
+    by_words = correctness_reward([create_reward("exact_match")])
+    window, tally = Window({"sums": BY_ACCURACY, "words": by_words}), Tally()
+    sums = prompt([1.0, 0.0], {"accuracy": [1.0, 0.0]})
+    words = prompt([0.0, 1.0], {"accuracy": [1.0, 1.0], "exact_match": [0.0, 0.0]})
+    window.add(replace(sums, source="sums"))
+    window.add(replace(words, source="words"))
+    tally.add(None, source="sums")
+    tally.add(DropReason.TOO_LONG, source="words")
+    found = window.take(tally)
+    assert found["train/percent_correct"] == 0.25
+    assert {name: value for name, value in found.items() if name.startswith("source/")} == {
+        "source/sums/rewards_mean": 0.5, "source/sums/submitted": 1, "source/sums/dropped": 0,
+        "source/words/rewards_mean": 0.5, "source/words/submitted": 0, "source/words/dropped": 1,
+    }  # fmt: skip
+    assert "source/sums/rewards_mean" not in window.take(tally)

@@ -27,7 +27,7 @@ from gristmill_env.gateway import PORT, Branch, Gateway, Policy, Session, Sessio
 from gristmill_env.rollouts.groups import Rollout, joined
 from gristmill_env.rollouts.prompts import Prompt, PromptBuilder
 from gristmill_env.rollouts.turns import Ask
-from gristmill_env.settings.run import AgentSpec
+from gristmill_env.settings.task import AgentSpec
 
 logger = logging.getLogger(__name__)
 

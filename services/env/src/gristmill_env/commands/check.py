@@ -34,7 +34,7 @@ from gristmill_env.rewards.scorer import FULL
 from gristmill_env.rollouts.prompts import Prompt, load_tokenizer
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved.summary import quantile
-from gristmill_env.session import Task, prompt_builder, read_manifest, tokenizer_name
+from gristmill_env.session import Task, load_tasks, of_source, prompt_builder, read_manifest, tokenizer_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -63,12 +63,12 @@ The format rewards check which way the run's prompt asks for; this check does no
 
 @dataclass
 class _Findings:
-    """The problems, reported at the end, and the rows read so far."""
+    """The problems, reported at the end, and the rows of the present source."""
 
     problems: list[GristmillError] = field(default_factory=list)
     rows: FirstRows = field(default_factory=lambda: FirstRows([], 0, []))
     refused: list[str] = field(default_factory=list)
-    """Reports of the rows that the run's environment refuses."""
+    """Reports of the rows that the source's environment refuses."""
 
 
 async def check(run: RunSettings, console: Console, more: Iterable[Check] = ()) -> None:
@@ -76,9 +76,19 @@ async def check(run: RunSettings, console: Console, more: Iterable[Check] = ()) 
 
     Raises CheckError when something is wrong, and any GristmillError that prevents loading.
     """
-    task = Task.load(run)
-    async with task:
-        found, trial = await _check(run, task, console)
+    tasks, found = load_tasks(run), _Findings()
+    say(console, f"{run.config_path or 'no configuration file'}: run {run.run_id}")
+    for task in tasks:
+        say(console, f"{_of(task)}{task.dataset.label}: {len(task.dataset)} rows")
+    for warning in run.warnings():
+        say(console, f"warning: {warning}")
+    _check_trainer(run, found)
+    trials = []
+    for task in tasks:
+        if task.name is not None:
+            say(console, f"\nsource {task.name}", style="bold")
+        async with task:
+            trials.append(await _check(task, console, found))
     for one in await asyncio.to_thread(list, more):
         style = {"ok": "", "warning": "yellow", "failed": "red"}[one.state]
         say(console, f"{one.state:<8}{one.name:<17} {one.text}", style=style)
@@ -92,23 +102,26 @@ async def check(run: RunSettings, console: Console, more: Iterable[Check] = ()) 
             f"check found {len(found.problems)} mistake{'s' if len(found.problems) > 1 else ''}, see above",
             problems=[problem.code for problem in found.problems],
         )
-    if trial.silent or not trial.ran:
-        names = ", ".join(trial.silent or task.scorer.names)
-        say(console, f"nothing is wrong as far as was tried; no value came from {names}")
+    silent = [name for trial, task in zip(trials, tasks, strict=True) for name in _silent(trial, task)]
+    if silent:
+        say(console, f"nothing is wrong as far as was tried; no value came from {', '.join(silent)}")
         return
     say(console, "all is well")
 
 
-async def _check(run: RunSettings, task: Task, console: Console) -> tuple[_Findings, Trial]:
-    dataset, found = task.dataset, _Findings()
+def _of(task: Task) -> str:
+    return "" if task.name is None else f"source '{task.name}': "
+
+
+def _silent(trial: Trial, task: Task) -> Sequence[str]:
+    return trial.silent or ([] if trial.ran else task.scorer.names)
+
+
+async def _check(task: Task, console: Console, found: _Findings) -> Trial:
+    """Checks a source of the run, or the whole run."""
+    run, dataset, before = task.run, task.dataset, len(found.problems)
     rewards = ", ".join(f"{w.weight:g} × {w.reward.name}" for w in task.scorer.rewards)
-    where = run.config_path or "no configuration file"
-    say(console, f"{where}: run {run.run_id}")
-    say(console, f"{dataset.label}: {len(dataset)} rows")
-    for warning in run.warnings():
-        say(console, f"warning: {warning}")
-    _check_trainer(run, found)
-    found.rows = FirstRows.of(dataset)
+    found.rows, found.refused = FirstRows.of(dataset), []
     say(console, f"columns: {', '.join(dataset.columns)}")
     say(console, f"rewards: {rewards}")
     _check_evaluation(run, dataset, console)
@@ -119,7 +132,8 @@ async def _check(run: RunSettings, task: Task, console: Console) -> tuple[_Findi
     _show_gold(console, await score_gold(task, found.rows.items[:_GOLD]), found)
     trial = await try_rewards(task, found.rows.items, tokenizer)
     _show_trial(console, trial, found)
-    return found, trial
+    found.problems[before:] = [of_source(problem, task.name) for problem in found.problems[before:]]
+    return trial
 
 
 def _check_trainer(run: RunSettings, found: _Findings) -> None:
@@ -136,7 +150,7 @@ async def _check_agent(run: RunSettings, console: Console, found: _Findings) -> 
     if agent is None or agent.function is None:
         return
     try:
-        async with FunctionAgent(agent.function, run.config_path.parent if run.config_path is not None else None):
+        async with FunctionAgent(agent.function, run.config_folder):
             say(console, f"agent: {agent.function}")
     except EpisodeError as error:
         found.problems.append(error)
@@ -147,8 +161,7 @@ def _check_evaluation(run: RunSettings, training: PromptDataset, console: Consol
     settings = run.config.dataset
     if not has_evaluation_set(settings):
         return
-    folder = run.config_path.parent if run.config_path is not None else None
-    evaluated = PromptDataset(evaluation_dataset(settings), folder)
+    evaluated = PromptDataset(evaluation_dataset(settings), run.config_folder)
     prompts = number_of_prompts(settings, len(evaluated))
     say(console, f"evaluation: {evaluated.label}: {prompts} of {len(evaluated)} rows")
     if seen := count_training_rows(evaluated, prompts, training):

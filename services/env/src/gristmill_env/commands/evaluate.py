@@ -61,20 +61,19 @@ async def run_evaluate(run: RunSettings, options: EvaluateOptions, console: Cons
 
 async def _evaluate(run: RunSettings, options: EvaluateOptions) -> Evaluated:
     config, folder = run.config, _folder(run, options)
-    async with open_session(run, evaluation_task(run)) as session:
-        dataset, scorer = session.task.dataset, session.task.scorer
+    async with open_session(run, [evaluation_task(run)]) as session:
+        (source,) = session.sources
+        task, dataset, scorer = source.task, source.task.dataset, source.task.scorer
         label = await weight_label(session.server)
         creation = None if (record := await _training(run, label)) is None else record.creation
         training = training_dataset(run) if has_evaluation_set(config.dataset) else dataset
         prompts = number_of_prompts(config.dataset, len(dataset))
         seen = None if training is None else await asyncio.to_thread(count_training_rows, dataset, prompts, training)
-        plan = make_plan(
-            run, session.task, model=session.served.name, weights=label, creation=creation, training_rows=seen
-        )
+        plan = make_plan(run, task, model=session.served.name, weights=label, creation=creation, training_rows=seen)
         with EvaluationFolder(folder, plan, resume=options.resume) as file:
             progress = Steps("prompts evaluated", plan.prompts, done=len(file.done))
             return await evaluate(
-                file, dataset, session.generator.generate_and_score, scorer=scorer,
+                file, dataset, source.generator.generate_and_score, scorer=scorer,
                 workers=config.max_eval_workers, progress=progress,
             )  # fmt: skip
 

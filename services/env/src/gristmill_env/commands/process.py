@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved import GroupSaver, GroupWriter, read_groups
 from gristmill_env.saved.group import settings_of
 from gristmill_env.saved.page import write_page
-from gristmill_env.session import Session, Task, open_session
+from gristmill_env.session import Session, load_tasks, open_session
 from gristmill_env.settings.run import differences
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ async def process(run: RunSettings, options: ProcessOptions, console: Console) -
     path = options.out or run.run_folder
     path = path if path.suffix == ".jsonl" else path / "groups.jsonl"
     config = run.config
-    async with open_session(run, Task.load(run)) as session:
+    async with open_session(run, load_tasks(run)) as session:
         model = session.served.name
         done = _rows_there(path, settings_of(config, model), await weight_label(session.server))
         rows = [row for row in range(options.groups) if row not in done]
@@ -61,7 +61,8 @@ async def _work(rows: Iterator[int], session: Session, saver: GroupSaver, steps:
     """Rolls rows and saves each group when it is done. `skipped`: receives the rows that cannot be used, by reason."""
     for row in rows:  # shared: each row goes to one worker
         try:
-            scored = await session.generator.generate_and_score(session.task.dataset.item(row), f"row {row}")
+            source, place = session.at(row)
+            scored = await source.generator.generate_and_score(source.task.dataset.item(place, row), f"row {row}")
         except ROW_ERRORS as error:
             logger.warning("row %d is skipped: %s", row, error.report())
             skipped[reason_of(error).value] += 1
@@ -71,8 +72,8 @@ async def _work(rows: Iterator[int], session: Session, saver: GroupSaver, steps:
         steps.add(tokens=sum(completion.tokens or 0 for completion in group.completions))
 
 
-def _rows_there(path: Path, settings: dict[str, Any], weights: str | None) -> set[int]:
-    """Returns the rows that the file holds. `weights`: the server's label, if it has one.
+def _rows_there(path: Path, settings: Mapping[str | None, dict[str, Any]], weights: str | None) -> set[int]:
+    """Returns the rows that the file holds. `settings`: by source. `weights`: the server's label, if it has one.
 
     Raises SavedError when the rows were made with other settings or weights, or by a training.
     """
@@ -85,7 +86,7 @@ def _rows_there(path: Path, settings: dict[str, Any], weights: str | None) -> se
                 "groups_of_another_kind", f"{path} holds groups of another kind; choose another --out", path=path
             )
         sampled_by = [weights] if group.versions and weights is not None else group.versions
-        now = {**settings, "weights": sampled_by}
+        now = {**settings.get(group.source, {}), "weights": sampled_by}
         if differ := differences({**group.settings, "weights": group.versions}, now):
             raise SavedError(
                 "config_differs",

@@ -61,8 +61,8 @@ class ScoreChanges:
 
 async def replay(run: RunSettings, options: ReplayOptions, console: Console) -> None:
     """Scores the groups again and shows the changes. Raises GristmillError."""
-    changes, scorer = ScoreChanges(), None
-    config = run.config.dataset
+    changes, scorers = ScoreChanges(), dict[str | None, Scorer]()
+    parts = {part.source: part for part in run.by_source()}
     with contextlib.ExitStack() as stack:
         writer = None
         if options.out is not None:
@@ -71,16 +71,19 @@ async def replay(run: RunSettings, options: ReplayOptions, console: Console) -> 
             with Steps("groups", count_lines(options.saved)) as steps:
                 for group in open_groups(run, options.saved):
                     require_turns(group, options.saved)
-                    scorer = scorer or _scorer(run, group)
+                    part = parts.get(group.source, run)
+                    if group.source not in scorers:
+                        scorers[group.source] = _scorer(part, group)
+                    config, scorer = part.config.dataset, scorers[group.source]
                     scored = _with(group, await score_group(scorer, group, config.gold_field), config)
                     changes.add(group, scored)
                     if writer is not None:
                         await asyncio.to_thread(writer.append, scored)
                     steps.add()
         finally:
-            if scorer is not None:
+            for scorer in scorers.values():
                 await scorer.close()
-    if scorer is None:
+    if not scorers:
         raise SavedError("no_groups", f"{options.saved} holds no groups", path=options.saved)
     show_changes(console, changes)
     if options.out is not None:
@@ -89,7 +92,7 @@ async def replay(run: RunSettings, options: ReplayOptions, console: Console) -> 
 
 def _scorer(run: RunSettings, first: SavedGroup) -> Scorer:
     """Returns the rewards of the configuration or the command line; otherwise the rewards saved with the groups."""
-    config, folder = run.config.dataset, run.config_path.parent if run.config_path is not None else None
+    config, folder = run.config.dataset, run.config_folder
     columns, how = [*first.columns, *first.columns_left_out], execution(run.config)
     if config.reward_functions:
         return Scorer(create_rewards(config, folder), has_answer=True, columns=columns, execution=how)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from gristmill_env.data.dataset import PromptDataset
+from gristmill_env.data import Item, PromptDataset
 from gristmill_env.errors import PromptError, SavedError
 from gristmill_env.rollouts.prompts import PromptBuilder, load_tokenizer
 from gristmill_env.run_settings import RunSettings
@@ -24,8 +24,11 @@ def open_groups(run: RunSettings, source: Path) -> Iterator[SavedGroup]:
     Raises SavedError, PromptError, DatasetError, ArchiveError.
     """
 
+    parts = {part.source: part for part in run.by_source()}
+    schedule = run.config.schedule()
+
     @cache
-    def prompts() -> PromptBuilder:
+    def prompts(of: str | None) -> PromptBuilder:
         name = tokenizer_name(run.config, read_manifest(run.deployment.models_dir))
         if name is None:
             raise PromptError(
@@ -34,26 +37,27 @@ def open_groups(run: RunSettings, source: Path) -> Iterator[SavedGroup]:
                 "GRISTMILL_MODELS_DIR at the model service's folder",
                 source=source,
             )
-        return prompt_builder(run.config, load_tokenizer(name))
+        return prompt_builder(parts[of].config, load_tokenizer(name))
 
     @cache
-    def dataset() -> PromptDataset | None:
-        config = run.config.dataset
-        if config.dataset_name is None and config.dataset_path is None:
-            return None
-        return PromptDataset(config, run.config_path.parent if run.config_path is not None else None)
+    def dataset(of: str | None) -> PromptDataset | None:
+        config = parts[of].config.dataset
+        return PromptDataset(config, run.config_folder, of) if config.has_rows else None
 
     def decode(token_ids: Sequence[int], special: bool) -> str:
-        return prompts().decode(token_ids, special=special)
+        return prompts(next(iter(parts))).decode(token_ids, special=special)
 
     for group in read_groups(source, decode):
         if not group.completions:
             continue
-        if group.columns or group.row is None or (rows := dataset()) is None:
+        name = group.source
+        if group.columns or group.row is None or name not in parts or (rows := dataset(name)) is None:
             yield group
         else:
-            kind = run.config.environment.type
-            yield _completed(group, rows, prompts(), None if kind == "dataset" else kind)
+            row = group.row if schedule is None else schedule.at(group.row)[1]
+            kind = parts[name].config.environment.type
+            item = rows.item(row, group.row)
+            yield _completed(group, item, rows.label, prompts(name), None if kind == "dataset" else kind)
 
 
 def require_turns(group: SavedGroup, source: Path) -> None:
@@ -78,15 +82,14 @@ def count_lines(source: Path) -> int | None:
 
 
 def _completed(
-    group: SavedGroup, dataset: PromptDataset, prompts: PromptBuilder, environment: str | None
+    group: SavedGroup, item: Item, label: str, prompts: PromptBuilder, environment: str | None
 ) -> SavedGroup:
-    assert group.row is not None
-    item = dataset.item(group.row)
+    """Returns the group with what its row has. `label`: of the data set."""
     prompt = prompts.build(item.messages)
     if list(prompt.token_ids) != group.prompt_token_ids and environment is not None:
         raise SavedError(
             "prompt_from_environment",
-            f"the group of row {group.row} has another prompt than that row of {dataset.label}, because the reset of "
+            f"the group of row {group.row} has another prompt than that row of {label}, because the reset of "
             f"environment '{environment}' writes the prompts: leave --config out",
             row=group.row,
             environment=environment,
@@ -94,7 +97,7 @@ def _completed(
     if list(prompt.token_ids) != group.prompt_token_ids:
         raise SavedError(
             "prompt_differs",
-            f"the group of row {group.row} has another prompt than that row of {dataset.label}: its run had other "
+            f"the group of row {group.row} has another prompt than that row of {label}: its run had other "
             "settings (seed, shuffle_dataset, split, system_prompt) or another tokenizer",
             row=group.row,
         )

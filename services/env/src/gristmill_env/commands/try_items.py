@@ -16,34 +16,44 @@ from gristmill_env.errors import ROW_ERRORS
 from gristmill_env.rollouts.groups import Rollout, RolloutGroup
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved.summary import figure
-from gristmill_env.session import AT_A_TERMINAL, Session, Task, open_session
+from gristmill_env.session import AT_A_TERMINAL, Source, load_tasks, open_session
 
 _ITEMS = 5
+_ITEMS_OF_A_SOURCE = 2
+"""Items of each source, if the run has several."""
 
 
 async def try_items(run: RunSettings, console: Console) -> None:
-    """Shows the first five items of the run's order. Raises GristmillError."""
+    """Shows the first items of each source, in the run's order. Raises GristmillError."""
     patience = run.config.startup_patience or AT_A_TERMINAL
-    async with open_session(run, Task.load(run), patience=patience) as session:
-        dataset, model = session.task.dataset, session.served.name
-        rows = range(min(_ITEMS, len(dataset)))
-        rollouts = await asyncio.gather(*(_generate(session, row) for row in rows))
-    say(console, f"{dataset.label}, {len(dataset)} rows; model {model} at {session.server.description}")
-    for number, group in enumerate(rollouts, 1):
-        if isinstance(group, str):
-            console.print(Panel(plain(group), title=f"item {number}: skipped", title_align="left"))
-        else:
-            _show(console, number, group, run)
+    async with open_session(run, load_tasks(run), patience=patience) as session:
+        most = _ITEMS if len(session.sources) == 1 else _ITEMS_OF_A_SOURCE
+        found = await asyncio.gather(*(_first(source, most) for source in session.sources))
+    for source, rollouts in zip(session.sources, found, strict=True):
+        dataset, name = source.task.dataset, source.task.name
+        of = "" if name is None else f"source {name}: "
+        model = f"model {session.served.name} at {session.server.description}"
+        say(console, f"{of}{dataset.label}, {len(dataset)} rows; {model}")
+        for number, group in enumerate(rollouts, 1):
+            if isinstance(group, str):
+                console.print(Panel(plain(group), title=f"item {number}: skipped", title_align="left"))
+            else:
+                _show(console, number, group)
 
 
-async def _generate(session: Session, row: int) -> RolloutGroup | str:
+async def _first(source: Source, most: int) -> list[RolloutGroup | str]:
+    rows = range(min(most, len(source.task.dataset)))
+    return await asyncio.gather(*(_generate(source, row) for row in rows))
+
+
+async def _generate(source: Source, row: int) -> RolloutGroup | str:
     try:
-        return await session.generator.generate_and_score(session.task.dataset.item(row), f"item {row + 1}")
+        return await source.generator.generate_and_score(source.task.dataset.item(row), f"item {row + 1}")
     except ROW_ERRORS as error:
         return error.report()
 
 
-def _show(console: Console, number: int, group: RolloutGroup, run: RunSettings) -> None:
+def _show(console: Console, number: int, group: RolloutGroup) -> None:
     tokens = f", {len(group.prompt.token_ids)} prompt tokens" if group.prompt.token_ids else ""
     title = f"item {number}: row {group.item.index}{tokens}"
     console.print(Panel(plain(group.prompt.text), title=title, title_align="left"))

@@ -34,7 +34,7 @@ class Item:
     """One row, with the fields that prompts and rewards use."""
 
     row: int
-    """The permit's row number."""
+    """The permit's row number. With several sources it counts the rows of all."""
     index: int
     """Index into the data set."""
     prompt: str
@@ -45,6 +45,8 @@ class Item:
     """The whole row."""
     conversation: tuple[Message, ...] | None = None
     """The row's own messages, if `prompt_field` holds a list of them."""
+    source: str | None = None
+    """Name of the row's source; None if the run has no `sources`."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -55,12 +57,14 @@ class Item:
 class PromptDataset:
     """Returns the item for any row number."""
 
-    def __init__(self, config: DatasetConfig, config_dir: Path | None) -> None:
-        """Loads the data set. `config_dir`: the folder in which a relative dataset_path is searched first.
+    def __init__(self, config: DatasetConfig, config_dir: Path | None, source: str | None = None) -> None:
+        """Loads the data set. `config_dir`: the folder in which a relative dataset_path is searched first. `source`:
+        name of the source of the run to which the rows belong.
 
         Raises DatasetError when the data set cannot be found or read, has no row, or lacks a field.
         """
         self._config = config
+        self._source = source
         self.label, self._rows = load_rows(config, config_dir)
         if len(self._rows) == 0:
             raise DatasetError("no_rows", f"{self.label} has no rows; choose another split", label=self.label)
@@ -83,12 +87,15 @@ class PromptDataset:
         """Field of a row with which rewards compare; None if rows have no answer."""
         return self._config.gold_field
 
-    def item(self, row: int) -> Item:
-        """Returns the `row`-th permit's item. Raises DatasetError: the prompt is not text, or the answer is missing."""
-        return self._item(row, self.index(row))
+    def item(self, row: int, number: int | None = None) -> Item:
+        """Returns the item of the `row`-th row. `number`: the permit's, if it counts the rows of other sources too.
+
+        Raises DatasetError: the prompt is not text, or the answer is missing.
+        """
+        return self._item(row if number is None else number, self.index(row))
 
     def index(self, row: int) -> int:
-        """Returns the index into the data set of the `row`-th permit's item."""
+        """Returns the index into the data set of the `row`-th row."""
         return self._order.index(row)
 
     def item_at(self, index: int) -> Item:
@@ -109,7 +116,7 @@ class PromptDataset:
             prompt = self._text(value, index, self._config.prompt_field)
         gold = self._config.gold_field
         answer = None if gold is None else self._text(self._value(columns, index, gold), index, gold)
-        return Item(row, index, prompt, answer, columns, conversation)
+        return Item(row, index, prompt, answer, columns, conversation, self._source)
 
     def _check_field(self, key: str, path: str) -> None:
         """Raises DatasetError if none of the first rows has the field. (A single row without it is a bad row.)"""

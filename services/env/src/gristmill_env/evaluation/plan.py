@@ -16,7 +16,7 @@ import msgspec
 
 from gristmill import SamplingParams
 from gristmill_env.data import Item, PromptDataset
-from gristmill_env.errors import DatasetError
+from gristmill_env.errors import DatasetError, EvaluationError
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.session import Task
 from gristmill_env.settings.dataset import DatasetConfig
@@ -88,6 +88,7 @@ def evaluation_dataset(config: DatasetConfig) -> DatasetConfig:
             "dataset_config": config.eval_dataset_config,
             "dataset_path": config.eval_dataset_path,
             "dataset_revision": config.eval_dataset_revision,
+            "rows": None,
         }
     return config.model_copy(update=update)
 
@@ -95,6 +96,11 @@ def evaluation_dataset(config: DatasetConfig) -> DatasetConfig:
 def evaluation_task(run: RunSettings) -> Task:
     """Loads the rows to evaluate on, in their order, and the run's rewards. Raises DatasetError, RewardError."""
     settings = run.config
+    if settings.sources:
+        raise EvaluationError(
+            "no_evaluation_set",
+            "a run with sources has no evaluation set of its own; name a configuration with one data set",
+        )
     dataset = evaluation_dataset(settings.dataset)
     return Task.load(dataclasses.replace(run, config=settings.model_copy(update={"dataset": dataset})))
 
@@ -131,7 +137,7 @@ def count_training_rows(evaluated: PromptDataset, prompts: int, training: Prompt
 def training_dataset(run: RunSettings) -> PromptDataset | None:
     """Loads the rows of the training; None if they cannot be loaded here."""
     try:
-        return PromptDataset(run.config.dataset, run.config_path.parent if run.config_path is not None else None)
+        return PromptDataset(run.config.dataset, run.config_folder)
     except DatasetError as error:
         logger.warning("the evaluation is not compared with the training's rows: %s", error)
         return None

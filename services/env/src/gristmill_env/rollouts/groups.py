@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gristmill import Permit, PolicyVersion, SamplingParams, TrajectoryGroup, VersionSpan
-from gristmill.group import MAX_OBJECT_BYTES
+from gristmill.group import MAX_OBJECT_BYTES, SOURCE
 from gristmill.redaction import redact_text
 from gristmill_env.data import Item, Message
 from gristmill_env.errors import DropReason, EnvError, UnpublishedWeightsError
@@ -222,6 +222,8 @@ def _facts(group: RolloutGroup, kept: list[Rollout], correctness: CorrectnessRew
     """Returns what the table of rollouts shows (docs/look-at-a-run.md) and no other field of the group says."""
     facts: dict[str, object] = {"seconds": round(group.seconds, 3), "submitted_ms": int(time.time() * 1000)}
     facts["index"] = group.item.index
+    if group.item.source is not None:
+        facts[SOURCE] = group.item.source
     if group.failed:
         facts["failed"] = failures(group.failed)
     if group.item.answer is not None and len(group.item.answer) <= _LONGEST_ANSWER:

@@ -63,7 +63,7 @@ class DroppedSaver:
     def _group(self, permit: Permit, reason: DropReason, error: str, attempt: Attempt) -> SavedGroup:
         content = saved_group(
             attempt, run=self._record.run_id, creation=self._record.creation or None, model=self._model,
-            settings=self._settings, tokens=False,
+            settings=self._settings[attempt.source], tokens=False,
         )  # fmt: skip
         return msgspec.structs.replace(
             content, row=permit.row, group_id=permit.group_id, creation_ms=round(self._record.created_at * 1000),

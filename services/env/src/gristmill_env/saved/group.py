@@ -31,12 +31,15 @@ class Attempt:
     failed: Sequence[EnvError] = ()
     """The errors of the rollouts that failed and were left out."""
     seconds: float | None = None
+    source: str | None = None
+    """Name of the row's source."""
 
     @classmethod
     def of(cls, group: RolloutGroup) -> Attempt:
         """Returns the parts of a whole group."""
+        item = group.item
         return cls(
-            group.item.index, group.item, group.sampling, group.rollouts, group.scores, group.failed, group.seconds
+            item.index, item, group.sampling, group.rollouts, group.scores, group.failed, group.seconds, item.source
         )
 
 
@@ -60,6 +63,7 @@ def saved_group(
         creation=creation,
         model=model,
         row=None if item is None else item.row,
+        source=attempt.source,
         index=attempt.index,
         prompt="" if item is None else item.prompt,
         prompt_text=None if prompt is None else prompt.text,
@@ -110,11 +114,17 @@ def errors_of(score: Score) -> dict[str, str]:
     return {name: failure.text for name, failure in score.failed.items()}
 
 
-def settings_of(config: EnvConfig, model: str) -> dict[str, Any]:
-    """Returns the settings that define a group: the run's record without the settings that only training needs."""
-    recorded = config.recorded(model)
-    del recorded["trainer"], recorded["ensure_scores_are_not_same"]
-    return {"group_size": config.group_size, **recorded}
+def settings_of(config: EnvConfig, model: str) -> dict[str | None, dict[str, Any]]:
+    """Returns the settings that define a group, by the group's source.
+
+    They are the run's record without the settings that only training needs.
+    """
+    found = {}
+    for source, part in config.by_source().items():
+        recorded = part.recorded(model)
+        del recorded["trainer"], recorded["ensure_scores_are_not_same"]
+        found[source] = {"group_size": config.group_size, **recorded}
+    return found
 
 
 def json_columns(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

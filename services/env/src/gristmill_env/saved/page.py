@@ -286,7 +286,7 @@ def shown_group(group: SavedGroup, at: int, scale: Scale, names: Sequence[str]) 
     raw = group.prompt_text if group.messages is not None else None
     return ShownGroup(
         data=data,
-        place=f"row {group.index if group.index is not None else group.row}" if _has_row(group) else f"group {at + 1}",
+        place=_place(group, at),
         teaser=teaser if len(teaser) <= _TEASER else teaser[:_TEASER] + "…",
         marks=_marks(group, scale),
         turns=turns,
@@ -364,6 +364,13 @@ def _turn(message: Message) -> Turn:
 
 def _total(completion: SavedCompletion) -> str:
     return "failed" if completion.error is not None else figure(completion.total)
+
+
+def _place(group: SavedGroup, at: int) -> str:
+    if not _has_row(group):
+        return f"group {at + 1}"
+    of = "" if group.source is None else f"{group.source}, "
+    return f"{of}row {group.index if group.index is not None else group.row}"
 
 
 def _has_row(group: SavedGroup) -> bool:

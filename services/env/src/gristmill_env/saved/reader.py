@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from gristmill import TrajectoryGroup, read_archive
 from gristmill.folders import EVALUATION_FILE, EVALUATION_GROUPS_FILE
+from gristmill.group import SOURCE
 from gristmill.lines import read_lines
 from gristmill.saved import FORMAT, Message, SavedCompletion, SavedGroup, content_of
 from gristmill_env.errors import SavedError
@@ -148,6 +149,7 @@ def from_trajectory(group: TrajectoryGroup, decode: Decode) -> SavedGroup:
     return SavedGroup(
         run=group.run_id,
         row=group.row,
+        source=source if isinstance(source := group.meta.get(SOURCE), str) else None,
         prompt=content_of(messages[-1]) if messages else text or "",
         prompt_text=text,
         prompt_tokens=len(prompt_ids),

@@ -70,8 +70,9 @@ class GroupSaver:
     async def save(self, scored: RolloutGroup) -> SavedGroup:
         """Saves a scored group. It is on disk when this returns. Does not block the event loop. Raises SavedError."""
         group = saved_group(
-            Attempt.of(scored), run=self._run, model=self._model, settings=self._settings, creation=self._creation
-        )
+            Attempt.of(scored), run=self._run, model=self._model, settings=self._settings[scored.item.source],
+            creation=self._creation,
+        )  # fmt: skip
         await asyncio.to_thread(self._writer.append, group)
         return group
 

@@ -16,7 +16,9 @@ from gristmill.errors import ConfigError
 from gristmill.model_servers import check_url
 from gristmill.redaction import redact
 from gristmill.settings import Settings
-from gristmill_env.settings.dataset import DatasetConfig, without_secrets
+from gristmill_env.data.schedule import Schedule
+from gristmill_env.settings.dataset import DatasetConfig
+from gristmill_env.settings.task import AgentSpec, EnvironmentSpec, SourceSpec, check_sources, complete_sources
 
 
 class EvalHandling(StrEnum):
@@ -37,92 +39,6 @@ class TimeoutAction(StrEnum):
     """It has failed: it is tried again, and then left out of its group."""
     TRUNCATE = "truncate"
     """It ends with its last finished reply, as a truncated rollout. Without a finished reply it has failed."""
-
-
-class EnvironmentSpec(Settings):
-    """The environment that defines the task. A bare name means {type: name}."""
-
-    type: str = "dataset"
-    """Registered name, or your own class: path/to/file.py:Class, package.module:Class. It runs in a process of its own.
-    `tools` gives the model functions as tools."""
-
-    params: dict[str, Any] = Field(default_factory=dict)
-    """Options of the environment, e.g. {tries: 3}; of tools: {tools: [my_tools.py:search], max_turns: 8}. Secrets
-    (api_key) are not recorded."""
-
-    step_timeout: float = Field(default=600.0, gt=0)
-    """Seconds that one call of a method (reset, step, close) may take, and `play` between two replies. Then its rollout
-    has failed."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _bare_name(cls, value: Any) -> Any:
-        return {"type": value} if isinstance(value, str) else value
-
-    def recorded(self) -> dict[str, Any]:
-        """Returns the settings that distinguish this environment from others, without secrets."""
-        return {"type": self.type, "params": without_secrets(self.model_dump(mode="json")["params"])}
-
-
-class AgentSpec(Settings):
-    """The program that plays rollouts. A bare text means {function: text}, and `external` means {external: true}."""
-
-    function: str | None = None
-    """A function, as path/to/file.py:name or package.module:name: async def run(task, endpoint) -> float | None. It
-    runs in a process of its own, which all rollouts share."""
-
-    command: list[str] | None = None
-    """A command that is started for each rollout, in the configuration's folder. OPENAI_BASE_URL and OPENAI_API_KEY,
-    ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY lead its clients to the model, GRISTMILL_TASK names a file with the task,
-    and GRISTMILL_REWARD the file for its reward."""
-
-    env: dict[str, str] = Field(default_factory=dict)
-    """Variables for the command: {NAME: value}. The command inherits no secret; ${NAME} as a value passes one on."""
-
-    external: bool = False
-    """Programs elsewhere ask the gateway for tasks and report rewards (docs/environments.md)."""
-
-    timeout: float = Field(default=900.0, gt=0)
-    """Seconds that one rollout may take. Then it has failed. The time of a program elsewhere begins when it gets the
-    task."""
-
-    off_policy: Literal["refuse", "untrained"] = "refuse"
-    """What happens to requests for which the model samples from another distribution than the one that is trained
-    (tool_choice, response_format, logit_bias): refuse answers 400; untrained answers, and trains no token of the
-    reply."""
-
-    address: str | None = Field(default=None, coerce_numbers_to_str=True)
-    """Where the gateway listens: PORT, which only this machine reaches, or HOST:PORT. For external agents
-    the variable GRISTMILL_GATEWAY_ADDRESS overrides the YAML. Default: a free port; for external agents 9100, which in
-    Compose the stack's network reaches too."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _bare_text(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            return {"external": True} if value == "external" else {"function": value}
-        return value
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> Self:
-        if sum((self.function is not None, self.command is not None, self.external)) != 1:
-            raise PydanticCustomError("agent_kind", "an agent has one of function, command and external")
-        if self.command == []:
-            raise PydanticCustomError("agent_kind", "the agent's command is empty")
-        if self.env and self.command is None:
-            raise PydanticCustomError(
-                "agent_kind", "env belongs to an agent's command; a function inherits all variables"
-            )
-        return self
-
-    def recorded(self) -> dict[str, Any]:
-        """Returns the settings that distinguish this agent from others."""
-        return {
-            "function": self.function,
-            "command": self.command,
-            "external": self.external,
-            "off_policy": self.off_policy,
-        }
 
 
 def _server_url(url: str) -> str:
@@ -359,7 +275,10 @@ class EnvConfig(Settings):
     """The program that plays the rollouts through the gateway, in place of an environment (docs/environments.md)."""
 
     dataset: DatasetConfig = Field(default_factory=DatasetConfig)
-    """Rows, prompts, sampling, rewards."""
+    """Rows, prompts, sampling, rewards. With `sources`, what they have in common."""
+
+    sources: list[SourceSpec] = Field(default_factory=list, max_length=64)
+    """Several tasks in one run, each with its name, its weight, its rows and rewards (docs/data.md)."""
 
     server_configs: list[ServerConfig] = Field(default_factory=lambda: [ServerConfig()], min_length=1)
     """The model servers. A flag of a server (--base_url) sets the first server."""
@@ -382,10 +301,20 @@ class EnvConfig(Settings):
     trainer: dict[str, Any] = Field(default_factory=dict)
     """Hyperparameters of this run; they override trainer.yaml. Keys that are not hyperparameters are refused."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, values: Any) -> Any:
+        return complete_sources(values) if isinstance(values, Mapping) and values.get("sources") else values
+
     @model_validator(mode="after")
     def _agent_or_environment(self) -> Self:
         if self.agent is not None and self.environment != EnvironmentSpec():
             raise PydanticCustomError("agent_and_environment", "a run has an agent or an environment, not both")
+        return self
+
+    @model_validator(mode="after")
+    def _sources_differ(self) -> Self:
+        check_sources(self.sources, self.dataset)
         return self
 
     @model_validator(mode="after")
@@ -401,6 +330,26 @@ class EnvConfig(Settings):
             batch_size=self.batch_size,
             max_batches_offpolicy=self.max_batches_offpolicy,
         )
+
+    def by_source(self) -> dict[str | None, EnvConfig]:
+        """Returns the settings of each source, as if the run had only this one. The key of a run without is None."""
+        if not self.sources:
+            return {None: self}
+        return {
+            source.name: self.model_copy(
+                update={
+                    "sources": [],
+                    "dataset": source.dataset,
+                    "environment": source.environment,
+                    "agent": source.agent,
+                }
+            )
+            for source in self.sources
+        }
+
+    def schedule(self) -> Schedule | None:
+        """Returns the order of the sources; None for a run without. Raises DatasetError for weights of many digits."""
+        return Schedule({source.name: source.weight for source in self.sources}) if self.sources else None
 
     @property
     def workers(self) -> int:
@@ -434,6 +383,7 @@ class EnvConfig(Settings):
             "environment": self.environment.recorded(),
             **({} if self.agent is None else {"agent": self.agent.recorded()}),
             "dataset": self.dataset.recorded(),
+            **({"sources": {source.name: source.recorded() for source in self.sources}} if self.sources else {}),
             "trainer": self.trainer_block(),
             **self._thinking(),
         })  # fmt: skip

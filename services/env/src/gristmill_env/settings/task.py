@@ -1,0 +1,210 @@
+"""A task: its rows and rewards, and the environment or the agent that plays it. A run has one, or several `sources`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, Self
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from gristmill.settings import Settings
+from gristmill_env.settings.dataset import ROW_SOURCES, DatasetConfig, RewardSpec, without_secrets
+
+
+class EnvironmentSpec(Settings):
+    """The environment that defines the task. A bare name means {type: name}."""
+
+    type: str = "dataset"
+    """Registered name, or your own class: path/to/file.py:Class, package.module:Class. It runs in a process of its own.
+    `tools` gives the model functions as tools."""
+
+    params: dict[str, Any] = Field(default_factory=dict)
+    """Options of the environment, e.g. {tries: 3}; of tools: {tools: [my_tools.py:search], max_turns: 8}. Secrets
+    (api_key) are not recorded."""
+
+    step_timeout: float = Field(default=600.0, gt=0)
+    """Seconds that one call of a method (reset, step, close) may take, and `play` between two replies. Then its rollout
+    has failed."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_name(cls, value: Any) -> Any:
+        return {"type": value} if isinstance(value, str) else value
+
+    def recorded(self) -> dict[str, Any]:
+        """Returns the settings that distinguish this environment from others, without secrets."""
+        return {"type": self.type, "params": without_secrets(self.model_dump(mode="json")["params"])}
+
+
+class AgentSpec(Settings):
+    """The program that plays rollouts. A bare text means {function: text}, and `external` means {external: true}."""
+
+    function: str | None = None
+    """A function, as path/to/file.py:name or package.module:name: async def run(task, endpoint) -> float | None. It
+    runs in a process of its own, which all rollouts share."""
+
+    command: list[str] | None = None
+    """A command that is started for each rollout, in the configuration's folder. OPENAI_BASE_URL and OPENAI_API_KEY,
+    ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY lead its clients to the model, GRISTMILL_TASK names a file with the task,
+    and GRISTMILL_REWARD the file for its reward."""
+
+    env: dict[str, str] = Field(default_factory=dict)
+    """Variables for the command: {NAME: value}. The command inherits no secret; ${NAME} as a value passes one on."""
+
+    external: bool = False
+    """Programs elsewhere ask the gateway for tasks and report rewards (docs/environments.md)."""
+
+    timeout: float = Field(default=900.0, gt=0)
+    """Seconds that one rollout may take. Then it has failed. The time of a program elsewhere begins when it gets the
+    task."""
+
+    off_policy: Literal["refuse", "untrained"] = "refuse"
+    """What happens to requests for which the model samples from another distribution than the one that is trained
+    (tool_choice, response_format, logit_bias): refuse answers 400; untrained answers, and trains no token of the
+    reply."""
+
+    address: str | None = Field(default=None, coerce_numbers_to_str=True)
+    """Where the gateway listens: PORT, which only this machine reaches, or HOST:PORT. For external agents
+    the variable GRISTMILL_GATEWAY_ADDRESS overrides the YAML. Default: a free port; for external agents 9100, which in
+    Compose the stack's network reaches too."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_text(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"external": True} if value == "external" else {"function": value}
+        return value
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if sum((self.function is not None, self.command is not None, self.external)) != 1:
+            raise PydanticCustomError("agent_kind", "an agent has one of function, command and external")
+        if self.command == []:
+            raise PydanticCustomError("agent_kind", "the agent's command is empty")
+        if self.env and self.command is None:
+            raise PydanticCustomError(
+                "agent_kind", "env belongs to an agent's command; a function inherits all variables"
+            )
+        return self
+
+    def recorded(self) -> dict[str, Any]:
+        """Returns the settings that distinguish this agent from others."""
+        return {
+            "function": self.function,
+            "command": self.command,
+            "external": self.external,
+            "off_policy": self.off_policy,
+        }
+
+
+class SourceSpec(Settings):
+    """One task of a run with several."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    """Name in groups, metrics and tables."""
+
+    weight: float = Field(default=1.0, gt=0, le=1e6, allow_inf_nan=False)
+    """Its part of the prompts: weight / sum of all weights. After any number of prompts, the number of this source's
+    prompts differs from its part by less than one."""
+
+    dataset: DatasetConfig = Field(default_factory=DatasetConfig)
+    """Keys of `dataset:` for this source, which override those of the run."""
+
+    rewards: list[str | RewardSpec] | None = None
+    """The same as dataset.reward_functions of this source, which may be set instead."""
+
+    environment: EnvironmentSpec = Field(default_factory=EnvironmentSpec)
+    """The source's environment. Default: the run's."""
+
+    agent: AgentSpec | None = None
+    """The source's agent. Default: the run's, if the source has no environment."""
+
+    @model_validator(mode="after")
+    def _one_player(self) -> Self:
+        if self.agent is not None and self.environment != EnvironmentSpec():
+            raise PydanticCustomError("agent_and_environment", "a source has an agent or an environment, not both")
+        return self
+
+    def recorded(self) -> dict[str, Any]:
+        """Returns the settings that distinguish this source from others, without secrets and evaluation."""
+        return {
+            "weight": self.weight,
+            "environment": self.environment.recorded(),
+            **({} if self.agent is None else {"agent": self.agent.recorded()}),
+            "dataset": self.dataset.recorded(),
+        }
+
+
+_NOT_SHARED: Final = {*ROW_SOURCES, "rows_params", "dataset_config", "dataset_revision"}
+"""Keys of the run's `dataset:` that no source takes over: they say where rows come from."""
+
+
+def complete_sources(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a run with each source's keys completed by the run's `dataset`, `environment`, `agent`.
+
+    Changes nothing that is not of the expected type, so that the check of the settings can report it.
+    """
+    shared = {
+        key: value
+        for key, value in _plain(values.get("dataset")).items()
+        if key in DatasetConfig.model_fields and key not in _NOT_SHARED and not key.startswith("eval_")
+    }
+    players = {key: values[key] for key in ("environment", "agent") if values.get(key) is not None}
+    sources = values["sources"]
+    complete = [_completed(source, shared, players) for source in sources] if isinstance(sources, list) else sources
+    return {**values, "sources": complete}
+
+
+def _completed(source: Any, shared: Mapping[str, Any], players: Mapping[str, Any]) -> Any:
+    if not isinstance(source, Mapping) or not isinstance(source.get("dataset", {}), Mapping):
+        return source
+    own, rewards = source.get("dataset", {}), source.get("rewards")
+    if rewards is not None and "reward_functions" in own:
+        raise PydanticCustomError(
+            "values_contradict",
+            "source '{name}' has rewards and dataset.reward_functions; keep one",
+            {"name": str(source.get("name"))},
+        )
+    functions = {} if rewards is None else {"reward_functions": rewards}
+    inherited = {} if source.keys() & {"environment", "agent"} else players
+    return {**inherited, **source, "dataset": {**shared, **own, **functions}}
+
+
+def _plain(section: Any) -> Mapping[str, Any]:
+    if isinstance(section, DatasetConfig):
+        return section.model_dump(exclude_unset=True)
+    return section if isinstance(section, Mapping) else {}
+
+
+def check_sources(sources: Sequence[SourceSpec], dataset: DatasetConfig) -> None:
+    """Raises PydanticCustomError for sources that contradict each other, or the run's own `dataset`."""
+    if not sources:
+        return
+    names = [source.name for source in sources]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise PydanticCustomError(
+            "duplicate_name", "two sources are named '{name}'; give each another name", {"name": twice}
+        )
+    of_rows = {
+        *_NOT_SHARED,
+        *(name for name in DatasetConfig.model_fields if name.startswith(("eval_dataset", "eval_split"))),
+    }
+    if found := sorted(of_rows & dataset.model_fields_set):
+        raise PydanticCustomError(
+            "rows_beside_sources",
+            "dataset.{key} is set, and the rows of this run are those of its sources; move it into a source",
+            {"key": found[0]},
+        )
+    for source in sources:
+        if not source.dataset.has_rows:
+            raise PydanticCustomError(
+                "dataset_unset",
+                "source '{name}' has no rows; set dataset_name, dataset_path or rows in its dataset",
+                {"name": source.name},
+            )
+    addresses = [source.agent.address for source in sources if source.agent is not None and source.agent.external]
+    if len(set(addresses)) < len(addresses):
+        raise PydanticCustomError(
+            "address_taken", "two sources have external agents at one address; give each another agent.address"
+        )

@@ -1,0 +1,247 @@
+"""A run with several sources against the real API. A stand-in that generates one token replaces the model server."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tests.integration.env.conftest import TRAINER
+from tests.support.api_server import ApiServer
+from tests.support.errors import raises
+from tests.unit.env.conftest import FailingServer, tokenizer  # noqa: F401
+from tests.unit.env.inference.conftest import GENERATE, choice
+from transformers import PreTrainedTokenizerFast
+
+from gristmill import Client, PolicyVersion, TrajectoryGroup
+from gristmill_env.commands import ProcessOptions
+from gristmill_env.commands.process import process
+from gristmill_env.commands.source import open_groups
+from gristmill_env.commands.try_items import try_items
+from gristmill_env.data.dataset import RowOrder
+from gristmill_env.data.schedule import Schedule
+from gristmill_env.errors import EnvError
+from gristmill_env.run_settings import RunSettings
+from gristmill_env.saved import read_groups
+from gristmill_env.serve import serve
+
+WEIGHTS = {"few": 1, "many": 3}
+ROWS = {"few": 5, "many": 7}
+RUN = {
+    "group_size": 2,
+    "max_num_workers": 2,
+    "ensure_scores_are_not_same": False,
+    "dataset": {"prompt_field": "question", "max_tokens": 4},
+    "sources": [
+        {"name": "many", "weight": 3, "dataset": {"dataset_path": "many.jsonl"}, "rewards": ["length"]},
+        {"name": "few", "dataset": {"dataset_path": "few.jsonl", "max_tokens": 3}, "rewards": ["format", "length"]},
+    ],
+}
+
+
+@dataclass
+class Model:
+    """A model server that may hold requests back."""
+
+    server: FailingServer = field(default_factory=FailingServer)
+    open: threading.Event = field(default_factory=threading.Event)
+    waiting: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+
+    def __post_init__(self) -> None:
+        self.open.set()
+        self.server.answers[GENERATE] = self._complete
+
+    def hold(self) -> None:
+        """Holds requests back until `open` is set. `waiting` counts them."""
+        self.waiting = threading.Semaphore(0)
+        self.open.clear()
+
+    def _complete(self) -> tuple[int, object]:
+        if not self.open.is_set():
+            self.waiting.release()
+        assert self.open.wait(120)
+        return 200, {"choices": [choice(weight_versions=None)] * self.server.now.body["sampling_params"]["n"]}
+
+
+@pytest.fixture
+def model() -> Iterator[Model]:
+    made = Model()
+    yield made
+    made.open.set()
+    made.server.close()
+
+
+@pytest.fixture
+def environ(tmp_path: Path, session_api: ApiServer, model: Model) -> dict[str, str]:
+    named = {"GRISTMILL_API_URL": session_api.url, "GRISTMILL_MODEL_URL": model.server.url}
+    return named | {"GRISTMILL_RUNS_DIR": str(tmp_path / "runs"), "GRISTMILL_MODELS_DIR": "/nowhere"}
+
+
+@pytest.fixture
+def config(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Path:  # noqa: F811
+    tokenizer.save_pretrained(str(tmp_path / "tokenizer"))
+    for name, count in ROWS.items():
+        lines = [json.dumps({"question": f"{name} {number}?"}) for number in range(count)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    path = tmp_path / "mixed.yaml"
+    path.write_text(json.dumps({**RUN, "tokenizer_name": str(tmp_path / "tokenizer")}))
+    return path
+
+
+@pytest.fixture
+def launch(config: Path, environ: dict[str, str]) -> RunSettings:
+    return RunSettings.read(["--config", str(config)], environ, "test")
+
+
+class Trainer:
+    """The test as the trainer of the run. A step takes four groups."""
+
+    def __init__(self, api: Client) -> None:
+        self.api, self.step = api, 0
+        self.groups: list[TrajectoryGroup] = []
+
+    async def take(self) -> None:
+        async with asyncio.timeout(120):
+            while await self.api.open_run(5) is None:
+                pass
+        settings = {**TRAINER, "batch_size": 8, "training_steps": 12, "publisher": "none"}
+        self.incarnation, _ = await self.api.take("mixed", settings, [])
+        await self.api.record_version("mixed", PolicyVersion(self.incarnation, 0))
+
+    async def train(self, steps: int) -> None:
+        for _ in range(steps):
+            self.step += 1
+            groups = await self.api.lease("mixed", self.incarnation, f"b{self.step}", 4, wait=120)
+            assert groups is not None
+            self.groups += groups
+            await self.api.ack("mixed", self.incarnation, [f"b{self.step}"])
+            await self.api.record_version("mixed", PolicyVersion(self.incarnation, self.step))
+
+    def check(self) -> None:
+        """Every permit has one group, of the source and the row that its number decides."""
+        groups = {group.row: group for group in self.groups}
+        assert sorted(groups) == list(range(len(self.groups))), "no permit is lost or done twice"
+        schedule, counts = Schedule(WEIGHTS), dict.fromkeys(WEIGHTS, 0)
+        orders = {name: RowOrder(count, seed=42, shuffle=True) for name, count in ROWS.items()}
+        for number, group in sorted(groups.items()):
+            source, row = schedule.at(number)
+            assert (group.meta["source"], group.meta["index"]) == (source, orders[source].index(row))
+            counts[source] += 1
+            assert all(abs(counts[name] - (number + 1) * weight / 4) < 1 for name, weight in WEIGHTS.items())
+            assert group.sampling.max_tokens == (3 if source == "few" else 4)
+            assert ("format" in group.reward_parts) == (source == "few")
+
+
+@pytest.fixture
+async def trainer(redis_url: str, session_api: ApiServer) -> AsyncIterator[Trainer]:
+    async with Client(session_api.url) as api:
+        yield Trainer(api)
+
+
+async def test_serve_takes_the_sources_of_a_run_by_their_weights(launch: RunSettings, trainer: Trainer) -> None:
+    serving = asyncio.create_task(serve(launch, {}))
+    await trainer.take()
+    await trainer.train(7)
+    await trainer.api.finish("mixed", trainer.incarnation)
+    await asyncio.wait_for(serving, 120)
+    trainer.check()
+    assert {group.meta["source"] for group in trainer.groups} == set(WEIGHTS)
+
+
+@pytest.mark.long
+async def test_killed_environment_changes_no_source_and_no_row(
+    config: Path, environ: dict[str, str], trainer: Trainer, model: Model, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "gristmill_env", "serve", "--config", str(config)]
+    everything = {**os.environ, **environ, "TMPDIR": str(tmp_path)}
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command, env=everything)
+
+    first, second = start(), start()
+    try:
+        await trainer.take()
+        await trainer.train(2)
+        for _ in range(2):
+            model.hold()
+            assert await asyncio.to_thread(model.waiting.acquire, True, 120), "it holds no request"
+            first.kill()
+            first.wait()
+            model.open.set()
+            await trainer.train(1)
+            first = start()
+            await trainer.train(1)
+        await trainer.train(1)
+        await trainer.api.finish("mixed", trainer.incarnation)
+        assert [await asyncio.to_thread(process.wait, 120) for process in (first, second)] == [0, 0]
+    finally:
+        for process in (first, second):
+            process.kill()
+            process.wait()
+    trainer.check()
+
+
+async def test_source_of_bad_rows_ends_the_run_with_its_name(
+    config: Path, environ: dict[str, str], trainer: Trainer, tmp_path: Path
+) -> None:
+    (tmp_path / "few.jsonl").write_text('{"question": null}\n')
+    flags = ["--config", str(config), "--set", "sources.1.weight=60"]
+    serving = asyncio.create_task(serve(RunSettings.read(flags, environ, "test"), {}))
+    await trainer.take()
+    training = asyncio.create_task(trainer.train(12))
+    try:
+        with raises(EnvError, "every_row_fails", source="few", reasons=["bad_row"], rows=64):
+            try:
+                await asyncio.wait_for(serving, 240)
+            except* EnvError as group:
+                raise group.exceptions[0] from None
+    finally:
+        training.cancel()
+        await asyncio.wait([training])
+
+
+async def test_try_shows_items_of_every_source(launch: RunSettings) -> None:
+    console = Console(file=io.StringIO(), width=100)
+    await try_items(launch, console)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert [shown.count(f"source {name}: ") for name in WEIGHTS] == [1, 1]
+    assert shown.count("item 2: row") == 2
+
+
+async def test_process_writes_the_source_of_each_group_and_reads_it_again(
+    launch: RunSettings, model: Model, tmp_path: Path
+) -> None:
+    out = tmp_path / "groups.jsonl"
+    for count in (3, 8):
+        await process(launch, ProcessOptions(groups=count, out=out), Console(quiet=True))
+    schedule = Schedule(WEIGHTS)
+    found = {group.row: group for group in read_groups(out)}
+    assert {row: group.source for row, group in found.items()} == {row: schedule.at(row)[0] for row in range(8)}
+    for group in open_groups(launch, out):
+        assert group.settings is not None
+        assert group.settings["dataset"]["dataset_path"] == f"{group.source}.jsonl"
+        assert group.prompt == f"{group.source} {group.index}?"
+
+
+async def test_dropped_rows_are_saved_with_their_source(launch: RunSettings, trainer: Trainer, tmp_path: Path) -> None:
+    (tmp_path / "few.jsonl").write_text('{"question": null}\n')
+    serving = asyncio.create_task(serve(launch, {}))
+    await trainer.take()
+    await trainer.train(3)
+    await trainer.api.finish("mixed", trainer.incarnation)
+    await asyncio.wait_for(serving, 120)
+    dropped = launch.run_folder / "dropped" / "bad_row.jsonl"
+    found = [json.loads(line) for line in dropped.read_text().splitlines()]
+    assert {(group["source"], group["settings"]["dataset"]["dataset_path"]) for group in found} == {
+        ("few", "few.jsonl")
+    }  # fmt: skip
+    assert {group.meta["source"] for group in trainer.groups} == {"many"}
