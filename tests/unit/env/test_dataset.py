@@ -25,9 +25,10 @@ from tests.support.errors import raises
 from tests.support.hub_cache import make_gsm8k_cache
 
 from gristmill import ConfigError
+from gristmill.errors import PluginError
 from gristmill.settings import find_config, load_yaml
 from gristmill_env.data import dataset as dataset_module
-from gristmill_env.data import files
+from gristmill_env.data import files, sources
 from gristmill_env.data.dataset import PromptDataset
 from gristmill_env.errors import DatasetError
 from gristmill_env.settings.dataset import DatasetConfig
@@ -490,6 +491,94 @@ def test_dataset_without_rows_or_without_exactly_one_source_is_refused(tmp_path:
     with pytest.raises(ValidationError) as raised:
         load(dataset_name="a", dataset_path="b")
     assert problems(raised.value) == [("", "two_sources")]
+
+
+MADE = """
+def load(*, digits: int = 1, split: str = "train"):
+    row = {}
+    for n in range(10**digits):
+        row["question"], row["answer"] = f"{split}: {n} + 1?", n + 1
+        if n:
+            row["level"] = n
+        yield row
+
+def endless():
+    n = 0
+    while True:
+        yield {"question": str(n), "answer": str(n)}
+        n += 1
+
+def broken():
+    yield {"question": "a", "answer": "b"}
+    raise RuntimeError("no more")
+
+def text():
+    yield {"question": "a", "answer": "b"}
+    yield "c"
+
+def a_list():
+    return [{"question": "a", "answer": "b"}]
+
+nothing = None
+"""
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    (tmp_path / "made.py").write_text(MADE)
+    return tmp_path
+
+
+def test_rows_come_from_a_function_with_its_split_and_its_params(made: Path) -> None:
+    dataset = load(made, rows="made.py:load", rows_params={"digits": "2"}, split="test[10:20]")
+    assert [len(dataset), dataset.item(0).prompt, dataset.item(0).answer] == [10, "test: 10 + 1?", "11"]
+    assert len(load(made, rows="made.py:a_list")) == 1
+    with_first = load(made, rows="made.py:load")
+    assert [with_first.item(0).columns, len(with_first)] == [
+        {"question": "train: 0 + 1?", "answer": 1, "level": None}, 10
+    ]  # fmt: skip
+
+
+def test_endless_rows_need_a_split_with_an_end(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(load(made, rows="made.py:endless", split="train[:25]")) == 25
+    monkeypatch.setattr(sources, "MOST_MADE", 100)
+    for split in ("train", "train[10:]", "train[:50%]", "train[:-1]"):
+        with raises(DatasetError, "rows_without_end", most=100):
+            load(made, rows="made.py:endless", split=split)
+    assert len(load(made, rows="made.py:load", rows_params={"digits": 2})) == 100
+
+
+@pytest.mark.parametrize(
+    ("place", "code", "values"),
+    [
+        ("broken", "rows_failed", {"row": 1, "error": "RuntimeError"}),
+        ("text", "not_a_row", {"row": 1}),
+        ("nothing", "rows_not_a_function", {}),
+    ],
+)
+def test_function_that_fails_or_yields_no_row_is_named(
+    made: Path, place: str, code: str, values: dict[str, Any]
+) -> None:
+    with raises(DatasetError, code, **values):
+        load(made, rows=f"made.py:{place}")
+
+
+def test_params_that_a_function_of_rows_does_not_take_are_refused(made: Path) -> None:
+    with raises(DatasetError, "unknown_parameter", parameter="digit"):
+        load(made, rows="made.py:load", rows_params={"digit": 2})
+    with raises(DatasetError, "revision_not_of_hub"):
+        load(made, rows="made.py:load", dataset_revision=COMMIT)
+    with raises(PluginError, "plugin_attribute_missing"):
+        load(made, rows="made.py:lod")
+    with pytest.raises(ValidationError) as raised:
+        load(made, rows="made.py:load", dataset_path="rows.jsonl")
+    assert problems(raised.value) == [("", "two_sources")]
+
+
+def test_record_names_rows_in_python_without_secrets() -> None:
+    assert not {"rows", "rows_params"} & DatasetConfig(dataset_name="a/b").recorded().keys()
+    made = DatasetConfig(rows="a:b", rows_params={"digits": 2, "api_key": "x"}).recorded()
+    assert (made["rows"], made["rows_params"]) == ("a:b", {"digits": 2})
 
 
 def test_a_row_without_text_is_an_error_of_that_row(tmp_path: Path) -> None:

@@ -46,12 +46,18 @@ def refuse_unknown(
 
 
 def checked_options(
-    params: Mapping[str, Any], options: Mapping[str, Option], owner: str, error: type[EnvError], **values: object
+    params: Mapping[str, Any],
+    options: Mapping[str, Option],
+    owner: str,
+    error: type[EnvError],
+    *,
+    under: str = "params",
+    **values: object,
 ) -> dict[str, Any]:
     """Returns `params` converted to the types that the options declare.
 
     Raises `error` if an option does not exist, has another type, or has no default and is not set.
-    `owner` and `values`: as for `refuse_unknown`.
+    `owner` and `values`: as for `refuse_unknown`. `under`: the setting that holds `params`.
     """
     refuse_unknown(params, options, owner, error, **values)
     checked = {}
@@ -72,7 +78,7 @@ def checked_options(
     if missing := [key for key, option in options.items() if option.default is REQUIRED and key not in params]:
         raise error(
             "parameter_missing",
-            f"{owner} needs the parameter '{missing[0]}'; set it under params",
+            f"{owner} needs the parameter '{missing[0]}'; set it under {under}",
             parameter=missing[0],
             **values,
         )

@@ -39,7 +39,7 @@ def open_groups(run: RunSettings, source: Path) -> Iterator[SavedGroup]:
     @cache
     def dataset() -> PromptDataset | None:
         config = run.config.dataset
-        if config.dataset_name is None and config.dataset_path is None:
+        if not config.has_rows:
             return None
         return PromptDataset(config, run.config_path.parent if run.config_path is not None else None)
 

@@ -1,38 +1,58 @@
-"""Reads rows from a local file, a folder made by save_to_disk, the hub or the hub's offline cache."""
+"""Gets rows from a local file, a folder made by save_to_disk, the hub or its offline cache, or a function."""
 
 from __future__ import annotations
 
 import copy
+import inspect
+import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import time
+import traceback
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from gristmill.plugins import load_plugin
 from gristmill.settings import readable_by_all
 from gristmill_env.data.files import SUFFIXES, FileRows, Rows
 from gristmill_env.errors import DatasetError
+from gristmill_env.options import Option, checked_options
 from gristmill_env.settings.dataset import DatasetConfig
+
+logger = logging.getLogger(__name__)
 
 _SHARD = re.compile(r"-(?P<number>\d{5})-of-(?P<count>\d{5})(?:-[0-9a-f]+)?")
 """The end of a shard's name in a data set of the hub: train-00000-of-00002.parquet."""
+MOST_MADE = 1_000_000
+"""Rows that a function may make if the split has no end. A generator may be endless."""
+_SAY_EVERY = 10.0
+"""Seconds between two lines of the log while a function makes rows."""
 
 
 def load_rows(config: DatasetConfig, config_dir: Path | None) -> tuple[str, Rows]:
     """Returns a label of the data set and split for messages, and the rows.
 
-    Raises DatasetError naming the data set and the places that were searched.
+    Raises DatasetError naming the data set and the places that were searched. Raises PluginError if the code of `rows`
+    cannot be loaded.
     """
     name, path = config.dataset_name, config.dataset_path
-    if name is None and path is None:
+    if not config.has_rows:
         raise DatasetError(
-            "dataset_unset", "no data set: set dataset.dataset_name (hub) or dataset.dataset_path (local file)"
+            "dataset_unset",
+            "no data set: set dataset.dataset_name (hub), dataset.dataset_path (local file) or dataset.rows (Python)",
         )
-    if config.dataset_revision is not None and path is not None:
+    if config.dataset_revision is not None and name is None:
         raise DatasetError(
             "revision_not_of_hub",
             "dataset_revision pins a data set on the hub; set dataset_name to one, or leave it out",
         )
+    if config.rows is not None:
+        return _from_function(config.rows, config, config_dir)
     if path is None and name is not None:
         if Path(name).suffix.lower() not in SUFFIXES and not _exists(name, config_dir):
             return _from_hub(name, config)
@@ -218,6 +238,59 @@ def _from_hub(name: str, config: DatasetConfig) -> tuple[str, Rows]:
     return label, _undecoded(rows)
 
 
+def _from_function(place: str, config: DatasetConfig, folder: Path | None) -> tuple[str, Rows]:
+    """Makes the rows of a split by a user's function, which gets the split's name if it has a parameter `split`."""
+    label = f"data set '{place}' (split {config.split})"
+    end = _counted_end(config.split, label)
+    function = load_plugin(place, folder)
+    if not callable(function):
+        raise DatasetError("rows_not_a_function", f"{label} is {function!r:.60}; it must be a function", label=label)
+    arguments = _arguments(function, config, label)
+    rows: list[dict[str, Any]] = []
+    columns: dict[str, None] = {}
+    said = time.monotonic()
+    try:
+        for row in islice(function(**arguments), MOST_MADE + 1 if end is None else end):
+            if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
+                raise _NotARowError(row)
+            rows.append(dict(row))  # a generator may yield one dict that it changes
+            columns |= dict.fromkeys(row)
+            if time.monotonic() - said > _SAY_EVERY:
+                said = time.monotonic()
+                logger.info("%s: %d rows so far", label, len(rows))
+    except _NotARowError as error:
+        text = f"row {len(rows)} of {label} is {error}; a row is a dict with names of columns"
+        raise DatasetError("not_a_row", text, label=label, row=len(rows)) from None
+    except (Exception, SystemExit) as error:  # the user's code
+        frames = traceback.extract_tb(error.__traceback__)[1:]
+        at = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+        text = f"{label} failed after {len(rows)} rows: {type(error).__name__}: {error}{at}"
+        raise DatasetError("rows_failed", text, label=label, row=len(rows), error=type(error).__name__) from error
+    if end is None and len(rows) > MOST_MADE:
+        text = f"{label} has more than {MOST_MADE:,} rows, or no end; set how many to take, such as split: train[:1000]"
+        raise DatasetError("rows_without_end", text, label=label, most=MOST_MADE)
+    first, last = _bounds(config.split, len(rows), label)
+    missing = dict.fromkeys(columns)
+    return label, [row if len(row) == len(missing) else {**missing, **row} for row in rows[first:last]]
+
+
+class _NotARowError(Exception):
+    def __init__(self, value: object) -> None:
+        super().__init__(f"{value!r:.60}")
+
+
+def _arguments(function: Callable[..., Iterable[Any]], config: DatasetConfig, label: str) -> dict[str, Any]:
+    """Returns the arguments of a function of rows. Raises DatasetError for params that it does not take."""
+    hints = typing.get_type_hints(function, include_extras=True) if inspect.isfunction(function) else {}
+    options = {
+        name: Option(TypeAdapter(hints.get(name, Any)), parameter.default)
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    }
+    given = {**({"split": _base(config.split)} if "split" in options else {}), **config.rows_params}
+    return checked_options(given, options, label, DatasetError, under="rows_params", label=label)
+
+
 def _check_revision(rows: Any, name: str, revision: str, label: str) -> None:
     """Checks the revision, because `datasets` returns any cached rows if the hub is away or lacks the revision.
 
@@ -245,11 +318,16 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 def _slice(files: Sequence[Path], split: str, label: str) -> Rows:
     """Returns the rows of a split. Reads no row after its last, if the split counts rows from the first."""
-    match = _match(split, label)
-    counted = all(text is None or text.isdecimal() for text in match.groups()) and match["end"] is not None
-    rows = FileRows(files, int(match["end"]) if counted else None)
+    rows = FileRows(files, _counted_end(split, label))
     rows.cut(*_bounds(split, len(rows), label))
     return rows
+
+
+def _counted_end(split: str, label: str) -> int | None:
+    """Returns the end of a split that counts rows from the first; None if its rows depend on the number of all rows."""
+    match = _match(split, label)
+    counted = all(text is None or text.isdecimal() for text in match.groups()) and match["end"] is not None
+    return int(match["end"]) if counted else None
 
 
 def _base(split: str) -> str:

@@ -88,6 +88,7 @@ def evaluation_dataset(config: DatasetConfig) -> DatasetConfig:
             "dataset_config": config.eval_dataset_config,
             "dataset_path": config.eval_dataset_path,
             "dataset_revision": config.eval_dataset_revision,
+            "rows": None,
         }
     return config.model_copy(update=update)
 

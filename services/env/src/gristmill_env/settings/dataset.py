@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 from pydantic_core import PydanticCustomError
@@ -42,6 +42,10 @@ class RewardSpec(Settings):
         return {**kept, "params": without_secrets(self.params, "base_url")}
 
 
+ROW_SOURCES: Final = ("dataset_name", "dataset_path", "rows")
+"""Settings of which each names where rows come from."""
+
+
 class DatasetConfig(Settings):
     """Where the rows come from, how they become prompts, how completions are sampled and scored."""
 
@@ -57,6 +61,13 @@ class DatasetConfig(Settings):
     dataset_path: str | None = None
     """Local data instead: a .jsonl, .json, .csv or .parquet file, a folder made by save_to_disk, or a copy of a hub
     data set. Relative to the configuration file, then to the working directory."""
+
+    rows: str | None = None
+    """Rows made in Python instead: a function that yields dicts, as path/to/file.py:name or package.module:name. It
+    must yield the same rows at each call (docs/data.md)."""
+
+    rows_params: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the function of `rows`, e.g. {digits: 3}. Secrets (api_key) are not recorded."""
 
     split: str = "train"
     """Split, with slices: train, train[:100], test[10%:20%]. For a single local file every name means the file."""
@@ -140,8 +151,8 @@ class DatasetConfig(Settings):
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        if self.dataset_name and self.dataset_path:
-            raise PydanticCustomError("two_sources", "both dataset_name and dataset_path are set; keep one of them")
+        if len(names := [name for name in ROW_SOURCES if getattr(self, name)]) > 1:
+            raise PydanticCustomError("two_sources", "{names} are set; keep one", {"names": " and ".join(names)})
         if self.eval_dataset_name and self.eval_dataset_path:
             raise PydanticCustomError(
                 "two_sources", "both eval_dataset_name and eval_dataset_path are set; keep one of them"
@@ -166,6 +177,11 @@ class DatasetConfig(Settings):
         return self
 
     @property
+    def has_rows(self) -> bool:
+        """Whether the section names where the rows come from."""
+        return any(getattr(self, name) for name in ROW_SOURCES)
+
+    @property
     def gold_field(self) -> str | None:
         """Field of a row with which rewards compare; None if rows have no answer."""
         return self.ground_truth_field or self.answer_field
@@ -175,8 +191,13 @@ class DatasetConfig(Settings):
         kept = {name for name in type(self).model_fields if not name.startswith("eval_")} - {"reward_functions"}
         if self.dataset_revision is None:
             kept -= {"dataset_revision"}  # a record is the same as before there were revisions
+        if self.rows is None:
+            kept -= {"rows", "rows_params"}
         rewards = [spec.recorded() for spec in self.rewards()]
-        public: dict[str, Any] = redact({**self.model_dump(mode="json", include=kept), "reward_functions": rewards})
+        written = self.model_dump(mode="json", include=kept)
+        if self.rows is not None:
+            written["rows_params"] = without_secrets(self.rows_params)
+        public: dict[str, Any] = redact({**written, "reward_functions": rewards})
         return public
 
     def rewards(self) -> list[RewardSpec]:

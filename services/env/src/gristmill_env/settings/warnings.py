@@ -99,6 +99,10 @@ def _of_rows(config: EnvConfig) -> Iterator[tuple[str, str]]:
         yield "prompt_field", "prompt_template replaces it"
     if dataset.answer_field is not None and dataset.ground_truth_field not in (None, dataset.answer_field):
         yield "answer_field", "ground_truth_field replaces it"
+    if dataset.rows_params and dataset.rows is None:
+        yield "rows_params", "rows is not set"
+    if dataset.dataset_config is not None and dataset.rows is not None:
+        yield "dataset_config", "rows in Python have no configurations"
     if "seed" in given and not dataset.shuffle_dataset:
         yield "seed", "shuffle_dataset is false"
     for prefix in ("", "eval_"):
