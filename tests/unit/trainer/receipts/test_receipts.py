@@ -234,7 +234,7 @@ def test_diagnosis_that_takes_many_steps_does_not_end_the_training(
         return diagnose(self, case, server, path)
 
     monkeypatch.setattr(LiveDiagnosis, "__call__", waits)
-    monkeypatch.setattr("gristmill_trainer.publish.servers._OTHERS_LEAST", 0.2)
+    monkeypatch.setattr("gristmill_trainer.publish.pool._OTHERS_LEAST", 0.2)
     good, bad = serve(), serve("swallowed_update")
     run = begin([good, bad])
     run.train(8)

@@ -111,7 +111,7 @@ class Tally:
 class Receipts:
     """The receipts of one training, on rank 0. The threads that publish to the servers call it.
 
-    It implements `publish.servers.Proof`.
+    It implements `publish.pool.Proof`.
     """
 
     def __init__(
