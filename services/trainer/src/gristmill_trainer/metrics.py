@@ -53,13 +53,14 @@ class StepResult:
     """The non-finite value of the last update left out."""
     halved: int = 0
     """How often the token budget was halved, because the memory ran out."""
+    learning_rate: float = 0.0
     order: tuple[int, ...] = ()
     """Index, among the step's samples, of each sequence in `token_stats`. With several epochs a sample comes again."""
 
     @property
     def moved(self) -> bool:
-        """Whether an update with a gradient other than zero was applied."""
-        return self.skipped is None and self.grad_norm > 0
+        """Whether the step changed the weights: an update with a gradient other than zero was applied."""
+        return self.skipped is None and self.grad_norm > 0 and self.learning_rate > 0
 
 
 def step_metrics(
@@ -68,12 +69,11 @@ def step_metrics(
     result: StepResult,
     seconds: dict[str, float],
     *,
-    learning_rate: float,
     device: torch.device,
     devices: int = 1,
     peak: float | None = None,
 ) -> StepMetrics:
-    """Builds the metrics. `learning_rate`: the step's. `seconds`: by phase. `peak`: TFLOPS per device."""
+    """Builds the metrics. `seconds`: by phase. `peak`: TFLOPS per device."""
     measures = measure(result.token_stats)
     spent = seconds.get("train", 0.0)
     return StepMetrics(
@@ -90,7 +90,7 @@ def step_metrics(
         trained_tokens=result.trained_tokens,
         seconds=seconds,
         finished_at=time.time(),
-        learning_rate=learning_rate,
+        learning_rate=result.learning_rate,
         skipped=result.skipped,
         updates_left_out=result.left_out,
         token_budget_halved=result.halved,

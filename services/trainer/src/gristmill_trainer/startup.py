@@ -40,7 +40,7 @@ from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.export import Hub, RunFacts, public_command
 from gristmill_trainer.hooks import load_hook
 from gristmill_trainer.learner_factory import LearnerPlan, build_learner
-from gristmill_trainer.metrics import peak_of
+from gristmill_trainer.metrics import peak_of, step_metrics
 from gristmill_trainer.observers import open_observers
 from gristmill_trainer.policy import ModelSource, Policy, check_publishable, find_model
 from gristmill_trainer.publish import (
@@ -66,7 +66,17 @@ from gristmill_trainer.settings import (
     trainer_block,
 )
 from gristmill_trainer.stop import StopRequest, leave_to_rank_0, torchrun_grace
-from gristmill_trainer.training import MainRank, Phases, Probing, Training
+from gristmill_trainer.training import (
+    Batches,
+    Finish,
+    Ledger,
+    MainRank,
+    Phases,
+    Probing,
+    Reports,
+    StepHook,
+    Training,
+)
 from gristmill_trainer.watchdog import Wanted, Watchdog
 
 _LOG = logging.getLogger(__name__)
@@ -273,32 +283,30 @@ class _MainStart:
                 records = stack.enter_context(TrainedRecords(plan.run_dir / TRAINED_FOLDER, run, source.tokenizer))
             guard = StallGuard("trainer", STALL)
             stack.callback(guard.close)
-            self.main = MainRank(
-                session=session,
-                publisher=publisher,
-                batches=batches,
-                quarantine=Quarantine(plan.run_dir / "aside"),
-                skipped=self._skipped,
-                watchdog=Watchdog(self._api, run.run_id, _wanted(run, settings), self._servers),
-                guard=guard,
-                metrics=stack.enter_context(
-                    JsonlWriter(plan.run_dir / METRICS_FILE, keep=lambda row: bool(row["step"] <= first_step))
-                ),
-                digests=digests,
-                observers=observers,
-                hook=self._hook,
-                servers=self._servers,
-                display=stack.enter_context(Display(settings.training_steps, first_step)),
-                stop=stop,
-                noticing_replacement=replacement,
-                origin=None if resumption is None else resumption.origin,
-                facts=_facts(run, settings, source, self._arguments),
-                hub=self._hub,
+            metrics = stack.enter_context(
+                JsonlWriter(plan.run_dir / METRICS_FILE, keep=lambda row: bool(row["step"] <= first_step))
+            )
+            measure = partial(
+                step_metrics,
                 device=policy.device,
                 devices=self._ranks,
-                peak_tflops=peak_of(policy.device, settings.peak_tflops),
-                records=records,
+                peak=peak_of(policy.device, settings.peak_tflops),
+            )
+            display = stack.enter_context(Display(settings.training_steps, first_step))
+            origin = None if resumption is None else resumption.origin
+            watchdog = Watchdog(self._api, run.run_id, _wanted(run, settings), self._servers)
+            self.main = MainRank(
+                session=session,
+                batches=Batches(batches, watchdog),
+                ledger=Ledger(session, digests, Quarantine(plan.run_dir / "aside"), self._skipped, origin),
+                reports=Reports(session, plan.run_dir, metrics, display, observers, measure, records),
+                publisher=publisher,
                 receipts=receipts,
+                hook=None if self._hook is None else StepHook(self._hook, run.run_id, self._servers),
+                finish=Finish(_facts(run, settings, source, self._arguments), self._hub),
+                stop=stop,
+                guard=guard,
+                noticing_replacement=replacement,
             )
         return True
 

@@ -174,14 +174,8 @@ def _check_sample_size(taken: TakenStep, change: Change, force: bool, say: Say) 
 
 
 def _row(taken: TakenStep, trainer: Retrainer) -> dict[str, Any]:
-    metrics = step_metrics(
-        taken.version,
-        taken.prepared.statistics,
-        taken.result,
-        {},
-        learning_rate=taken.learning_rate,
-        device=trainer.learner.policy.device,
-    )
+    device = trainer.learner.policy.device
+    metrics = step_metrics(taken.version, taken.prepared.statistics, taken.result, {}, device=device)
     row = {"step": taken.step, **metrics.values()}
     if taken.off_policy is not None:
         row["effective_sample_size"] = taken.off_policy.effective_sample_size

@@ -64,7 +64,6 @@ class TakenStep:
     """Version of the weights that the step produced. With the recorded settings it is the recorded version."""
     prepared: Prepared
     result: StepResult
-    learning_rate: float
     off_policy: OffPolicy | None
     """None for a step without trained tokens or without log-probabilities of the server."""
     checkpoint: Checkpoint | None = None
@@ -115,7 +114,6 @@ class Retrainer:
             step = self.step + 1
             if self.settings != self.settings_of(step):
                 self._rebuild()
-            learning_rate = self.learner.learning_rate
             groups, prepared = self.prepare(step)
             result = self.learner.step(prepared.samples, step)
             self.step = step
@@ -128,7 +126,6 @@ class Retrainer:
                 version=self._version(step) if recorded is None else recorded.progress.version,
                 prepared=prepared,
                 result=result,
-                learning_rate=learning_rate,
                 off_policy=off_policy(groups, prepared.samples, result),
                 checkpoint=checkpoint,
                 recorded=recorded,
