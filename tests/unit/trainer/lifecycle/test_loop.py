@@ -67,6 +67,8 @@ class Trainer:
         self.leased: Callable[[int], object] = lambda step: None
         """Called with a step whose groups are available."""
         self.hook: Hook | None = None
+        self.restores = True
+        """Whether a resumed process continues with the optimizer's state, and so with its learning rate."""
 
     def run(self) -> None:
         """Assembles the loop as startup.py does."""
@@ -78,6 +80,8 @@ class Trainer:
         weights = None if resumption is None else str(resumption.checkpoint.path)
         dist = DistContext()
         learner, state = build_learner(LearnerPlan(self.source, weights, self.settings, None), dist)
+        if resumption is not None and self.restores:
+            store.restore(resumption.checkpoint, state, own=resumption.own)
         first_step = 0 if resumption is None else resumption.step
         metrics = JsonlWriter(self.folder / METRICS_FILE, keep=lambda row: bool(row["step"] <= first_step))
         guard = StallGuard("trainer", STALL)
@@ -295,6 +299,7 @@ def test_weights_that_give_no_numbers_are_neither_published_nor_saved(
     with pytest.raises(_EndedError):
         trainer.run()
     trainer.leased = lambda step: None
+    trainer.restores = False
     trainer.settings = SKIPS.model_copy(update={**one, "learning_rate": learning_rate, "checkpoint_interval": 1})
     with raises(WeightsError, code, step=2) as raised:
         trainer.run()

@@ -102,10 +102,9 @@ class Retrainer:
         """
         found = [record for record in self.run.on_disk() if record.step <= at]
         if found:
-            self._build(self.run.load(found[-1]), own=True, step=found[-1].step)
+            self._build(self.run.load(found[-1]), found[-1].step)
         else:
-            origin = None if self.run.origin is None else self.run.load_origin()
-            self._build(origin, own=False, step=0)
+            self._build(None if self.run.origin is None else self.run.load_origin(), 0)
         return self.step
 
     def steps(self, until: int) -> Iterator[TakenStep]:
@@ -159,11 +158,12 @@ class Retrainer:
         checkpoint = self._last
         if checkpoint is None or checkpoint.step != self.step:
             checkpoint = self._save(self._progress(self.step))
-        is_recorded = self.change.is_empty or self.step < self.change.after
-        self._build(checkpoint, own=is_recorded, step=self.step)
+        self._build(checkpoint, self.step)
 
-    def _build(self, checkpoint: Checkpoint | None, *, own: bool, step: int) -> None:
-        """`own`: the settings of the optimizer and of the schedule continue, otherwise they begin at this step."""
+    def _build(self, checkpoint: Checkpoint | None, step: int) -> None:
+        """Loads the checkpoint after `step` steps, or the weights before any training."""
+        # The optimizer's settings and the schedule continue, unless other settings or another run's weights begin here.
+        own = step > 0 and (self.change.is_empty or step < self.change.after)
         settings, facts = self.settings_of(step + 1), self.run.facts(step + 1)
         _use_threads(facts)
         plan = LearnerPlan(
