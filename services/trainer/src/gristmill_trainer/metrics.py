@@ -27,7 +27,7 @@ from gristmill_trainer.memory import Shape
 from gristmill_trainer.objectives import Ratios, TrainedTokens
 
 F32 = npt.NDArray[np.float32]
-_QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99, "max": 1.0}
+QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99, "max": 1.0}
 
 
 @dataclass(frozen=True)
@@ -226,8 +226,8 @@ def _k3(difference: npt.NDArray[np.float64]) -> float:
 
 
 def _quantiles(values: F32) -> dict[str, float]:
-    found = np.quantile(values.astype(np.float64), list(_QUANTILES.values()))
-    return dict(zip(_QUANTILES, map(float, found), strict=True))
+    found = np.quantile(values.astype(np.float64), list(QUANTILES.values()))
+    return dict(zip(QUANTILES, map(float, found), strict=True))
 
 
 # Dense bfloat16 TFLOPS from the makers' data sheets (without sparsity). The first entry whose name is in the device's

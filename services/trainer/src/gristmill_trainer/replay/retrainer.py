@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,6 +78,16 @@ class TakenStep:
         if self.checkpoint is None or self.recorded is None:
             return None
         return sorted(differences(self.recorded.files, file_digests(self.checkpoint.path)))
+
+
+@contextmanager
+def recorded_training(run: RecordedRun, model: str | None, models_dir: Path) -> Iterator[Retrainer]:
+    """A retraining with the recorded settings, whose checkpoints are in a temporary folder.
+
+    `model`: as in `find_source`.
+    """
+    with tempfile.TemporaryDirectory(prefix="gristmill-retrain-") as folder:
+        yield Retrainer(run, Path(folder), model, models_dir, Change(0, {}))
 
 
 class Retrainer:
