@@ -30,7 +30,7 @@ from gristmill_trainer.data.types import Sample
 from gristmill_trainer.errors import AbandonedError, WeightsError
 from gristmill_trainer.export import RunFacts, export_model
 from gristmill_trainer.metrics import StepResult
-from gristmill_trainer.receipts import ANY_PROBES, Expectation, Probes, own_scores
+from gristmill_trainer.receipts import ANY_PROBES, Expectation, Probes, own_scores, receipt_metrics
 from gristmill_trainer.settings import TrainerSettings
 from gristmill_trainer.stop import StoppedError
 from gristmill_trainer.training import MainRank, Training
@@ -159,8 +159,8 @@ def record(training: Training, step: int, result: StepResult) -> StepMetrics:
 
     def report(main: MainRank) -> StepMetrics:
         assert main.batches.current is not None
-        receipts = {} if main.receipts is None else main.receipts.take().metrics()
-        return main.reports.step(main.batches.current, result, seconds, receipts)
+        receipts = () if main.receipts is None else main.receipts.take()
+        return main.reports.step(main.batches.current, result, seconds, receipt_metrics(receipts))
 
     def trained(main: MainRank) -> None:
         assert main.batches.current is not None
