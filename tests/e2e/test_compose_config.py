@@ -144,6 +144,20 @@ def test_monitoring_profile_adds_two_services_to_the_network_of_the_stack() -> N
     assert "prometheus" in monitored["volumes"]
 
 
+def test_openenv_profile_adds_a_server_that_only_the_environment_reaches() -> None:
+    read = printed(ROOT, COMPOSE_PROFILES="openenv", OPENENV_IMAGE="my-game")
+    services, server = read["services"], read["services"]["openenv"]
+    assert set(services) - set(config()) == {"openenv"}
+    assert (server["image"], set(server["networks"])) == ("my-game", {"openenv"})
+    assert {name for name, service in services.items() if "openenv" in service.get("networks", {})} == {
+        "env",
+        "openenv",
+    }
+    assert read["networks"]["openenv"]["internal"] is True
+    assert server["cap_drop"] == ["ALL"]
+    assert not {"ports", "volumes", "secrets"} & set(server)
+
+
 def test_cpu_services_have_limits_and_no_gpus() -> None:
     services = config()
     for name in ("model", "trainer"):

@@ -134,7 +134,7 @@ print("kept", [path.name for path in Path("/runs/probe/wandb").glob("offline-run
 """
 
 
-@pytest.mark.parametrize("service", ["trainer", "env"])
+@pytest.mark.parametrize("service", ["trainer", pytest.param("env", marks=pytest.mark.long)])
 def test_wandb_logs_offline_in_a_read_only_container(stack: ComposeStack, service: str) -> None:
     output = stack.compose("run", "--rm", "-T", "--no-deps", "--entrypoint", "python", service, "-c", OFFLINE_WANDB_RUN)
     assert re.search(r"kept \['run-\w+\.wandb'\]", output), output

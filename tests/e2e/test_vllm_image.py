@@ -54,6 +54,7 @@ def run(*command: str | Path) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", NEWER)
 def test_wheels_install_and_import_on_newer_pythons(version: str, tmp_path: Path) -> None:
     newer = find_python(version)
@@ -73,6 +74,7 @@ def test_wheels_install_and_import_on_newer_pythons(version: str, tmp_path: Path
     run(python, "-m", "compileall", "-q", "-f", site)
 
 
+@pytest.mark.long
 def test_cuda_image_builds_on_a_python_that_the_system_manages(tmp_path: Path) -> None:
     """PEP 668: in this image, pip refuses to install without an explicit option. The base image replaces vLLM's
     image."""

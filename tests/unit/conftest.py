@@ -1,4 +1,7 @@
-"""`make quick` leaves out the marker `slow`, and a test without the marker must be fast."""
+"""`make quick` leaves out the marker `slow`, and a test without the marker must be fast.
+
+`make unit` runs `make quick` first and then the slow tests, so that no fast test waits for the import of torch.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ because processor time grows on a busy machine too, and the first use of a packa
 MOST_IMPORTS = 100
 """A test that imports more modules is the first of its process that needs a package, and may take longer."""
 WITH_TORCH = ("benchmarks", "model", "trainer")
-"""Folders that `make quick` leaves out, because their imports take seconds."""
+"""Folders whose tests are all slow, because their imports take seconds."""
 _WHOLE_FILE = re.compile(r"^pytestmark = pytest\.mark\.slow$", re.MULTILINE)
 
 
@@ -36,6 +39,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if collection_path.suffix == ".py" and _WHOLE_FILE.search(collection_path.read_text()) else None
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Marks every test of the folders with torch."""
+    if _folder(item) in WITH_TORCH:
+        item.add_marker(pytest.mark.slow)
+
+
+def _folder(item: pytest.Item) -> str:
+    return item.path.relative_to(Path(__file__).parent).parts[0]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Fails a test that took long and is not marked."""
@@ -46,8 +59,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     # Children count when they end, and an earlier test may have started them.
     children = min(children, time.monotonic() - began)
     taken = after.user + after.system - before.user - before.system + children
-    folder = item.path.relative_to(Path(__file__).parent).parts[0]
-    exempt = folder in WITH_TORCH or len(sys.modules) - modules > MOST_IMPORTS
+    exempt = len(sys.modules) - modules > MOST_IMPORTS
     if taken > MOST_CPU_SECONDS and not exempt and not any(map(item.get_closest_marker, ("slow", "long"))):
         pytest.fail(f"took {taken:.1f} s of processor time: mark it with pytest.mark.slow, or make it faster")
     return result

@@ -157,6 +157,7 @@ async def test_api_with_archiving_turned_off_writes_no_segments(
         segments(tmp_path / RUN)
 
 
+@pytest.mark.long
 async def test_waiting_groups_are_released_when_archiving_is_turned_off(
     tmp_path: Path, loop_at: Callable[..., Awaitable[Loop]]
 ) -> None:

@@ -36,6 +36,7 @@ def test_api_without_tokens_warns_if_other_machines_can_reach_it() -> None:
         assert log.count(LOUD) == 1
 
 
+@pytest.mark.long
 def test_api_with_several_workers_warns_if_other_machines_can_reach_it() -> None:
     with ApiServer(NOBODY_THERE, host="0.0.0.0", WEB_CONCURRENCY="2") as server:
         assert f"listens at 0.0.0.0:{server.port}" in _log(server)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from redis.asyncio import Redis
 from tests.integration.api.store_harness import trainer
 from tests.support.api_server import ApiServer
@@ -133,6 +134,7 @@ async def test_deletion_and_replacement_of_a_run_wait_for_its_fates(
     assert [fate[2] for fate in facts(tmp_path)] == ["too_long", "same_scores"]
 
 
+@pytest.mark.long
 async def test_without_an_archive_no_fate_stays_in_redis(redis: Redis, redis_url: str, tmp_path: Path) -> None:
     async with served(redis_url, tmp_path, API_ARCHIVE_MAX_BYTES="0") as (_, client, _incarnation):
         (permit,) = (await client.permits(RUN, "env-1", 1, wait=5)).permits

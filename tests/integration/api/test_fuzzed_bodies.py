@@ -35,9 +35,7 @@ BODY: Final = make_group(GROUP, RUN, version=f"{under_way.INCARNATION}.0").encod
 WIRE: Final[dict[str, Any]] = msgspec.msgpack.decode(BODY)
 PUBLISHED: Final = {f"{under_way.INCARNATION}.{step}" for step in (0, 1)}
 """The newest version, and the next one: a trainer publishes weights before it records their version."""
-MANY: Final = settings(
-    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+MANY: Final = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 MIB: Final = 1 << 20
 MAX_BODY: Final = 8 * MIB
 GROWTH: Final = 100 * MIB
@@ -182,7 +180,7 @@ _VALUES = st.one_of(
 _RESERVED = ["advantages", "ref_logprobs", "distill_ids", "distill_logprobs", "overrides", "messages", "meta"]
 
 
-@settings(MANY, max_examples=300)
+@MANY
 @given(fields=st.dictionaries(st.sampled_from([*WIRE, *_RESERVED, "later"]), _VALUES, min_size=1, max_size=2))
 def test_body_with_wrong_values_is_refused_unless_it_is_a_valid_group(door: Door, fields: dict[str, Any]) -> None:
     door.judge(msgspec.msgpack.encode({**WIRE, **fields}))

@@ -69,6 +69,7 @@ async def test_a_lease_before_the_first_version_is_empty(harness: StoreHarness) 
     assert await harness.lease(incarnation, "b1", 4) is None
 
 
+@pytest.mark.long
 async def test_lease_searches_the_queue_up_to_a_bound(redis: Redis) -> None:
     """An environment that holds a share but sends nothing must not make each lease read a long queue completely. It
     must not delay a lease that finds enough groups."""

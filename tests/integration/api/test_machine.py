@@ -344,7 +344,6 @@ def test_store_matches_its_model_in_random_histories() -> None:
         run_state_machine_as_test(
             type("Machine", (StoreMachine,), {"redis_url": server.url}),
             settings=settings(
-                max_examples=80,
                 stateful_step_count=50,
                 deadline=None,
                 suppress_health_check=list(HealthCheck),

@@ -63,6 +63,7 @@ def archived_bytes(disk: Path) -> int:
     return sum(path.stat().st_size for path in segments(disk / "runs" / RUN))
 
 
+@pytest.mark.long
 async def test_archive_leaves_redis_the_floor_of_free_space(disk: Path, server: RedisServer) -> None:
     with api_at(server, disk) as api:
         async with Redis.from_url(server.url) as redis, Client(api.url, patience=0) as client:

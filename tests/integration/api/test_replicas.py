@@ -102,7 +102,7 @@ async def archived_ids(redis: Redis, runs: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     "number",
-    [signal.SIGKILL, signal.SIGSTOP, pytest.param(signal.SIGTERM, marks=pytest.mark.long)],
+    [signal.SIGKILL, *(pytest.param(other, marks=pytest.mark.long) for other in (signal.SIGSTOP, signal.SIGTERM))],
     ids=lambda number: number.name,
 )
 async def test_run_continues_over_the_other_process_when_one_ends(

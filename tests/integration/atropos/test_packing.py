@@ -140,6 +140,7 @@ async def test_every_batch_has_the_exact_size_and_no_group_is_lost_or_repeated(
     assert await harness.kinds() == await harness.ready_by_kind()
 
 
+@pytest.mark.long
 async def test_redis_commands_do_not_depend_on_the_queue_length(lone_harness: StoreHarness) -> None:
     """The count of Redis' commands for a batch, a status and an environment's status: 40 groups or 10,000. The last 8
     groups cost one command more each, because they stay as examples."""

@@ -145,6 +145,7 @@ def test_stopped_evaluation_keeps_its_samples_and_resumes(evaluate: Evaluate) ->
     assert len(evaluate.groups("a")) == 60
 
 
+@pytest.mark.long
 def test_prompts_that_leave_no_room_are_counted_and_not_wrong(evaluate: Evaluate) -> None:
     said = evaluate("--out", "a", "--max_token_length", "4", "--eval_limit", "3")
     assert "not asked: 3 too_long" in said

@@ -37,12 +37,10 @@ def start(environments: Environments, trainer: HandTrainer, hang: str, floor: fl
     return environments.program(trainer.url, ["-c", program], name="hanging")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("hang", "floor", "frozen", "exit_code"),
-    [
-        (IN_PYTHON, 10, 900, EXIT_CODE),
-        pytest.param(WITH_THE_INTERPRETERS_LOCK, 900, 10, 1, marks=pytest.mark.long),
-    ],
+    [(IN_PYTHON, 10, 900, EXIT_CODE), (WITH_THE_INTERPRETERS_LOCK, 900, 10, 1)],
 )
 def test_environment_with_a_blocked_loop_ends_and_the_next_one_continues_the_run(
     environments: Environments, trainer: HandTrainer, hang: str, floor: float, frozen: float, exit_code: int

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from tests.support.ports import free_port
 from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis
 
@@ -36,6 +37,7 @@ def _env(*arguments: str, timeout: float = 60, **environ: str) -> str:
     return errors[0]
 
 
+@pytest.mark.long
 def test_environment_names_an_api_whose_redis_is_down(vllm: Vllm, tmp_path: Path) -> None:
     """Redis stops: the API answers 503 with the reason, and its clients report that reason too."""
     output = Output()

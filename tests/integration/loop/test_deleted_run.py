@@ -74,6 +74,7 @@ def test_checkpoints_of_a_deleted_run_are_refused_unless_named_for_their_weights
     assert [row["step"] for row in read_jsonl(folder / "metrics.jsonl")] == list(range(1, STEPS + 1))
 
 
+@pytest.mark.long
 def test_trainer_of_a_suspended_run_ends_and_the_next_one_continues(vllm: Vllm, tmp_path: Path) -> None:
     output = Output()
     folder = tmp_path / "runs" / RUN

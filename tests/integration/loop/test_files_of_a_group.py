@@ -29,8 +29,8 @@ PATHS = {
     "From a lease to published weights": [
         "gristmill_trainer/loop.py:wait_for_batch",
         "gristmill_trainer/batch_source.py:Batch.prepared",
-        "gristmill_trainer/loop.py:optimizer_step",
-        "gristmill_trainer/loop.py:record_outcome",
+        "gristmill_trainer/learner.py:Learner.step",
+        "gristmill_trainer/training.py:Ledger.trained",
         "gristmill_trainer/publish/publisher.py:Publisher.publish",
     ],
 }

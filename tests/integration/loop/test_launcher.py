@@ -204,6 +204,7 @@ def test_launcher_quickstart_learns_without_docker(vllm: Vllm, tmp_path: Path) -
         assert exact_match(f"http://127.0.0.1:{port}") >= 0.80
 
 
+@pytest.mark.long
 def test_two_stop_signals_end_every_process_of_the_launcher_and_the_step_is_saved(vllm: Vllm, tmp_path: Path) -> None:
     process, port = launch(tmp_path, vllm, "--training_steps", "500")
     started, shown = set[int](), []

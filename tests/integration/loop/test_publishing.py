@@ -274,6 +274,7 @@ def _state(process: subprocess.Popen[bytes]) -> str:
     return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
+@pytest.mark.long
 def test_paused_trainer_leaves_the_run_and_the_server_to_its_successor(vllm: Vllm, tmp_path: Path) -> None:
     """SIGSTOP after the trainer wrote its weights and before their publication; SIGCONT when its successor is at
     work."""

@@ -147,6 +147,7 @@ def test_verify_finds_every_checkpoint_of_a_killed_run_equal(run: Path) -> None:
     assert [path.name for path in run.parent.iterdir()] == [RUN]
 
 
+@pytest.mark.long
 def test_retrained_run_has_the_checkpoint_files_of_the_original(run: Path) -> None:
     assert gristmill_process(run, "retrain", RUN).returncode == 0
     retrained = run.parent / f"{RUN}-retrained"
@@ -206,7 +207,7 @@ def test_missing_model_is_named_with_its_remedy(run: Path) -> None:
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     done = gristmill(run, "retrain", RUN, "--verify")
     assert (done.returncode, code_of(done)) == (1, "model_missing")
-    assert gristmill(run, "retrain", RUN, "--verify", "--model", model).returncode == 0
+    assert gristmill(run, "retrain", RUN, "--verify", "--until", "2", "--model", model).returncode == 0
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
@@ -233,6 +234,7 @@ def test_other_settings_act_after_the_step_and_make_the_data_off_policy(run: Pat
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_retraining_stops_at_a_small_effective_sample_size_unless_forced(run: Path) -> None:
     high = ["retrain", RUN, "--learning_rate", "0.01"]
     done = gristmill(run, *high)
@@ -268,7 +270,7 @@ def test_wrong_arguments_are_refused(run: Path, arguments: list[str], code: str)
     assert [path.name for path in run.parent.iterdir()] == [RUN]
 
 
-@pytest.mark.parametrize("metric", ["grad_norm", "kl_rollout"])
+@pytest.mark.parametrize("metric", ["grad_norm", pytest.param("kl_rollout", marks=pytest.mark.long)])
 def test_bisect_finds_the_sequence_that_causes_a_spike(run: Path, metric: str) -> None:
     """The log-probabilities and the advantages of one sequence are spoilt in the archive."""
     ids = next(one.batches[5] for one in lineage(read_digests(run / DIGESTS_FILE)) if 5 in one.batches)
@@ -380,6 +382,7 @@ def test_packed_run_is_retrained_into_the_folder_of_runs(packed: Path) -> None:
         assert asyncio.run(source.compare([RUN, retrained.name]))["after"] == {RUN: 0, retrained.name: 0}
 
 
+@pytest.mark.long
 def test_bisect_searches_a_packed_run(packed: Path) -> None:
     done = gristmill(packed, "bisect", str(packed), "--metric", "grad_norm", "--step", "3")
     assert done.returncode == 0
@@ -420,6 +423,7 @@ def test_fork_refuses_an_unknown_setting_of_the_trainer(run: Path) -> None:
 COMMANDS = re.findall(r"^gristmill (.+)$", (ROOT / "docs" / "reproduce.md").read_text(), re.MULTILINE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_of_the_documentation_work_as_printed(run: Path, command: str) -> None:
     assert len(COMMANDS) == 5

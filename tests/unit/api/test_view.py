@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 from fastapi import FastAPI
+from starlette.middleware import Middleware
 from starlette.testclient import TestClient
 from tests.support.demo_runs import DemoSource
 
-from gristmill_api import access, atropos, view
+from gristmill_api import access, atropos
 from gristmill_api.access.settings import AccessSettings, Role, Tokens
-from gristmill_api.notifications import Notifications
+from gristmill_view.app import PageFiles, api_routes
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 TOKENS = {role: f"{role}-" + "x" * 40 for role in Role}
@@ -19,9 +20,9 @@ TOKENS = {role: f"{role}-" + "x" * 40 for role in Role}
 
 @pytest.fixture
 def client() -> Iterator[TestClient]:
-    app = FastAPI()
-    access.install(app, AccessSettings(tokens=Tokens(TOKENS)))
-    view.install(app, DemoSource(lambda: 0.0), Notifications())
+    guard = access.middlewares(AccessSettings(tokens=Tokens(TOKENS)))
+    app = FastAPI(middleware=[Middleware(PageFiles), *guard])
+    app.router.routes += api_routes(DemoSource(lambda: 0.0))
     app.include_router(atropos.router)
     with TestClient(app) as client:
         yield client

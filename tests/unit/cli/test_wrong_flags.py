@@ -16,6 +16,7 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "flags", "code", "said"),
     [

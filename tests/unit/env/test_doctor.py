@@ -84,6 +84,7 @@ def diagnose(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Diagnose:
     return found
 
 
+@pytest.mark.slow
 def test_good_configuration_passes_without_a_model_server(diagnose: Diagnose) -> None:
     found = diagnose("accuracy", "right")
     server = "model server http://127.0.0.1:1"
@@ -92,11 +93,13 @@ def test_good_configuration_passes_without_a_model_server(diagnose: Diagnose) ->
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_reward_that_cannot_be_made_in_its_process_fails(diagnose: Diagnose) -> None:
     found = diagnose("right", "Broken")["data and rewards"]
     assert (found.state, "no model" in found.text) == ("failed", True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("environment", "state"), [("dataset", "ok"), ("guess", "failed")])
 def test_template_that_forgets_a_turn_fails_in_several_turns(diagnose: Diagnose, environment: str, state: str) -> None:
     found = diagnose("right", template=FORGETS, environment={"type": environment})["chat template"]

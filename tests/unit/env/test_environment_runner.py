@@ -199,6 +199,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment_runner, "GRACE", BRIEF)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("brief")
 async def test_close_that_hangs_fails_no_attempt(rolls: Make, log: Log) -> None:
     group: RolloutGroup = await rolls("HangsToClose", step_timeout=1.0)()
@@ -225,6 +226,7 @@ async def test_step_that_hangs_ends_with_its_time_limit_and_all_are_closed(
 
 
 @pytest.mark.parametrize("kind", ["Hangs", "HangsAsync"])
+@pytest.mark.usefixtures("brief")
 async def test_environments_are_closed_when_their_group_is_cancelled(rolls: Make, log: Log, kind: str) -> None:
     task = asyncio.create_task(rolls(kind)())
     await log.until(lambda log: len(log.numbers("closed")) == 2 and log.numbers("hangs") == [1])

@@ -313,18 +313,21 @@ async def test_single_replies_of_the_data_set_share_one_request(make: Make, mode
 
 
 # --- Time limits -----------------------------------------------------------------------------------------------
+@pytest.mark.slow
 async def test_rollout_beyond_its_time_is_left_out(make: Make) -> None:
     group = await roll(make(Waits, rollout_timeout=LIMIT, rollout_retries=0))
     assert ([rollout.reward for rollout in group.rollouts], codes(group.failed)) == ([0.0, 2.0], ["rollout_timeout"])
     assert all_closed()
 
 
+@pytest.mark.slow
 async def test_group_with_too_few_rollouts_in_time_is_dropped_with_its_unfinished_rollouts(make: Make) -> None:
     with raises(RolloutTimeoutError, "rollout_timeout", seconds=LIMIT) as raised:
         await roll(make(Waits, rollout_timeout=LIMIT, rollout_retries=0, min_rollouts=SIZE))
     assert [rollout.finish_reason for rollout in raised.value.rollouts] == ["stop", "stop", "error"]
 
 
+@pytest.mark.slow
 async def test_rollout_beyond_its_time_is_played_again(make: Make) -> None:
     group = await roll(make(Waits, rollout_timeout=LIMIT))
     assert ([rollout.reward for rollout in group.rollouts], group.failed) == ([0.0, 3.0, 2.0], [])

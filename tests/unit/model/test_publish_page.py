@@ -95,6 +95,7 @@ def test_program_publishes_all_tensors_of_the_served_copy(server: Server, tmp_pa
     assert shapes(folder) == shapes(untied(model, tmp_path))
 
 
+@pytest.mark.long
 def test_program_reports_a_trainer_that_was_replaced(server: Server) -> None:
     functions = the_program().partition("if __name__")[0]
     (server.weights_dir / "1.1").mkdir()

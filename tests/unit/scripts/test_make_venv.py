@@ -56,15 +56,20 @@ def stamps(checkout: Path) -> set[str]:
     return {str(path.relative_to(checkout)) for path in checkout.glob(".venv*/.*-*")}
 
 
+def does_nothing(checkout: Path, **options: str) -> bool:
+    before = (checkout / "uv.log").read_text()
+    return make(checkout, **options).returncode == 0 and (checkout / "uv.log").read_text() == before
+
+
 def test_setup_makes_two_environments_and_dev_adds_the_tests_packages(checkout: Path) -> None:
     assert make(checkout).returncode == 0
-    assert stamps(checkout) == {".venv/.ready-cpu", ".venv-model/.ready-cpu"}
-    assert "Nothing to be done" in make(checkout).stdout
+    assert stamps(checkout) == {".venv/.uv-cpu", ".venv/.ready-cpu", ".venv-model/.ready-cpu"}
+    assert does_nothing(checkout)
     assert make(checkout, target="dev").returncode == 0
     assert stamps(checkout) == {
-        ".venv/.ready-cpu", ".venv/.dev-cpu", ".venv-model/.ready-cpu", ".venv-atropos/.ready-any",
+        ".venv/.uv-cpu", ".venv/.ready-cpu", ".venv/.dev-cpu", ".venv-model/.ready-cpu", ".venv-atropos/.ready-any",
     }  # fmt: skip
-    assert "Nothing to be done" in make(checkout, target="dev").stdout
+    assert does_nothing(checkout, target="dev")
 
 
 def test_setup_makes_the_environments_again_for_another_device(checkout: Path) -> None:
@@ -72,17 +77,19 @@ def test_setup_makes_the_environments_again_for_another_device(checkout: Path) -
     (checkout / ".venv" / "left").touch()
     (checkout / ".venv-atropos" / "left").touch()
     assert make(checkout, device="cuda").returncode == 0
-    assert stamps(checkout) == {".venv/.ready-cuda", ".venv-model/.ready-cuda", ".venv-atropos/.ready-any"}
+    assert stamps(checkout) == {
+        ".venv/.uv-cuda", ".venv/.ready-cuda", ".venv-model/.ready-cuda", ".venv-atropos/.ready-any",
+    }  # fmt: skip
     assert not (checkout / ".venv" / "left").exists(), "CPU and CUDA builds of a package would be mixed"
     assert (checkout / ".venv-atropos" / "left").exists()
-    assert "Nothing to be done" in make(checkout, device="cuda").stdout
+    assert does_nothing(checkout, device="cuda")
 
 
 def test_environment_without_pip_gets_it(checkout: Path) -> None:
     """An environment that uv made, for example."""
     assert make(checkout).returncode == 0
     (checkout / ".venv" / "bin" / "without-pip").touch()
-    (checkout / ".venv" / ".ready-cpu").unlink()
+    (checkout / ".venv" / ".uv-cpu").unlink()
     assert make(checkout).returncode == 0
     assert not (checkout / ".venv" / "bin" / "without-pip").exists()
     assert ".venv/.ready-cpu" in stamps(checkout)
@@ -137,4 +144,4 @@ def test_failed_installation_leaves_no_stamp_and_shows_the_error(checkout: Path)
     done = make(checkout)
     assert done.returncode != 0
     assert "error: no address for mirror.example" in done.stderr
-    assert stamps(checkout) == set()
+    assert ".venv/.ready-cpu" not in stamps(checkout)

@@ -30,6 +30,7 @@ def test_unknown_name_is_an_attribute_error() -> None:
         gristmill.Nothing  # type: ignore[attr-defined]  # noqa: B018
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "needs"),
     [

@@ -39,7 +39,8 @@ def result(count: int = 6, **fields: Any) -> StepResult:
         values, values, values - np.float32(0.1), values + np.float32(1.5), values, no * np.float32(np.nan), yes,
         no, no, yes, no,
     )  # fmt: skip
-    return replace(StepResult(0.25, 1.5, seen, tokens=100, trained_tokens=count, flops=4 * 10**12), **fields)
+    done = StepResult(0.25, 1.5, seen, tokens=100, trained_tokens=count, flops=4 * 10**12, learning_rate=1e-3)
+    return replace(done, **fields)
 
 
 def nothing() -> StepResult:
@@ -47,7 +48,7 @@ def nothing() -> StepResult:
 
 
 def metrics(known: Statistics, done: StepResult, **changed: Any) -> StepMetrics:
-    arguments: dict[str, Any] = {"learning_rate": 1e-3, "device": CPU} | changed
+    arguments: dict[str, Any] = {"device": CPU} | changed
     return step_metrics(PolicyVersion(1, 4), known, done, SECONDS, **arguments)
 
 

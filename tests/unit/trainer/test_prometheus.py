@@ -11,9 +11,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from tests.unit.trainer.test_metrics import metrics, nothing, result, statistics
 
 from gristmill.metrics import FIELDS, Kind, StepMetrics
+from gristmill.receipts import Receipt, ReceiptState
 from gristmill.tracking import ObserverErrors
 from gristmill_trainer.prometheus import StepCollector
-from gristmill_trainer.receipts.receipts import Tally
+from gristmill_trainer.receipts import receipt_metrics
 
 STEP: StepMetrics = metrics(statistics(), result(), devices=2, peak=16.0)
 """Step 4, with a value in every field except kl_ref, skipped and those of receipts."""
@@ -107,7 +108,10 @@ def test_labels_that_a_run_chooses_are_bounded(made: Made) -> None:
 
 
 def test_every_field_with_a_value_has_a_sample(made: Made) -> None:
-    receipts = Tally({"ok": 2}, difference=1e-6, change=0.01, seconds=0.02).metrics()
+    receipt = Receipt(
+        step=1, version="1.1", server="s", state=ReceiptState.OK, difference=1e-6, bound=1e-5, change=0.01, seconds=0.02
+    )  # fmt: skip
+    receipts = receipt_metrics([receipt, receipt])
     made.collector.step(replace_fields(STEP, kl_ref=0.1, rejected={"stale": 1}, **receipts))
     empty = {family.name for family in made.registry.collect() if not family.samples}
     assert empty == {"gristmill_trainer_observer_errors"}

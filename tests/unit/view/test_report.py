@@ -84,6 +84,7 @@ def test_invisible_characters_become_code_points() -> None:
     assert visible("👩‍🚀 é") == "👩‍🚀 é"
 
 
+@pytest.mark.slow
 async def test_report_of_a_very_long_run_is_small(tmp_path: Path) -> None:
     source = DemoSource(lambda: 0.0)
     overview = await source.overview("long")

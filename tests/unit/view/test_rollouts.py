@@ -289,6 +289,7 @@ def test_update_after_a_crash_between_part_and_state_gives_each_row_once(
     assert len(rows(run)) == 6
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_many_small_updates_leave_few_files(tmp_path: Path) -> None:
     run = RunFolderWriter(tmp_path)

@@ -233,6 +233,7 @@ def test_replies_are_not_marked_if_they_cannot_be_told_apart() -> None:
     assert tree(one, Conversation(1, "z", "!b", trained=[1])) == [(None, ["q", "!a"], [0]), (None, ["z", "!b+"], [1])]
 
 
+@pytest.mark.slow
 def test_tree_of_a_long_rollout_is_made_without_recursion() -> None:
     """A retry at each of 400 turns: each node is deeper than the one before."""
     texts = [text for n in range(400) for text in (f"q{n}", f"!a{n}")]

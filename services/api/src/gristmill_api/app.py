@@ -16,6 +16,7 @@ from types import FrameType
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
 from redis.exceptions import RedisError
+from starlette.middleware import Middleware
 
 from gristmill import logs
 from gristmill.hangup import stop_on_hangup
@@ -34,6 +35,7 @@ from gristmill_api.notifications import Notifications, listen_to_redis
 from gristmill_api.settings import Settings
 from gristmill_api.store import Store
 from gristmill_api.store.connection import check_server, connect
+from gristmill_view.app import PageFiles, api_routes
 from gristmill_view.run_source import RunSource
 
 _LOG = logging.getLogger(__name__)
@@ -96,22 +98,30 @@ def create_app(settings: Settings) -> FastAPI:
         telemetry=silent,
         docs_url=None,
         redoc_url=None,
+        middleware=_middlewares(settings, metrics),
     )
     app.state.context = context
     app.state.atropos = atropos.AtroposContext(context, settings.atropos_run)
-    bodies = Bodies(settings.limits.max_concurrent_body_bytes)
-    metrics.body_bytes.set_function(lambda: bodies.held)
-    limits = settings.limits
-    app.add_middleware(BodyLimit, limit=limits.max_body_bytes, bodies=bodies, timeout=limits.request_timeout_s)
-    access.install(app, settings.access)
-    view.install(app, page, context.notifications)
-    app.add_middleware(HostCheck, hosts=settings.access.hosts, atropos_paths=atropos.paths)
-    app.add_middleware(CountRequests, metrics=metrics)
+    access.install_openapi(app, settings.access.tokens is not None)
     error_handlers.install(app)
-    app.router.routes[:0] = hot_routes([*routes.all_routes, *atropos.router.routes])
+    app.router.routes += hot_routes([*routes.all_routes, *atropos.router.routes])
+    app.router.routes += api_routes(page, stopping=lambda: context.notifications.closed)
     app.include_router(routes.native)
     app.include_router(atropos.router)
     return app
+
+
+def _middlewares(settings: Settings, metrics: Metrics) -> list[Middleware]:
+    """Returns the middlewares in the order in which a request passes them."""
+    limits, bodies = settings.limits, Bodies(settings.limits.max_concurrent_body_bytes)
+    metrics.body_bytes.set_function(lambda: bodies.held)
+    return [
+        Middleware(CountRequests, metrics=metrics),
+        Middleware(HostCheck, hosts=settings.access.hosts, atropos_paths=atropos.paths),
+        Middleware(PageFiles),  # The page's files hold no data and need no token.
+        *access.middlewares(settings.access),
+        Middleware(BodyLimit, limit=limits.max_body_bytes, bodies=bodies, timeout=limits.request_timeout_s),
+    ]
 
 
 def _log_as_one() -> None:

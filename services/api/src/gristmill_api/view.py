@@ -1,4 +1,4 @@
-"""The page of the runs, at / for browsers and below /view. Its files need no token; its data need one of any role.
+"""The store's runs, as the page reads them. Its files need no token; its data need one of any role.
 
 Counts come from the store. A separate process reads metrics, groups and rollouts from the runs' files. All of that
 happens only while a page is open.
@@ -13,16 +13,13 @@ from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar, cast
 
-from fastapi import FastAPI
 from redis.exceptions import RedisError
 
 from gristmill import Environment, MetricsRow, RunEvent, RunRecord, RunState, RunStatus
 from gristmill.sync_client import SyncClient
-from gristmill_api.notifications import Notifications
 from gristmill_api.store import Store
-from gristmill_view.app import PageFiles, api_routes
 from gristmill_view.facts import ApiReader, Facts
-from gristmill_view.source import Source, ViewError
+from gristmill_view.source import ViewError
 
 T = TypeVar("T")
 _MOST_RUNS: Final = 50
@@ -32,15 +29,6 @@ _IDLE_S: Final = 60.0
 """After this long without a page the reader of a run ends."""
 _ANSWER_S: Final = 10.0
 _EVENTS: Final = 256
-
-
-def install(app: FastAPI, source: Source, notifications: Notifications) -> None:
-    """Add the page. Call it after the guard is installed: the page's files, which hold no data, are outside of it.
-
-    `notifications`: closed when the server stops, which ends the streams of events.
-    """
-    app.router.routes.extend(api_routes(source, stopping=lambda: notifications.closed))
-    app.add_middleware(PageFiles)
 
 
 class LiveRuns:

@@ -134,7 +134,8 @@ class Learner:
                 if not any(sample.trained_tokens for sample in members):
                     continue
                 try:
-                    update = self._update(members, should_continue, untouched=not taken)
+                    accumulate = partial(self._update, members, should_continue, untouched=not taken)
+                    update = self._in_memory(members, accumulate)
                 except OutOfMemoryError as error:
                     if self._dist.size > 1:
                         raise
@@ -154,6 +155,7 @@ class Learner:
         if not taken and not left_out:
             assert problem is not None
             return self._nothing(problem, left_out=too_large)
+        learning_rate = self.learning_rate
         if self.schedule is not None:
             self.schedule.step()
         reported = taken or left_out
@@ -168,6 +170,7 @@ class Learner:
             left_out=len(left_out) + too_large,
             problem=problem,
             halved=self._halved,
+            learning_rate=learning_rate,
             order=tuple(place for update in reported for place in update.order),
         )
 
@@ -217,10 +220,20 @@ class Learner:
         return [everywhere[number] for number in range(len(samples))]
 
     def _nothing(self, reason: str, left_out: int = 0) -> StepResult:
+        learning_rate = self.learning_rate
         if self.schedule is not None:
             self.schedule.step()
         return StepResult(
-            math.nan, math.nan, TokenStats.of([]), 0, 0, None, reason, left_out=left_out, halved=self._halved
+            math.nan,
+            math.nan,
+            TokenStats.of([]),
+            tokens=0,
+            trained_tokens=0,
+            flops=None,
+            skipped=reason,
+            left_out=left_out,
+            halved=self._halved,
+            learning_rate=learning_rate,
         )
 
     def _in_memory(self, samples: Sequence[Sample], call: Callable[[], _T]) -> _T:
@@ -280,12 +293,7 @@ class Learner:
         )
 
     def _update(self, samples: Sequence[Sample], should_continue: Callable[[], bool], *, untouched: bool) -> _Update:
-        """Accumulates and clips the gradient of one update, with smaller micro-batches if the memory runs out."""
-        return self._in_memory(samples, lambda: self._accumulated(samples, should_continue, untouched=untouched))
-
-    def _accumulated(
-        self, samples: Sequence[Sample], should_continue: Callable[[], bool], *, untouched: bool
-    ) -> _Update:
+        """Accumulates and clips the gradient of one update."""
         weights = sample_weights(samples, self._settings, self._max_completion_length)
         entropy_weight = 1.0 / max(sum(sample.trained_tokens for sample in samples), 1)
         losses, rows = [], []

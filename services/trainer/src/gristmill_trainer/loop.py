@@ -15,27 +15,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-import msgspec
 import numpy as np
 import torch
 
 from gristmill import ApiError, ErrorCode, GristmillError
-from gristmill.metrics import METRICS_FILE, StepMetrics
-from gristmill_trainer.checkpoint import BackgroundSave, Progress
+from gristmill.metrics import StepMetrics
+from gristmill_trainer.checkpoint import BackgroundSave
 from gristmill_trainer.data.types import Sample
-from gristmill_trainer.disk import writing
 from gristmill_trainer.errors import AbandonedError, WeightsError
 from gristmill_trainer.export import RunFacts, export_model
-from gristmill_trainer.hooks import StepEvent
-from gristmill_trainer.metrics import StepResult, step_metrics
-from gristmill_trainer.quarantine import SkipRecord
-from gristmill_trainer.receipts import ANY_PROBES, Expectation, Probes, own_scores
+from gristmill_trainer.metrics import StepResult
+from gristmill_trainer.receipts import ANY_PROBES, Expectation, Probes, own_scores, receipt_metrics
 from gristmill_trainer.settings import TrainerSettings
 from gristmill_trainer.stop import StoppedError
 from gristmill_trainer.training import MainRank, Training
@@ -46,48 +41,67 @@ _POLL = 5.0
 
 
 def train(training: Training) -> None:
-    """Trains to `training_steps`, on every rank. Raises StoppedError on every rank if a stop is requested before."""
-    with completing_checkpoint(training):
-        take_steps(training)
+    """Trains to `training_steps` and finishes the run, on every rank.
+
+    Raises StoppedError on every rank if a stop is requested before.
+    """
+    phases, done = training.phases, training.first_step
+    publish(training, done)
+    try:
+        while done < training.settings.training_steps:
+            samples = lease(training, done + 1)
+            with phases("train"):
+                result = training.learner.step(samples, done + 1, within_grace(training))
+            done += 1
+            metrics = record(training, done, result)
+            checkpoint_if_due(training, done)
+            with phases("publish"):
+                publish(training, done, moved=result.moved)
+            training.on_main(after_step, metrics)
+    except BaseException as error:
+        end(training, done, error)
+        raise
+    finish(training, done)
 
 
-def take_steps(training: Training) -> None:
-    """Trains from `first_step` to `training_steps`, and finishes the run."""
-    settings, learner, phases, on_main = training.settings, training.learner, training.phases, training.on_main
-    step = training.first_step
-    reward: float | None = None
-    publish(training, step)
+def end(training: Training, done: int, error: BaseException) -> None:
+    """Saves the finished steps, as far as the `error` that ends the loop allows. `done`: their number.
 
-    while step < settings.training_steps:
-        with phases("wait"), checkpoint_on_stop(training, step):
-            on_main(wait_for_batch, step + 1, training.saving)
-        with phases("pack"):
-            samples = on_main(batch_samples)
-        with phases("publish"):
-            begin_receipts(training, samples, step)
-        learning_rate = learner.learning_rate
-        with phases("train"):
-            try:
-                result = optimizer_step(training, samples, step + 1)
-            except AbandonedError as abandoned:
-                leave_step(training, step, abandoned)
-        step += 1
-        on_main(record_outcome, step, result)
-        # Metrics come before the checkpoint, so that every step in a checkpoint has metrics even after a kill.
-        with checkpoint_on_stop(training, step):
-            metrics = on_main(report, step, result, learning_rate, phases.take(), training.run_dir)
-        reward = metrics.reward_mean
-        check_weights(training, step)
-        if on_main(is_checkpoint_due, step, settings):
-            with phases("checkpoint"):
-                begin_checkpoint(training, step)
-        on_main(lambda main: main.skipped.raise_if_too_many())
-        with phases("publish"), checkpoint_on_stop(training, step):
-            publish(training, step, moved=learning_rate > 0 and result.moved)
-        with checkpoint_on_stop(training, step):
-            on_main(call_hook, metrics)
+    - A stop request: writes a checkpoint. Within a step, also returns the groups of the step and raises StoppedError.
+    - A suspended run: writes a checkpoint without an ack, which the API refuses. The trainer that resumes the run
+      reports the covered groups.
+    - Any other error: completes the checkpoint in progress. After a GristmillError its groups get no ack, because the
+      API may be unreachable or the run may have another trainer. The run's next trainer names them.
+    """
+    if isinstance(error, AbandonedError):
+        if error.untouched:
+            checkpoint(training, done)
+        else:
+            training.on_main(finish_checkpoint, training.saving)
+        training.on_main(give_back, done + 1)
+    elif isinstance(error, StoppedError):
+        checkpoint(training, done)
+    elif isinstance(error, ApiError) and error.code == ErrorCode.SUSPENDED:
+        save(training, done)
+    elif training.main is not None and training.saving.pending:
+        try:
+            durable = training.saving.join()
+            if not isinstance(error, GristmillError):
+                ack_durable(training.main, durable)
+        except GristmillError as other:
+            _LOG.error("after the error that ends the training, its last checkpoint failed too: %s", other)
 
-    finish(training, step, reward)
+
+# --- The parts of a step ----------------------------------------------------------------------------------------------
+def lease(training: Training, step: int) -> list[Sample]:
+    """Returns the samples of `step` on every rank, once its groups and the receipts of the served weights are there."""
+    with training.phases("wait"):
+        training.on_main(wait_for_batch, step, training.saving)
+    with training.phases("pack"):
+        samples = training.on_main(batch_samples)
+    with training.phases("publish"):
+        begin_receipts(training, samples, step - 1)
+    return samples
 
 
 def wait_for_batch(main: MainRank, step: int, saving: BackgroundSave) -> None:
@@ -95,33 +109,37 @@ def wait_for_batch(main: MainRank, step: int, saving: BackgroundSave) -> None:
 
     Meanwhile acks the groups of a checkpoint that became durable, or raises the error of its thread.
     """
-    main.watchdog.begin()
-    main.batch = None
-    while main.batch is None:
+    batches, publisher = main.batches, main.publisher
+    batches.watchdog.begin()
+    batches.current = None
+    while batches.current is None:
         main.stop.raise_if_requested()
         main.guard.progress()
         ack_durable(main, saving.poll())
-        main.batch = main.batches.get(step, _POLL)
-        if main.batch is None:
+        batches.current = batches.source.get(step, _POLL)
+        if batches.current is None:
             torch.cuda.empty_cache()  # A model server on the same GPU may need the memory, for example to restart.
             # A restarted server serves its first weights again, while the environment waits for this trainer's weights.
-            main.publisher.ensure()
-            main.watchdog.check(str(main.version(step - 1)), publishing=main.publisher.publishing)
-    main.publisher.settle()  # The receipts arrive while the environment samples, so this seldom waits.
+            publisher.ensure()
+            batches.watchdog.check(str(main.session.version(step - 1)), publishing=publisher.publishing)
+    publisher.settle()  # The receipts arrive while the environment samples, so this seldom waits.
 
 
 def batch_samples(main: MainRank) -> list[Sample]:
     """Returns the samples of the current step's groups."""
-    assert main.batch is not None
-    return main.batch.prepared.samples
+    assert main.batches.current is not None
+    return main.batches.current.prepared.samples
 
 
-def optimizer_step(training: Training, samples: list[Sample], step: int) -> StepResult:
-    """Takes one optimizer step. Raises AbandonedError if a stop is requested and too little time is left."""
+def within_grace(training: Training) -> Callable[[], bool]:
+    """Returns a function that returns False if a stop was requested and the step, which begins now, cannot end in time.
+
+    The function is called on rank 0 only.
+    """
     started = time.monotonic()
     slowest, saving = training.phases.slowest, training.saving
 
-    def should_continue() -> bool:  # Called on rank 0 only.
+    def should_continue() -> bool:
         main = training.main
         assert main is not None
         main.guard.progress()
@@ -129,7 +147,29 @@ def optimizer_step(training: Training, samples: list[Sample], step: int) -> Step
         left = max(slowest.get("train", 0.0) - (time.monotonic() - started), saving.seconds_left, 0.0)
         return not main.stop.should_abandon(left + max(slowest.get("checkpoint", 0.0), saving.slowest))
 
-    return training.learner.step(samples, step, should_continue)
+    return should_continue
+
+
+def record(training: Training, step: int, result: StepResult) -> StepMetrics:
+    """Records the outcome and the metrics of `step`. Raises WeightsError if the new weights give no numbers.
+
+    Call it before the checkpoint, so that every step in a checkpoint has metrics even after a kill.
+    """
+    seconds = training.phases.take()
+
+    def report(main: MainRank) -> StepMetrics:
+        assert main.batches.current is not None
+        receipts = () if main.receipts is None else main.receipts.take()
+        return main.reports.step(main.batches.current, result, seconds, receipt_metrics(receipts))
+
+    def trained(main: MainRank) -> None:
+        assert main.batches.current is not None
+        main.ledger.trained(main.batches.current, result)
+
+    training.on_main(trained)
+    metrics = training.on_main(report)
+    check_weights(training, step)
+    return metrics
 
 
 def check_weights(training: Training, step: int) -> None:
@@ -151,204 +191,36 @@ def check_weights(training: Training, step: int) -> None:
         )
 
 
-def leave_step(training: Training, step: int, abandoned: AbandonedError) -> NoReturn:
-    """Abandons the step after `step`: saves finished steps, gives its groups back, and raises StoppedError."""
-    if abandoned.untouched:
-        checkpoint(training, step)
-    else:
-        training.on_main(finish_checkpoint, training.saving)
-    training.on_main(give_back, step + 1)
+def checkpoint_if_due(training: Training, step: int) -> None:
+    """Copies the state and lets a thread write it, if it is the step's turn or the training is about to end.
 
-
-def give_back(main: MainRank, step: int) -> NoReturn:
-    """Returns the groups of `step` to the queue, and raises StoppedError."""
-    main.session.give_back(step)
-    raise StoppedError(
-        "stopped",
-        "stopped on request within a step; its groups are ready again, and the next start continues from the last "
-        "checkpoint",
-        given_back=step,
-    )
-
-
-def record_outcome(main: MainRank, step: int, result: StepResult) -> None:
-    """Records the outcome of the step's groups. Quarantines the groups if nothing was trained or an update left out."""
-    assert main.batch is not None
-    main.session.trained(step)
-    main.digests.trained(step, [group.group_id for group in main.batch.groups])
-    problem = result.skipped or result.problem
-    if problem is None:
-        main.skipped.trained()
-        return
-    groups = main.batch.groups
-    file = main.quarantine.write(
-        groups,
-        SkipRecord(
-            step=step,
-            version=str(main.version(step - 1)),
-            problem=problem,
-            loss=str(result.loss),
-            grad_norm=str(result.grad_norm),
-            group_ids=[group.group_id for group in groups],
-        ),
-    )
-    main.skipped.skipped(file, problem)
-
-
-def report(
-    main: MainRank, step: int, result: StepResult, learning_rate: float, seconds: dict[str, float], run_dir: Path
-) -> StepMetrics:
-    """Sends the step's metrics to metrics.jsonl, the API, the display and the observers.
-
-    If the API refuses a row, as for an invalid metric name, the trainer logs a warning and continues. The row is then
-    only missing in the API.
+    First waits for the previous checkpoint. Returns when the checkpoint is durable and its groups have their ack: with
+    several ranks, and if the training is about to end. Raises TrainerError after too many skipped steps.
     """
-    assert main.batch is not None
-    metrics: StepMetrics = step_metrics(
-        main.version(step),
-        main.batch.prepared.statistics,
-        result,
-        seconds,
-        learning_rate=learning_rate,
-        device=main.device,
-        devices=main.devices,
-        peak=main.peak_tflops,
-    )
-    if main.receipts is not None:
-        metrics = msgspec.structs.replace(metrics, **main.receipts.take().metrics())
-    values = metrics.values()
-    with writing(run_dir / METRICS_FILE):
-        main.metrics.append({"step": step, **values})
-    try:
-        main.session.report_metrics(step, values)
-    except ApiError as error:
-        if error.code != "bad_request":
-            raise
-        _LOG.warning("the API takes no metrics of step %d, which are in the run's folder: %s", step, error)
-    if main.records is not None:
-        main.records.add(main.version(step), main.batch.prepared, result)
-    main.display.step(metrics)
-    main.observers.step(metrics)
-    return metrics
+    if training.on_main(is_checkpoint_due, step, training.settings):
+        with training.phases("checkpoint"):
+            training.on_main(finish_checkpoint, training.saving)
+            staged = None if training.on_main(lambda main: main.is_ending) else training.state.staged()
+            if staged is None:
+                checkpoint(training, step)
+            else:
+                assert training.main is not None
+                ledger = training.main.ledger
+                training.saving.begin(training.checkpoints, staged, ledger.progress(step), ledger.digests)
+    training.on_main(lambda main: main.ledger.skipped.raise_if_too_many())
 
 
 def is_checkpoint_due(main: MainRank, step: int, settings: TrainerSettings) -> bool:
     """Whether to write a checkpoint after `step`: it is the step's turn, or the training is about to end."""
     due = step % settings.checkpoint_interval == 0 or step == settings.training_steps
-    return due or main.stop.requested or main.skipped.too_many
-
-
-@contextmanager
-def checkpoint_on_stop(training: Training, step: int) -> Iterator[None]:
-    """Writes a checkpoint with all finished steps before an end between two steps, on every rank.
-
-    Such an end is a stop request (StoppedError) or a suspended run (ApiError).
-    """
-    try:
-        yield
-    except StoppedError:
-        checkpoint(training, step)
-        raise
-    except ApiError as error:
-        # The API refuses acks of a suspended run. The trainer that resumes the run reports the covered groups.
-        if error.code == ErrorCode.SUSPENDED:
-            save(training, step)
-        raise
-
-
-@contextmanager
-def completing_checkpoint(training: Training) -> Iterator[None]:
-    """Lets the checkpoint in progress become durable before an error ends the training.
-
-    After a GristmillError its groups get no ack, because the API may be unreachable or the run may have another
-    trainer. The run's next trainer names them.
-    """
-    try:
-        yield
-    except BaseException as error:
-        if training.main is not None and training.saving.pending:
-            try:
-                durable = training.saving.join()
-                if not isinstance(error, GristmillError):
-                    ack_durable(training.main, durable)
-            except GristmillError as other:
-                _LOG.error("after the error that ends the training, its last checkpoint failed too: %s", other)
-        raise
-
-
-def has_trained(main: MainRank) -> bool:
-    """Whether groups were trained since the last ack."""
-    return bool(main.session.covered)
-
-
-def begin_checkpoint(training: Training, step: int) -> None:
-    """Copies the state and lets a thread write it. First waits for the previous checkpoint.
-
-    Returns when the checkpoint is durable and its groups have their ack: with several ranks, and if the training is
-    about to end by a stop request or by too many skipped steps.
-    """
-    with checkpoint_on_stop(training, step):
-        training.on_main(finish_checkpoint, training.saving)
-    staged = None if training.on_main(is_ending) else training.state.staged()
-    if staged is None:
-        checkpoint(training, step)
-        return
-    main = training.main
-    assert main is not None
-    training.saving.begin(training.checkpoints, staged, progress(main, step), main.digests)
-
-
-def is_ending(main: MainRank) -> bool:
-    return main.stop.requested or main.skipped.too_many
-
-
-def finish_checkpoint(main: MainRank, saving: BackgroundSave) -> None:
-    """Waits for the checkpoint in progress, if there is one, and acks its groups."""
-    ack_durable(main, saving.join())
-
-
-def ack_durable(main: MainRank, step: int | None) -> None:
-    """Acks the groups up to `step`, of a durable checkpoint. None: does nothing."""
-    if step is not None:
-        main.session.ack(step)
-
-
-def checkpoint(training: Training, step: int) -> None:
-    """Returns when the weights are on disk, and the groups that they were trained on have their ack."""
-    save(training, step)
-    training.on_main(lambda main: main.session.ack())
-
-
-def save(training: Training, step: int) -> None:
-    """Writes the weights to disk, with the ids of the groups trained since the last ack; not if there are none.
-
-    First waits for the checkpoint in progress, whose groups have no ack yet.
-    """
-    durable = training.on_main(lambda main: training.saving.join())
-    if durable == step or not training.on_main(has_trained):
-        return
-    digests = None if training.main is None else training.main.digests
-    training.checkpoints.save(training.state, training.on_main(progress, step), digests)
-
-
-def progress(main: MainRank, step: int) -> Progress:
-    """Returns the progress after `step` steps, for a checkpoint."""
-    return Progress(
-        step=step,
-        version=main.version(step),
-        last_batch=main.session.batch_id(step),
-        covered=main.session.covered,
-        skipped=main.skipped.files,
-        origin=main.origin,
-        creation=main.session.run.creation,
-    )
+    return due or main.is_ending
 
 
 def publish(training: Training, step: int, *, moved: bool = False) -> None:
     """Gathers the weights from every rank, and publishes them on rank 0. `moved`: the step changed the weights."""
     tensors = training.state.served_tensors()
     expect_scores(training, step, moved=moved)
-    training.on_main(lambda main: main.publisher.publish(tensors, main.version(step)))
+    training.on_main(lambda main: main.publisher.publish(tensors, main.session.version(step)))
 
 
 def begin_receipts(training: Training, samples: list[Sample], step: int) -> None:
@@ -374,39 +246,92 @@ def expect_scores(training: Training, step: int, *, moved: bool) -> None:
 
     def expect(main: MainRank) -> None:
         assert main.receipts is not None
-        main.receipts.expect(probes, main.version(step), expectation)
+        main.receipts.expect(probes, main.session.version(step), expectation)
 
     training.on_main(expect)
 
 
-def call_hook(main: MainRank, metrics: StepMetrics) -> None:
+def after_step(main: MainRank, metrics: StepMetrics) -> None:
     """Calls the user's function, unless a stop is requested: the hook may take minutes of the grace period."""
     main.stop.raise_if_requested()
     if main.hook is not None:
         with main.guard.unwatched("on_step"):
-            main.hook(StepEvent(main.session.run.run_id, metrics, tuple(server.url for server in main.servers)))
+            main.hook(metrics)
         main.stop.raise_if_requested()
 
 
-def finish(training: Training, step: int, reward: float | None) -> None:
+# --- Checkpoints and acks ---------------------------------------------------------------------------------------------
+def finish_checkpoint(main: MainRank, saving: BackgroundSave) -> None:
+    """Waits for the checkpoint in progress, if there is one, and acks its groups."""
+    ack_durable(main, saving.join())
+
+
+def ack_durable(main: MainRank, step: int | None) -> None:
+    """Acks the groups up to `step`, of a durable checkpoint. None: does nothing."""
+    if step is not None:
+        main.session.ack(step)
+
+
+def checkpoint(training: Training, step: int) -> None:
+    """Returns when the weights are on disk, and the groups that they were trained on have their ack."""
+    save(training, step)
+    training.on_main(lambda main: main.session.ack())
+
+
+def save(training: Training, step: int) -> None:
+    """Writes the weights to disk, with the ids of the groups trained since the last ack; not if there are none.
+
+    First waits for the checkpoint in progress, whose groups have no ack yet.
+    """
+    saving, main = training.saving, training.main
+    if training.on_main(needs_checkpoint, saving, step):
+        digests = None if main is None else main.ledger.digests
+        training.checkpoints.save(training.state, training.on_main(lambda main: main.ledger.progress(step)), digests)
+        saving.durable = step
+
+
+def needs_checkpoint(main: MainRank, saving: BackgroundSave, step: int) -> bool:
+    """Whether groups were trained since the last ack, and no durable checkpoint of `step` names them."""
+    saving.join()
+    return saving.durable != step and bool(main.session.covered)
+
+
+def give_back(main: MainRank, step: int) -> NoReturn:
+    """Returns the groups of `step` to the queue, and raises StoppedError."""
+    main.session.give_back(step)
+    raise StoppedError(
+        "stopped",
+        "stopped on request within a step; its groups are ready again, and the next start continues from the last "
+        "checkpoint",
+        given_back=step,
+    )
+
+
+# --- The end of the run -----------------------------------------------------------------------------------------------
+def finish(training: Training, step: int) -> None:
     """Waits for the last checkpoint and publication, exports the model and finishes the run."""
     training.on_main(finish_checkpoint, training.saving)
     training.on_main(lambda main: main.publisher.wait())
-    facts = training.on_main(final_facts, step, reward)
+    facts = training.on_main(final_facts, step)
     folder, tokenizer = training.run_dir / "model", training.learner.policy.source.tokenizer
     export_model(folder, training.state.save_whole, tokenizer, facts, training.dist)
     training.on_main(finish_run, step, folder)
 
 
-def final_facts(main: MainRank, step: int, reward: float | None) -> RunFacts:
-    found = None if main.receipts is None else main.receipts.proven()
-    return replace(main.facts, policy_version=str(main.version(step)), final_reward=reward, receipts=found)
+def final_facts(main: MainRank, step: int) -> RunFacts:
+    last = main.reports.last
+    return replace(
+        main.finish.facts,
+        policy_version=str(main.session.version(step)),
+        final_reward=None if last is None else last.reward_mean,
+        receipts=None if main.receipts is None else main.receipts.proven(),
+    )
 
 
 def finish_run(main: MainRank, step: int, model: Path) -> None:
     """Ends the run in the API, and pushes the folder `model` to the hub."""
     main.session.finish()
-    if main.hub is not None:
+    if main.finish.hub is not None:
         with main.guard.unwatched("push_to_hub"):
-            main.hub.push(model)
+            main.finish.hub.push(model)
     _LOG.info("run %s is finished after %d steps; its model: %s", main.session.run.run_id, step, model)

@@ -27,7 +27,7 @@ from gristmill_trainer.memory import Shape
 from gristmill_trainer.objectives import Ratios, TrainedTokens
 
 F32 = npt.NDArray[np.float32]
-_QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99, "max": 1.0}
+QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99, "max": 1.0}
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,14 @@ class StepResult:
     """The non-finite value of the last update left out."""
     halved: int = 0
     """How often the token budget was halved, because the memory ran out."""
+    learning_rate: float = 0.0
     order: tuple[int, ...] = ()
     """Index, among the step's samples, of each sequence in `token_stats`. With several epochs a sample comes again."""
 
     @property
     def moved(self) -> bool:
-        """Whether an update with a gradient other than zero was applied."""
-        return self.skipped is None and self.grad_norm > 0
+        """Whether the step changed the weights: an update with a gradient other than zero was applied."""
+        return self.skipped is None and self.grad_norm > 0 and self.learning_rate > 0
 
 
 def step_metrics(
@@ -68,12 +69,11 @@ def step_metrics(
     result: StepResult,
     seconds: dict[str, float],
     *,
-    learning_rate: float,
     device: torch.device,
     devices: int = 1,
     peak: float | None = None,
 ) -> StepMetrics:
-    """Builds the metrics. `learning_rate`: the step's. `seconds`: by phase. `peak`: TFLOPS per device."""
+    """Builds the metrics. `seconds`: by phase. `peak`: TFLOPS per device."""
     measures = measure(result.token_stats)
     spent = seconds.get("train", 0.0)
     return StepMetrics(
@@ -90,7 +90,7 @@ def step_metrics(
         trained_tokens=result.trained_tokens,
         seconds=seconds,
         finished_at=time.time(),
-        learning_rate=learning_rate,
+        learning_rate=result.learning_rate,
         skipped=result.skipped,
         updates_left_out=result.left_out,
         token_budget_halved=result.halved,
@@ -226,8 +226,8 @@ def _k3(difference: npt.NDArray[np.float64]) -> float:
 
 
 def _quantiles(values: F32) -> dict[str, float]:
-    found = np.quantile(values.astype(np.float64), list(_QUANTILES.values()))
-    return dict(zip(_QUANTILES, map(float, found), strict=True))
+    found = np.quantile(values.astype(np.float64), list(QUANTILES.values()))
+    return dict(zip(QUANTILES, map(float, found), strict=True))
 
 
 # Dense bfloat16 TFLOPS from the makers' data sheets (without sparsity). The first entry whose name is in the device's

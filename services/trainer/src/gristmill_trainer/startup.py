@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version as version_of
 from pathlib import Path
@@ -17,7 +17,6 @@ from gristmill import (
     ErrorCode,
     LeaseSession,
     Manifest,
-    PolicyVersion,
     Protocol,
     RunRecord,
     SyncClient,
@@ -30,7 +29,7 @@ from gristmill.metrics import METRICS_FILE
 from gristmill.model_servers import split_urls
 from gristmill.prometheus import metrics_endpoint
 from gristmill.stall import StallGuard, StallLimits
-from gristmill_trainer.batch_source import OnDemand, Prefetch
+from gristmill_trainer.batch_source import BatchSource, OnDemand, Prefetch
 from gristmill_trainer.checkpoint import CheckpointStore, Resumption, find_resumption
 from gristmill_trainer.checkpoint.digests import DigestWriter, TrainerFacts
 from gristmill_trainer.data.checks import Limits, staleness_bound
@@ -40,7 +39,7 @@ from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.export import Hub, RunFacts, public_command
 from gristmill_trainer.hooks import load_hook
 from gristmill_trainer.learner_factory import LearnerPlan, build_learner
-from gristmill_trainer.metrics import peak_of
+from gristmill_trainer.metrics import peak_of, step_metrics
 from gristmill_trainer.observers import open_observers
 from gristmill_trainer.policy import ModelSource, Policy, check_publishable, find_model
 from gristmill_trainer.publish import (
@@ -66,7 +65,17 @@ from gristmill_trainer.settings import (
     trainer_block,
 )
 from gristmill_trainer.stop import StopRequest, leave_to_rank_0, torchrun_grace
-from gristmill_trainer.training import MainRank, Phases, Probing, Training
+from gristmill_trainer.training import (
+    Batches,
+    Finish,
+    Ledger,
+    MainRank,
+    Phases,
+    Probing,
+    Reports,
+    StepHook,
+    Training,
+)
 from gristmill_trainer.watchdog import Wanted, Watchdog
 
 _LOG = logging.getLogger(__name__)
@@ -227,34 +236,8 @@ class _MainStart:
                 token = claim_publishing(weights_dir)
                 self._servers.authorize(token)
                 raise_if_replaced(self._api, run)
-            ahead = settings.max_staleness > 0
-            receipts = None
-            if plan.probing is not None:
-                diagnosis = LiveDiagnosis(source, policy.publishes_adapters)
-                since = None if resumption is None else first_step
-                receipts = Receipts(plan.run_dir, rounding_of(policy), diagnosis, plan.probing.probes, since)
-                stack.callback(receipts.close)
-            transport = _transport(settings, self._servers, weights_dir / run.run_id, policy, stop, receipts)
-            publisher = Publisher(transport, partial(announce, session), stop, background=ahead)
-            stack.callback(publisher.close)
-            limits = Limits(
-                vocabulary=policy.vocabulary,
-                seq_len=settings.seq_len or source.max_model_len,
-                policy=PolicyVersion(incarnation, first_step),
-                max_staleness=staleness_bound(run),
-                token_budget=settings.token_budget,
-                distill=settings.distill_coef > 0,
-            )
-
-            def prepare(step: int, groups: list[TrajectoryGroup]) -> Prepared:
-                return to_samples(groups, replace(limits, policy=PolicyVersion(incarnation, step - 1)), settings)
-
-            batches = (
-                Prefetch(session, prepare, first_step + 1, settings.training_steps)
-                if ahead
-                else OnDemand(session, prepare)
-            )
-            stack.callback(batches.close)
+            publisher, receipts = self._open_publisher(plan, policy, session)
+            batches = self._open_batches(plan, policy, session)
             observers = open_observers(run.run_id, settings, plan.run_dir, first_step, self._environ, self._registry)
             stack.callback(observers.close)
             facts = TrainerFacts.of(
@@ -262,7 +245,7 @@ class _MainStart:
                 source,
                 policy.device,
                 ranks=self._ranks,
-                max_staleness=limits.max_staleness,
+                max_staleness=staleness_bound(run),
                 max_completion_length=plan.learner.max_completion_length,
             )
             resumed = None if resumption is None or not resumption.own else resumption.checkpoint.progress.version
@@ -273,34 +256,78 @@ class _MainStart:
                 records = stack.enter_context(TrainedRecords(plan.run_dir / TRAINED_FOLDER, run, source.tokenizer))
             guard = StallGuard("trainer", STALL)
             stack.callback(guard.close)
-            self.main = MainRank(
-                session=session,
-                publisher=publisher,
-                batches=batches,
-                quarantine=Quarantine(plan.run_dir / "aside"),
-                skipped=self._skipped,
-                watchdog=Watchdog(self._api, run.run_id, _wanted(run, settings), self._servers),
-                guard=guard,
-                metrics=stack.enter_context(
-                    JsonlWriter(plan.run_dir / METRICS_FILE, keep=lambda row: bool(row["step"] <= first_step))
-                ),
-                digests=digests,
-                observers=observers,
-                hook=self._hook,
-                servers=self._servers,
-                display=stack.enter_context(Display(settings.training_steps, first_step)),
-                stop=stop,
-                noticing_replacement=replacement,
-                origin=None if resumption is None else resumption.origin,
-                facts=_facts(run, settings, source, self._arguments),
-                hub=self._hub,
+            metrics = stack.enter_context(
+                JsonlWriter(plan.run_dir / METRICS_FILE, keep=lambda row: bool(row["step"] <= first_step))
+            )
+            measure = partial(
+                step_metrics,
                 device=policy.device,
                 devices=self._ranks,
-                peak_tflops=peak_of(policy.device, settings.peak_tflops),
-                records=records,
+                peak=peak_of(policy.device, settings.peak_tflops),
+            )
+            display = stack.enter_context(Display(settings.training_steps, first_step))
+            origin = None if resumption is None else resumption.origin
+            watchdog = Watchdog(self._api, run.run_id, _wanted(run, settings), self._servers)
+            self.main = MainRank(
+                session=session,
+                batches=Batches(batches, watchdog),
+                ledger=Ledger(session, digests, Quarantine(plan.run_dir / "aside"), self._skipped, origin),
+                reports=Reports(session, plan.run_dir, metrics, display, observers, measure, records),
+                publisher=publisher,
                 receipts=receipts,
+                hook=None if self._hook is None else StepHook(self._hook, run.run_id, self._servers),
+                finish=Finish(_facts(run, settings, source, self._arguments), self._hub),
+                stop=stop,
+                guard=guard,
+                noticing_replacement=replacement,
             )
         return True
+
+    def _open_publisher(self, plan: _Plan, policy: Policy, session: LeaseSession) -> tuple[Publisher, Receipts | None]:
+        """Without publications, there are no receipts."""
+        settings, source, stop, run_id = plan.learner.settings, plan.learner.source, self._stop, session.run.run_id
+        ahead = settings.max_staleness > 0
+        receipts: Receipts | None = None
+        transport: WeightTransport = NoTransport()
+        if plan.probing is not None:
+            diagnosis = LiveDiagnosis(source, policy.publishes_adapters)
+            since = None if plan.resumption is None else plan.first_step
+            receipts = Receipts(plan.run_dir, rounding_of(policy), diagnosis, plan.probing.probes, since)
+            self._stack.callback(receipts.close)
+            servers = ModelServers(
+                tuple(self._servers),
+                look_up=self._servers.look_up if self._servers.may_change else None,
+                background=ahead,
+                closing=lambda: max(0.0, min(stop.seconds_left, stop.grace)),
+                proof=receipts,
+            )
+            describe = policy.describe_adapters if policy.publishes_adapters else None
+            folder = self._deployment.weights_dir / run_id
+            transport = FilesystemTransport(servers, folder, source.served_weights, describe)
+        publisher = Publisher(transport, partial(announce, session), stop, background=ahead)
+        self._stack.callback(publisher.close)
+        return publisher, receipts
+
+    def _open_batches(self, plan: _Plan, policy: Policy, session: LeaseSession) -> BatchSource:
+        settings = plan.learner.settings
+
+        def prepare(step: int, groups: list[TrajectoryGroup]) -> Prepared:
+            limits = Limits.of(
+                settings,
+                session.version(step - 1),
+                vocabulary=policy.vocabulary,
+                max_model_len=plan.learner.source.max_model_len,
+                max_staleness=staleness_bound(session.run),
+            )
+            return to_samples(groups, limits, settings)
+
+        batches: BatchSource = (
+            Prefetch(session, prepare, plan.first_step + 1, settings.training_steps)
+            if settings.max_staleness > 0
+            else OnDemand(session, prepare)
+        )
+        self._stack.callback(batches.close)
+        return batches
 
     def _take_as_planned(self, session: LeaseSession) -> bool:
         """Enters the session. Returns False, without a hold on the run, if another environment opened or changed it."""
@@ -319,27 +346,6 @@ class _MainStart:
                 return False
             self._stack.enter_context(held.pop_all())
             return True
-
-
-def _transport(
-    settings: TrainerSettings,
-    servers: ServerList,
-    folder: Path,
-    policy: Policy,
-    stop: StopRequest,
-    receipts: Receipts | None,
-) -> WeightTransport:
-    if receipts is None:
-        return NoTransport()
-    together = ModelServers(
-        tuple(servers),
-        look_up=servers.look_up if servers.may_change else None,
-        background=settings.max_staleness > 0,
-        closing=lambda: max(0.0, min(stop.seconds_left, stop.grace)),
-        proof=receipts,
-    )
-    describe = policy.describe_adapters if policy.publishes_adapters else None
-    return FilesystemTransport(together, folder, policy.source.served_weights, describe)
 
 
 def _wanted(run: RunRecord, settings: TrainerSettings) -> Wanted:

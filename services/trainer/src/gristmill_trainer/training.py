@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-import torch
+import msgspec
 
-from gristmill import LeaseSession, PolicyVersion
+from gristmill import ApiError, LeaseSession, PolicyVersion
 from gristmill.lines import JsonlWriter
+from gristmill.metrics import METRICS_FILE, StepMetrics
 from gristmill.stall import StallGuard
 from gristmill_trainer.batch_source import Batch, BatchSource
-from gristmill_trainer.checkpoint import BackgroundSave, CheckpointStore
+from gristmill_trainer.checkpoint import BackgroundSave, CheckpointStore, Progress
 from gristmill_trainer.checkpoint.digests import DigestWriter
+from gristmill_trainer.data.samples import Statistics
+from gristmill_trainer.disk import writing
 from gristmill_trainer.display import Display
 from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.export import Hub, RunFacts
-from gristmill_trainer.hooks import Hook
+from gristmill_trainer.hooks import Hook, StepEvent
 from gristmill_trainer.learner import Learner
+from gristmill_trainer.metrics import StepResult
 from gristmill_trainer.model_state import LearnerState
 from gristmill_trainer.observers import Observers
 from gristmill_trainer.publish import ModelServer, Publisher
-from gristmill_trainer.quarantine import Quarantine, SkippedSteps
+from gristmill_trainer.quarantine import Quarantine, SkippedSteps, SkipRecord
 from gristmill_trainer.receipts import Probes, Receipts
 from gristmill_trainer.records import TrainedRecords
 from gristmill_trainer.settings import TrainerSettings
 from gristmill_trainer.stop import StopRequest
 from gristmill_trainer.watchdog import Watchdog
 
+_LOG = logging.getLogger(__name__)
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -66,43 +72,147 @@ class Phases:
 
 
 @dataclass
+class Batches:
+    """The batches of the steps, on rank 0."""
+
+    source: BatchSource
+    watchdog: Watchdog
+    """Reports what a wait for a batch takes so long for."""
+    current: Batch | None = None
+    """The batch of the step in progress."""
+
+
+@dataclass
+class Ledger:
+    """Which groups each step used up, for the next checkpoint and its ack."""
+
+    session: LeaseSession
+    digests: DigestWriter
+    quarantine: Quarantine
+    skipped: SkippedSteps
+    origin: str | None
+    """The checkpoint that `resume` named, or None."""
+
+    def trained(self, batch: Batch, result: StepResult) -> None:
+        """Records the outcome of the step's groups. Quarantines them if nothing was trained or an update left out."""
+        self.session.trained(batch.step)
+        ids = [group.group_id for group in batch.groups]
+        self.digests.trained(batch.step, ids)
+        problem = result.skipped or result.problem
+        if problem is None:
+            self.skipped.trained()
+            return
+        record = SkipRecord(
+            step=batch.step,
+            version=str(self.session.version(batch.step - 1)),
+            problem=problem,
+            loss=str(result.loss),
+            grad_norm=str(result.grad_norm),
+            group_ids=ids,
+        )
+        self.skipped.skipped(self.quarantine.write(batch.groups, record), problem)
+
+    def progress(self, step: int) -> Progress:
+        """Returns the progress after `step` steps, for a checkpoint."""
+        return Progress(
+            step=step,
+            version=self.session.version(step),
+            last_batch=self.session.batch_id(step),
+            covered=self.session.covered,
+            skipped=self.skipped.files,
+            origin=self.origin,
+            creation=self.session.run.creation,
+        )
+
+
+@dataclass
+class Reports:
+    """Where the metrics of each step go: metrics.jsonl, the API, the display and the observers."""
+
+    session: LeaseSession
+    folder: Path
+    """The run's."""
+    file: JsonlWriter
+    """metrics.jsonl."""
+    display: Display
+    observers: Observers
+    measure: Callable[[PolicyVersion, Statistics, StepResult, dict[str, float]], StepMetrics]
+    """`step_metrics` with the properties of the devices."""
+    records: TrainedRecords | None = None
+    """None: `record_rollouts` is off."""
+    last: StepMetrics | None = None
+    """The metrics of the last step."""
+
+    def step(
+        self, batch: Batch, result: StepResult, seconds: dict[str, float], receipts: Mapping[str, Any]
+    ) -> StepMetrics:
+        """Reports a step. `seconds`: by phase. `receipts`: fields of StepMetrics.
+
+        If the API refuses the row, as for an invalid metric name, this method logs a warning. The row is then only
+        missing in the API.
+        """
+        version, prepared = self.session.version(batch.step), batch.prepared
+        metrics = self.measure(version, prepared.statistics, result, seconds)
+        self.last = metrics = msgspec.structs.replace(metrics, **receipts)
+        values = metrics.values()
+        with writing(self.folder / METRICS_FILE):
+            self.file.append({"step": batch.step, **values})
+        try:
+            self.session.report_metrics(batch.step, values)
+        except ApiError as error:
+            if error.code != "bad_request":
+                raise
+            _LOG.warning("the API takes no metrics of step %d, which are in the run's folder: %s", batch.step, error)
+        if self.records is not None:
+            self.records.add(version, prepared, result)
+        self.display.step(metrics)
+        self.observers.step(metrics)
+        return metrics
+
+
+@dataclass(frozen=True)
+class StepHook:
+    """The user's function of `on_step`."""
+
+    call: Hook
+    run_id: str
+    servers: Iterable[ModelServer]
+
+    def __call__(self, metrics: StepMetrics) -> None:
+        self.call(StepEvent(self.run_id, metrics, tuple(server.url for server in self.servers)))
+
+
+@dataclass(frozen=True)
+class Finish:
+    """What the finished model gets: a card, and a place in the hub."""
+
+    facts: RunFacts
+    """Without the final version, reward and receipts."""
+    hub: Hub | None
+
+
+@dataclass
 class MainRank:
     """All objects that the loop uses on rank 0 only."""
 
     session: LeaseSession
+    batches: Batches
+    ledger: Ledger
+    reports: Reports
     publisher: Publisher
-    batches: BatchSource
-    quarantine: Quarantine
-    skipped: SkippedSteps
-    watchdog: Watchdog
-    guard: StallGuard
-    metrics: JsonlWriter
-    digests: DigestWriter
-    observers: Observers
-    hook: Hook | None
-    servers: Iterable[ModelServer]
-    display: Display
+    receipts: Receipts | None
+    """None: this trainer publishes no weights."""
+    hook: StepHook | None
+    finish: Finish
     stop: StopRequest
+    guard: StallGuard
     noticing_replacement: Callable[[], AbstractContextManager[None]]
     """Converts an error to FencedError if another trainer has taken the run."""
-    origin: str | None
-    """The checkpoint that `resume` named, or None."""
-    facts: RunFacts
-    """Facts for the card of the finished model. `final_facts` adds the final version and reward."""
-    hub: Hub | None
-    device: torch.device
-    devices: int
-    peak_tflops: float | None
-    records: TrainedRecords | None = None
-    """None: `record_rollouts` is off."""
-    receipts: Receipts | None = None
-    """None: this trainer publishes no weights."""
-    batch: Batch | None = None
-    """The batch of the current step."""
 
-    def version(self, step: int) -> PolicyVersion:
-        """Returns the version of the weights after `step` steps."""
-        return PolicyVersion(self.session.incarnation, step)
+    @property
+    def is_ending(self) -> bool:
+        """Whether the training ends after this step, by a stop request or by too many skipped steps."""
+        return self.stop.requested or self.ledger.skipped.too_many
 
 
 @dataclass

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from tests.unit.api.atropos.groups import KEYS, full, returned, small
@@ -210,7 +210,7 @@ def test_optional_field_that_is_nested_too_deep_is_left_out(
     assert json.loads(returned(fast))[name] == (None if left_out else fields[name])
 
 
-@settings(max_examples=200)
+@pytest.mark.slow
 @given(st.data())
 def test_batch_returns_every_value_that_was_sent(data: st.DataObject) -> None:
     """Also values that the binary group rounds, narrows or has no place for."""
@@ -252,7 +252,6 @@ VALUE: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-@settings(max_examples=300)
 @given(st.dictionaries(st.sampled_from(KEYS), VALUE, max_size=3))
 @pytest.mark.slow
 def test_every_body_that_the_fast_path_reads_is_the_same_on_the_slow_path(changes: dict[str, Any]) -> None:

@@ -114,6 +114,7 @@ def test_last_number_is_the_answer_if_allowed(text: str, number: str | None) -> 
 words = st.text(alphabet="ab {}\\$#.\n", max_size=30)
 
 
+@pytest.mark.slow
 @given(words, words)
 def test_thinking_never_changes_the_answer(thought: str, said: str) -> None:
     assert final_answer(f"<think>{thought} #### 4</think>{said}") == final_answer(said)

@@ -260,6 +260,7 @@ def no_value(completion):
 """
 
 
+@pytest.mark.slow
 async def test_check_calls_every_reward_and_names_the_rows_on_which_one_fails(folder: Path, console: Console) -> None:
     (folder / "mine.py").write_text(MINE)
     (folder / "rows.jsonl").write_text("".join(f'{{"question": "{n}?", "gold": "{n}"}}\n' for n in range(20)))
@@ -270,6 +271,7 @@ async def test_check_calls_every_reward_and_names_the_rows_on_which_one_fails(fo
     assert "│ near   │ 20   │ 19 (95.0%)" in shown(console)  # its column is the answer, under its own name
 
 
+@pytest.mark.slow
 async def test_check_is_not_well_if_a_reward_gives_no_value(folder: Path, console: Console) -> None:
     (folder / "mine.py").write_text(MINE)
     lines = await checked(folder, console, "--max_token_length", "200", "--reward_functions", "mine.py:no_value")

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from math_verify import parse, verify
 from tests.unit.env.rewards.test_accuracy import EXACTLY_RIGHT, EXACTLY_WRONG, RIGHT_BY_ALGEBRA, WRONG_BY_ALGEBRA
@@ -86,7 +86,6 @@ insides = st.sampled_from(["72", "-72", "5", "x", "0.5", "{72}", "72 ", ""])
 @example([], "72", ["The final answer is", " ", "5"], "72")
 @example(["$"], "72", ["$", "and", "$", "5", "$"], "72")
 @example([], "72", ["\n", r"\boxed", r"\text{ apples}"], "72")
-@settings(max_examples=300, deadline=None)
 def test_the_fast_path_agrees_with_math_verify(before: list[str], boxed: str, after: list[str], gold: str) -> None:
     text = "".join(before) + rf"\boxed{{{boxed}}}" + "".join(after)
     same = surely_same(gold, text)
@@ -94,7 +93,6 @@ def test_the_fast_path_agrees_with_math_verify(before: list[str], boxed: str, af
 
 
 @given(pieces, st.sampled_from(["72", "-72"]))
-@settings(max_examples=100, deadline=None)
 def test_the_fast_path_without_a_box_agrees_with_math_verify(text: list[str], gold: str) -> None:
     same = surely_same(gold, "".join(text))
     assert same is None or same == accepts(gold, "".join(text))

@@ -185,6 +185,7 @@ async def test_old_failures_do_not_count(scorer: Make) -> None:
         await made.score([Sample("0")])
 
 
+@pytest.mark.slow
 async def test_a_part_that_fails_is_named_in_the_error_of_its_reward(scorer: Make) -> None:
     made = scorer((create_reward({"type": "combined", "params": {"rewards": [PART]}}), 1.0), failure_limit=0.5)
     values = {"reward": "combined", "failures": 64, "failed": "combined/hopeless"}

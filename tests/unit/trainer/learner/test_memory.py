@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.errors import raises
+from tests.support.grids import part_of_grid
 from tests.unit.trainer.learner.learning import Build, assert_same_bits, farthest, make_samples, weights
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -142,8 +143,10 @@ def longer(sample: Sample, length: int) -> Sample:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
-@pytest.mark.parametrize("settings", [{}, {"token_budget": 80}, {"minibatches": 2}], ids=["batch", "budget", "updates"])
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    part_of_grid([{}, {"token_budget": 80}, {"minibatches": 2}], [torch.OutOfMemoryError, MemoryError], every=2),
+)
 def test_update_without_memory_is_repeated_in_halves_with_the_same_result(
     build: Build, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], error: type[Exception]
 ) -> None:
@@ -203,12 +206,10 @@ ERRORS = [
 ]
 
 
-@pytest.mark.parametrize("text", ERRORS)
-def test_errors_of_the_driver_and_of_cublas_count_as_out_of_memory(
-    build: Build, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
+def test_error_of_cublas_counts_as_out_of_memory(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other errors of the list are tried below, without a step for each."""
     learner, samples = build(plain=True, packing=True), make_samples()
-    small_memory(learner, monkeypatch, max(map(len, samples)) + 8, RuntimeError, text)
+    small_memory(learner, monkeypatch, max(map(len, samples)) + 8, RuntimeError, ERRORS[2])
     result = learner.step(samples, 1)
     assert result.skipped is None
     assert result.halved > 0
@@ -228,6 +229,7 @@ def test_optimizer_without_memory_for_its_moments_ends_the_training_with_a_named
         learner.step(make_samples(), 1)
 
 
+@pytest.mark.long
 def test_step_whose_compilation_fails_is_repeated_without_it(build: Build) -> None:
     def fails(*_: object) -> Callable[..., Any]:
         raise RuntimeError("no C compiler")

@@ -18,7 +18,7 @@ from tests.unit.trainer.lifecycle.api_stand_in import ApiStandIn
 from tests.unit.trainer.lifecycle.conftest import SETTINGS, Training, progress, step_groups
 from tests.unit.trainer.lifecycle.test_loop import SKIPS, Trainer
 
-from gristmill import ApiError, PolicyVersion
+from gristmill import ApiError, ApiUnreachable, PolicyVersion
 from gristmill_trainer.checkpoint import BackgroundSave, CheckpointStore, Resumption, find_resumption, store
 from gristmill_trainer.checkpoint.digests import file_digests, read_digests
 from gristmill_trainer.checkpoint.store import read_progress
@@ -73,8 +73,11 @@ class Api(ApiStandIn):
         super().__init__(group_of(1, 2, 3, 4, 5))
         self.run, self.copies = run, copies
         self.acks: list[list[str]] = []
+        self.answers_acks = True
 
     def ack(self, run_id: str, incarnation: int, batch_ids: Sequence[str], **named: Any) -> None:
+        if not self.answers_acks:
+            raise ApiUnreachable("api_unreachable", "the API did not answer")
         shutil.copytree(self.run, self.copies / str(len(self.acks)))
         self.acks.append(list(batch_ids))
         super().ack(run_id, incarnation, batch_ids, **named)
@@ -284,6 +287,22 @@ def test_stop_writes_no_second_checkpoint_of_the_step_in_progress(trainer: Train
     assert api.acks == [["1.1", "1.2"]]
     assert disk.writes == 1
     assert [path.name for path in (api.run / "checkpoints").iterdir()] == ["step-000002"]
+
+
+def test_stop_writes_the_last_checkpoint_once_although_its_ack_fails(trainer: Trainer, api: Api, disk: Disk) -> None:
+    def stop(step: int) -> None:
+        if step == 3:
+            api.answers_acks = False
+            signal.raise_signal(signal.SIGTERM)
+
+    trainer.settings = SECOND_STEPS.model_copy(update={"checkpoint_interval": 100})
+    trainer.leased = stop
+    with raises(StoppedError, "stopped", problem="api_unreachable"):
+        trainer.run()
+    assert disk.writes == 1
+    found = resumption(api.run)
+    assert found is not None
+    assert (found.step, found.covered, api.acked) == (3, ids(1, 2, 3), [])
 
 
 def test_suspended_run_keeps_the_steps_after_the_checkpoint_in_progress(trainer: Trainer, api: Api, disk: Disk) -> None:

@@ -41,7 +41,7 @@ def test_publisher_keeps_the_versions_of_a_new_run_with_an_old_id(tmp_path: Path
 
 
 def test_publisher_keeps_the_version_that_a_server_still_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gristmill_trainer.publish.servers._OTHERS_LEAST", 0.3)
+    monkeypatch.setattr("gristmill_trainer.publish.pool._OTHERS_LEAST", 0.3)
     pair = [ModelServerStandIn(), ModelServerStandIn()]
     servers = ModelServers([ModelServer(server.url, "token") for server in pair])
     publisher = FilesystemTransport(servers, tmp_path, None)
@@ -61,7 +61,7 @@ def test_publisher_keeps_the_version_that_a_server_still_loads(tmp_path: Path, m
 
 def test_publisher_keeps_the_version_whose_load_timed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server executes a request to its end, also when the trainer waits no longer."""
-    monkeypatch.setattr("gristmill_trainer.publish.servers._OTHERS_LEAST", 0.1)
+    monkeypatch.setattr("gristmill_trainer.publish.pool._OTHERS_LEAST", 0.1)
     monkeypatch.setattr("gristmill_trainer.publish.servers.LOAD_TIMEOUT", 0.5)
     pair = [ModelServerStandIn(), ModelServerStandIn()]
     publisher = FilesystemTransport(ModelServers([ModelServer(one.url, "token") for one in pair]), tmp_path, None)

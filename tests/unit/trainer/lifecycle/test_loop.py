@@ -31,6 +31,7 @@ from gristmill_trainer.export import RunFacts
 from gristmill_trainer.hooks import Hook, StepEvent
 from gristmill_trainer.learner_factory import LearnerPlan, build_learner
 from gristmill_trainer.loop import train
+from gristmill_trainer.metrics import step_metrics
 from gristmill_trainer.observers import Observers
 from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.publish import NoTransport, Publisher, WeightTransport
@@ -38,7 +39,7 @@ from gristmill_trainer.quarantine import Quarantine, SkippedSteps
 from gristmill_trainer.run import announce
 from gristmill_trainer.startup import STALL
 from gristmill_trainer.stop import StoppedError, StopRequest
-from gristmill_trainer.training import MainRank, Phases, Training
+from gristmill_trainer.training import Batches, Finish, Ledger, MainRank, Phases, Reports, StepHook, Training
 from gristmill_trainer.watchdog import Wanted, Watchdog
 
 SKIPS = SETTINGS.model_copy(update={"training_steps": 10, "checkpoint_interval": 100, "max_skipped_steps": 2})
@@ -66,6 +67,8 @@ class Trainer:
         self.leased: Callable[[int], object] = lambda step: None
         """Called with a step whose groups are available."""
         self.hook: Hook | None = None
+        self.restores = True
+        """Whether a resumed process continues with the optimizer's state, and so with its learning rate."""
 
     def run(self) -> None:
         """Assembles the loop as startup.py does."""
@@ -77,6 +80,8 @@ class Trainer:
         weights = None if resumption is None else str(resumption.checkpoint.path)
         dist = DistContext()
         learner, state = build_learner(LearnerPlan(self.source, weights, self.settings, None), dist)
+        if resumption is not None and self.restores:
+            store.restore(resumption.checkpoint, state, own=resumption.own)
         first_step = 0 if resumption is None else resumption.step
         metrics = JsonlWriter(self.folder / METRICS_FILE, keep=lambda row: bool(row["step"] <= first_step))
         guard = StallGuard("trainer", STALL)
@@ -95,26 +100,23 @@ class Trainer:
         ):
             main = MainRank(
                 session=session,
+                batches=Batches(_Source(session, self.leased), Watchdog(self.api.client, "run", Wanted(2), [])),
+                ledger=Ledger(session, digests, Quarantine(self.folder / "aside"), skipped, origin=None),
+                reports=Reports(
+                    session,
+                    self.folder,
+                    metrics,
+                    display,
+                    Observers(),
+                    partial(step_metrics, device=learner.policy.device),
+                ),
                 publisher=Publisher(self.transport, partial(announce, session), stop),
-                batches=_Source(session, self.leased),
-                quarantine=Quarantine(self.folder / "aside"),
-                skipped=skipped,
-                watchdog=Watchdog(self.api.client, "run", Wanted(2), []),
-                guard=guard,
-                metrics=metrics,
-                digests=digests,
-                observers=Observers(),
-                hook=self.hook,
-                servers=(),
-                display=display,
+                receipts=None,
+                hook=None if self.hook is None else StepHook(self.hook, "run", ()),
+                finish=Finish(cast("RunFacts", None), hub=None),
                 stop=stop,
+                guard=guard,
                 noticing_replacement=contextlib.nullcontext,
-                origin=None,
-                facts=cast("RunFacts", None),
-                hub=None,
-                device=learner.policy.device,
-                devices=1,
-                peak_tflops=None,
             )
             train(Training(self.settings, dist, learner, state, store, Phases(guard), first_step, self.folder, main))
 
@@ -297,6 +299,7 @@ def test_weights_that_give_no_numbers_are_neither_published_nor_saved(
     with pytest.raises(_EndedError):
         trainer.run()
     trainer.leased = lambda step: None
+    trainer.restores = False
     trainer.settings = SKIPS.model_copy(update={**one, "learning_rate": learning_rate, "checkpoint_interval": 1})
     with raises(WeightsError, code, step=2) as raised:
         trainer.run()

@@ -103,7 +103,7 @@ def test_server_that_hangs_before_a_load_is_left_out(
 def test_server_that_hangs_in_a_load_delays_one_publication_and_no_other(
     pair: list[ModelServerStandIn], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gristmill_trainer.publish.servers._OTHERS_LEAST", 0.5)
+    monkeypatch.setattr("gristmill_trainer.publish.pool._OTHERS_LEAST", 0.5)
     caplog.set_level("INFO")
     target = _target(pair)
     target.load(FOLDER / "1.0", PolicyVersion(1, 0))
@@ -111,7 +111,7 @@ def test_server_that_hangs_in_a_load_delays_one_publication_and_no_other(
     for step in (1, 2, 3):
         target.load(FOLDER / f"1.{step}", PolicyVersion(1, step))
         assert [server.version for server in pair] == [f"1.{step}", "1.0"]
-        monkeypatch.setattr("gristmill_trainer.publish.servers._OTHERS_LEAST", 60.0)
+        monkeypatch.setattr("gristmill_trainer.publish.pool._OTHERS_LEAST", 60.0)
     _until(lambda: pair[1].version == "1.3")
     assert pair[1].loads == [str(FOLDER / version) for version in ("1.0", "1.1", "1.3")]
     target.load(FOLDER / "1.3", PolicyVersion(1, 3))
@@ -151,7 +151,7 @@ def test_server_that_refuses_later_is_left_out_while_another_serves(pair: list[M
 def test_training_continues_when_one_server_is_away_for_longer_than_its_patience(
     pair: list[ModelServerStandIn], monkeypatch: pytest.MonkeyPatch, hangs: bool
 ) -> None:
-    monkeypatch.setattr("gristmill_trainer.publish.servers._OTHERS_LEAST", 0.2)
+    monkeypatch.setattr("gristmill_trainer.publish.pool._OTHERS_LEAST", 0.2)
     target = _target(pair, patience=1.0)
     target.load(FOLDER / "1.0", PolicyVersion(1, 0))
     if hangs:

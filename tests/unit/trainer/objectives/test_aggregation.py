@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.errors import raises
 from tests.support.trained_tokens import part, random_tokens, weighted
@@ -21,7 +21,6 @@ EVERYTHING = {"importance_level": "sequence", "kl_beta": 0.1, "entropy_coef": 0.
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-@settings(max_examples=25, deadline=None, derandomize=True)
 @given(lengths=st.lists(st.integers(0, 6), min_size=1, max_size=7).filter(any), data=st.data())
 def test_micro_batch_shares_add_up_to_the_updates_loss(
     objective: ObjectiveName, lengths: list[int], data: st.DataObject

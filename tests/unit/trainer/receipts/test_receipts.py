@@ -22,7 +22,16 @@ from gristmill.receipts import Proven, ReceiptState, failing, proven
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.loop import publish
 from gristmill_trainer.publish import ModelServer
-from gristmill_trainer.receipts import Case, Cause, Diagnosis, LiveDiagnosis, Probes, distance, own_scores
+from gristmill_trainer.receipts import (
+    Case,
+    Cause,
+    Diagnosis,
+    LiveDiagnosis,
+    Probes,
+    distance,
+    own_scores,
+    receipt_metrics,
+)
 
 Serve = Callable[..., TorchServer]
 Begin = Callable[..., Run]
@@ -234,7 +243,7 @@ def test_diagnosis_that_takes_many_steps_does_not_end_the_training(
         return diagnose(self, case, server, path)
 
     monkeypatch.setattr(LiveDiagnosis, "__call__", waits)
-    monkeypatch.setattr("gristmill_trainer.publish.servers._OTHERS_LEAST", 0.2)
+    monkeypatch.setattr("gristmill_trainer.publish.pool._OTHERS_LEAST", 0.2)
     good, bad = serve(), serve("swallowed_update")
     run = begin([good, bad])
     run.train(8)
@@ -306,6 +315,23 @@ def test_trainer_that_waits_for_a_batch_learns_that_no_server_is_left(serve: Ser
         while time.monotonic() < deadline:
             run.publisher.ensure()
             time.sleep(0.05)
+
+
+def test_metrics_have_the_largest_difference_and_the_smallest_change_since_the_last_row(
+    serve: Serve, begin: Begin
+) -> None:
+    run = begin([serve()])
+    run.train(2)
+    assert run.receipts is not None
+    taken = run.receipts.take()
+    assert taken == run.rows()
+    assert receipt_metrics(taken) == {
+        "receipts": {"ok": 3},
+        "receipt_difference": max(row.difference or 0.0 for row in taken),
+        "receipt_change": min(row.change for row in taken if row.change is not None),
+        "receipt_seconds": max(row.seconds for row in taken),
+    }
+    assert receipt_metrics(run.receipts.take()) == {}
 
 
 def test_step_without_a_gradient_needs_no_change(serve: Serve, begin: Begin) -> None:

@@ -74,7 +74,7 @@ class Run:
         main: Any = SimpleNamespace(
             publisher=self.publisher,
             receipts=self.receipts,
-            version=lambda step: PolicyVersion(1, step),
+            session=SimpleNamespace(version=lambda step: PolicyVersion(1, step)),
             noticing_replacement=contextlib.nullcontext,
             stop=stop,
         )

@@ -7,7 +7,7 @@ guard         the middlewares: 421 for other hosts, 401 and 403
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from gristmill.calls import WORD_HEADER
@@ -15,18 +15,19 @@ from gristmill_api.access.guard import Guard
 from gristmill_api.access.permissions import install_openapi
 from gristmill_api.access.settings import AccessSettings
 
-__all__ = ["AccessSettings", "install"]
+__all__ = ["AccessSettings", "install_openapi", "middlewares"]
 
 
-def install(app: FastAPI, settings: AccessSettings) -> None:
-    """Put the guard, and CORS if origins are named, around the middlewares that `app` has so far."""
-    app.add_middleware(Guard, tokens=settings.tokens, origins=settings.cors_origins)
-    if settings.cors_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=settings.cors_origins,
-            allow_methods=["GET", "POST", "PUT", "DELETE"],
-            allow_headers=["Authorization", "Content-Type", "Content-Encoding", "Last-Event-ID", WORD_HEADER],
-            expose_headers=["Retry-After", "Gristmill-Dropped"],
-        )
-    install_openapi(app, settings.tokens is not None)
+def middlewares(settings: AccessSettings) -> list[Middleware]:
+    """Returns CORS, if origins are named, and the guard: a browser's preflight request has no token."""
+    guard = Middleware(Guard, tokens=settings.tokens, origins=settings.cors_origins)
+    if not settings.cors_origins:
+        return [guard]
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=settings.cors_origins,
+        allow_methods=["GET", "POST", "PUT", "DELETE"],
+        allow_headers=["Authorization", "Content-Type", "Content-Encoding", "Last-Event-ID", WORD_HEADER],
+        expose_headers=["Retry-After", "Gristmill-Dropped"],
+    )
+    return [cors, guard]

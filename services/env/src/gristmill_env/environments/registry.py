@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 from pydantic import TypeAdapter
@@ -63,6 +64,21 @@ ENTRY_POINTS = "gristmill.environments"
 _REGISTRY: dict[str, type[Environment]] = {"dataset": DatasetEnvironment, "tools": Tools}
 
 
+class Adapter(NamedTuple):
+    """An environment of another project, whose module is imported only if a run names it."""
+
+    plugin: str
+    packages: tuple[str, ...]
+    """What the module imports and this package does not install."""
+    extra: str
+    """The extra of gristmill-env that installs them."""
+
+
+ADAPTERS: Final = {
+    "openenv": Adapter("gristmill_env.adapters.openenv:OpenEnv", ("websockets",), "openenv"),
+}
+
+
 def environment(name: str) -> Callable[[E], E]:
     """Registers the decorated class as the environment `name`. Raises EpisodeError when the name is taken."""
 
@@ -111,18 +127,33 @@ def _find(name: str, folder: Path | None) -> tuple[Any, bool]:
     if name in _REGISTRY:
         kind = _REGISTRY[name]
         return kind, not kind.__module__.startswith(f"{__package__}.")
+    if name in ADAPTERS:
+        return _adapted(name, ADAPTERS[name]), False
     if is_plugin(name):
         return load_plugin(name, folder), False
     installed = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if name in installed:
         return installed[name].load(), False
-    known = sorted({*_REGISTRY, *installed})
+    known = sorted({*_REGISTRY, *ADAPTERS, *installed})
     raise EpisodeError(
         "unknown_environment",
         f"no environment '{name}' is registered; there are {', '.join(known)}.{did_you_mean(name, known)}",
         name=name,
         known=known,
     )
+
+
+def _adapted(name: str, adapter: Adapter) -> Any:
+    """Returns the class of an adapter. Raises EpisodeError if a package of its extra is missing."""
+    for package in adapter.packages:
+        if importlib.util.find_spec(package) is None:
+            raise EpisodeError(
+                "package_missing",
+                f"environment '{name}' needs the package {package}, which is not installed; install the extra "
+                f"{adapter.extra} of gristmill-env: pip install './services/env[{adapter.extra}]'",
+                name=name, package=package, extra=adapter.extra,
+            )  # fmt: skip
+    return load_plugin(adapter.plugin, None)
 
 
 def _options(name: str, kind: type[Environment], params: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,8 +33,8 @@ class EnvironmentSpec(Settings):
         return {"type": value} if isinstance(value, str) else value
 
     def recorded(self) -> dict[str, Any]:
-        """Returns the settings that distinguish this environment from others, without secrets."""
-        return {"type": self.type, "params": without_secrets(self.model_dump(mode="json")["params"])}
+        """Returns the settings that distinguish this environment from others, without secrets and addresses."""
+        return {"type": self.type, "params": without_secrets(self.model_dump(mode="json")["params"], "base_url")}
 
 
 class AgentSpec(Settings):

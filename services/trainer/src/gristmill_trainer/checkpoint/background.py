@@ -24,6 +24,8 @@ class BackgroundSave:
     def __init__(self) -> None:
         self.slowest = 0.0
         """Seconds of the slowest write."""
+        self.durable: int | None = None
+        """Step of the newest checkpoint that this process wrote, also without this object."""
         self._step: int | None = None
         self._began = 0.0
         self._thread: threading.Thread | None = None
@@ -69,6 +71,8 @@ class BackgroundSave:
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
+        if step is not None:
+            self.durable = step
         return step
 
     def _run(

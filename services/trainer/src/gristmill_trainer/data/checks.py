@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gristmill import PolicyVersion, RunRecord, TrajectoryGroup
+from gristmill import Hyperparameters, PolicyVersion, RunRecord, TrajectoryGroup
 from gristmill.run import Protocol
 from gristmill_trainer.data.types import F32, I32, Reason, Rejected, Sample
 
@@ -39,6 +39,26 @@ class Limits:
     """Most tokens of a micro-batch; None: no bound."""
     distill: bool = True
     """Whether a teacher's tokens are trained on. If False, they are not checked."""
+
+    @classmethod
+    def of(
+        cls,
+        settings: Hyperparameters,
+        policy: PolicyVersion,
+        *,
+        vocabulary: int,
+        max_model_len: int,
+        max_staleness: int | None,
+    ) -> Limits:
+        """Returns the limits of a step with these settings. `max_model_len`: tokens that the server's model takes."""
+        return cls(
+            vocabulary=vocabulary,
+            seq_len=settings.seq_len or max_model_len,
+            policy=policy,
+            max_staleness=max_staleness,
+            token_budget=settings.token_budget,
+            distill=settings.distill_coef > 0,
+        )
 
 
 def staleness_bound(run: RunRecord) -> int | None:

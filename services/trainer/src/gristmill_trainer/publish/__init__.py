@@ -1,5 +1,6 @@
 """Publication of new weights to the running model servers."""
 
+from gristmill_trainer.publish.pool import ModelServers
 from gristmill_trainer.publish.publisher import (
     FilesystemTransport,
     NoTransport,
@@ -8,7 +9,7 @@ from gristmill_trainer.publish.publisher import (
     WeightTransport,
     claim_publishing,
 )
-from gristmill_trainer.publish.servers import ModelServer, ModelServers, ServerList
+from gristmill_trainer.publish.servers import ModelServer, ServerList
 
 __all__ = [
     "FilesystemTransport",

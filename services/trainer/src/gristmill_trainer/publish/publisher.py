@@ -24,7 +24,7 @@ from gristmill.errors import of_thread
 from gristmill_trainer.disk import writing
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.policy.lora import ADAPTER_WEIGHTS
-from gristmill_trainer.publish.servers import ModelServers
+from gristmill_trainer.publish.pool import ModelServers
 from gristmill_trainer.stop import StopRequest
 
 _LOG = logging.getLogger(__name__)

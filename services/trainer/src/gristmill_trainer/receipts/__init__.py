@@ -15,7 +15,14 @@ from gristmill_trainer.receipts.probes import (
     scale,
     served_scores,
 )
-from gristmill_trainer.receipts.receipts import Expectation, Receipts, first_bound, later_bound, rounding_of
+from gristmill_trainer.receipts.receipts import (
+    Expectation,
+    Receipts,
+    first_bound,
+    later_bound,
+    receipt_metrics,
+    rounding_of,
+)
 from gristmill_trainer.receipts.weights import PublishedWeights
 
 __all__ = [
@@ -35,6 +42,7 @@ __all__ = [
     "first_bound",
     "later_bound",
     "own_scores",
+    "receipt_metrics",
     "rounding_of",
     "scale",
     "served_scores",

@@ -28,8 +28,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -84,34 +85,24 @@ class Answered:
 
 
 @dataclass
-class Tally:
-    """Receipts since the last row of metrics."""
+class _Server:
+    """What the receipts of one server have shown."""
 
-    counts: dict[str, int] = field(default_factory=dict)
-    """By state."""
-    difference: float | None = None
-    """Largest."""
-    change: float | None = None
-    """Smallest."""
-    seconds: float = 0.0
-    """Longest."""
-
-    def metrics(self) -> dict[str, Any]:
-        """Returns the fields of StepMetrics."""
-        if not self.counts:
-            return {}
-        return {
-            "receipts": self.counts,
-            "receipt_difference": self.difference,
-            "receipt_change": self.change,
-            "receipt_seconds": self.seconds,
-        }
+    bound: float | None = None
+    """Of later receipts, in nats; None before the first receipt."""
+    answered: Answered | None = None
+    failed: tuple[Case, Receipt] | None = None
+    """The last failed receipt, which `explain` completes."""
+    cause: Diagnosis | None = None
+    """The first cause that was found since the server's last proven version."""
+    refused: bool = False
+    """Whether the log says that the server answers no probes."""
 
 
 class Receipts:
     """The receipts of one training, on rank 0. The threads that publish to the servers call it.
 
-    It implements `publish.servers.Proof`.
+    It implements `publish.pool.Proof`.
     """
 
     def __init__(
@@ -130,19 +121,16 @@ class Receipts:
             folder / RECEIPTS_FILE, keep=lambda row: first_step is not None and bool(row["step"] <= first_step)
         )
         self._written = read_receipts(folder / RECEIPTS_FILE)
-        self._bounds = {
-            one.server: one.bound for one in self._written if one.state is not ReceiptState.FAILED and one.bound > 0
-        }
+        self._taken = len(self._written)
+        """Receipts in earlier rows of metrics."""
+        self._servers: dict[str, _Server] = defaultdict(_Server)
+        """By URL."""
+        for one in self._written:
+            if one.state is not ReceiptState.FAILED and one.bound > 0:
+                self._servers[one.server].bound = one.bound
         self._probes = probes
         self._expected: dict[PolicyVersion, Expectation] = {}
-        self._answered: dict[str, Answered] = {}
-        """By server."""
-        self._failed: dict[str, tuple[Case, Receipt]] = {}
-        self._causes: dict[str, Diagnosis] = {}
-        """By server, the first cause that was found since its last proven version."""
-        self._tally = Tally()
         self._lock = threading.Lock()
-        self._unable: set[str] = set()
 
     def expect(self, probes: Probes, version: PolicyVersion, expectation: Expectation) -> None:
         """Sets the trainer's scores for `version`. Call it before the publication.
@@ -155,7 +143,7 @@ class Receipts:
                 self._probes = msgspec.structs.replace(probes, first=first)
                 self._probes.write(self._folder)
             self._expected[version] = expectation
-            for old in sorted(self._expected, key=lambda one: (one.incarnation, one.step))[:-_KEPT]:
+            for old in sorted(self._expected)[:-_KEPT]:
                 del self._expected[old]
 
     def expects(self, version: PolicyVersion) -> bool:
@@ -172,8 +160,8 @@ class Receipts:
         with self._lock:
             expectation, probes = self._expected.get(version), self._probes
             before = self._expected.get(PolicyVersion(version.incarnation, version.step - 1))
-            last = self._answered.get(server.url)
-            bound = self._bounds.get(server.url)
+            known = self._servers[server.url]
+            last, bound = known.answered, known.bound
         if expectation is None:
             raise PublishError(
                 "receipt_outdated",
@@ -208,7 +196,7 @@ class Receipts:
             state=_state(
                 expectation.moved, difference, allowed, None if older is None else distance(served, older), bound
             ),
-            difference=difference if difference < float("inf") else None,
+            difference=_finite(difference),
             bound=allowed if bound is None else bound,
             change=None if last is None else _finite(_change(served, last.served)),
             wanted_change=None if older is None else distance(own, older),
@@ -226,13 +214,11 @@ class Receipts:
                 version=str(version),
             )
             with self._lock:
-                self._failed[server.url] = case, receipt
+                known.failed = case, receipt
             return False
         with self._lock:
-            self._answered[server.url] = Answered(version, served, expectation.scores)
-            self._causes.pop(server.url, None)
-            if bound is not None:
-                self._bounds[server.url] = bound
+            known.answered = Answered(version, served, expectation.scores)
+            known.cause, known.bound = None, bound
         self._write(receipt)
         return True
 
@@ -242,7 +228,9 @@ class Receipts:
         `label`: the server's label of its weights before it was left out.
         """
         with self._lock:
-            case, receipt = self._failed[server.url]
+            known = self._servers[server.url]
+            assert known.failed is not None
+            case, receipt = known.failed
         try:
             found = self._diagnose(replace(case, label=label), server, path)
         except PublishError:
@@ -254,9 +242,9 @@ class Receipts:
         with self._lock:
             if found.cause in (Cause.UNKNOWN, Cause.NO_MEMORY):
                 # The files of the versions that the server mixes may be pruned by now.
-                found = self._causes.get(server.url, found)
+                found = known.cause or found
             else:
-                self._causes.setdefault(server.url, found)
+                known.cause = known.cause or found
         detail = f"{found.text}; {found.remedy}"
         receipt = msgspec.structs.replace(receipt, cause=found.cause, detail=detail)
         self._write(receipt)
@@ -283,11 +271,11 @@ class Receipts:
             bound=receipt.bound,
         )
 
-    def take(self) -> Tally:
+    def take(self) -> list[Receipt]:
         """Returns the receipts since the last call."""
         with self._lock:
-            taken, self._tally = self._tally, Tally()
-        return taken
+            new, self._taken = self._written[self._taken :], len(self._written)
+        return new
 
     def proven(self) -> Proven:
         """Counts the run's publications with receipts, and the proven publications among them."""
@@ -301,9 +289,11 @@ class Receipts:
     def _unanswered(
         self, server: ModelServer, version: PolicyVersion, attempt: int, bound: float, error: PublishError
     ) -> None:
-        if server.url not in self._unable:
+        with self._lock:
+            known = self._servers[server.url]
+            is_first, known.refused = not known.refused, True
+        if is_first:
             _LOG.warning("no receipts of the model server at %s: %s", server.url, error)
-            self._unable.add(server.url)
         self._write(
             Receipt(
                 step=version.step,
@@ -322,11 +312,18 @@ class Receipts:
             with writing(self._folder / RECEIPTS_FILE):
                 self._file.append(receipt)
             self._written.append(receipt)
-            tally = self._tally
-            tally.counts[str(receipt.state)] = tally.counts.get(str(receipt.state), 0) + 1
-            tally.difference = _combined(max, tally.difference, receipt.difference)
-            tally.change = _combined(min, tally.change, receipt.change)
-            tally.seconds = max(tally.seconds, receipt.seconds)
+
+
+def receipt_metrics(receipts: Sequence[Receipt]) -> dict[str, Any]:
+    """Returns the fields of StepMetrics about the receipts of a step: the largest difference, the smallest change."""
+    if not receipts:
+        return {}
+    return {
+        "receipts": dict(Counter(str(one.state) for one in receipts)),
+        "receipt_difference": max((one.difference for one in receipts if one.difference is not None), default=None),
+        "receipt_change": min((one.change for one in receipts if one.change is not None), default=None),
+        "receipt_seconds": max(one.seconds for one in receipts),
+    }
 
 
 def first_bound(rounding: float, size: float) -> float:
@@ -379,9 +376,3 @@ def _change(now: list[ProbeScores], before: list[ProbeScores]) -> float:
 
 def _finite(value: float) -> float | None:
     return value if value < float("inf") else None
-
-
-def _combined(choose: Callable[[float, float], float], left: float | None, right: float | None) -> float | None:
-    if left is None or right is None:
-        return right if left is None else left
-    return choose(left, right)

@@ -10,16 +10,15 @@ from __future__ import annotations
 import copy
 import math
 import statistics
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from gristmill_trainer.checkpoint.contents import random_state, restore_random_state
 from gristmill_trainer.data.types import Sample
-from gristmill_trainer.metrics import StepResult, measure
+from gristmill_trainer.metrics import QUANTILES, StepResult, TokenMeasures, measure
 from gristmill_trainer.replay.recorded import RecordedRun, ReplayError, check_step
-from gristmill_trainer.replay.retrainer import Change, Retrainer
+from gristmill_trainer.replay.retrainer import Retrainer, recorded_training
 
 _NEIGHBOURS = 10
 """Steps before and after the step whose median is the usual value."""
@@ -72,8 +71,7 @@ def bisect(
     """
     check_step("--step", step, 1, run.last_step)
     usual = _usual(run, metric, step)
-    with tempfile.TemporaryDirectory(prefix="gristmill-bisect-") as folder:
-        trainer = Retrainer(run, Path(folder), model, models_dir, Change(0, {}))
+    with recorded_training(run, model, models_dir) as trainer:
         begun = trainer.begin(step - 1)
         say(f"computes step {step} from {f'the checkpoint of step {begun}' if begun else 'the first weights'}")
         for taken in trainer.steps(step - 1):
@@ -182,23 +180,13 @@ def _values(result: StepResult) -> dict[str, float]:
     return found
 
 
-_QUANTILES = ("p01", "p50", "p99", "max")
+_WITH_QUANTILES = ("ratio", "importance")
 _METRICS = frozenset(
     {
         "loss",
         "grad_norm",
-        "rollout_logprob_diff_mean",
-        "rollout_logprob_diff_max",
-        "entropy_mean",
-        "logprob_mean",
-        "pos_logp",
-        "neg_logp",
-        "kl_rollout",
-        "kl_ref",
-        "clip_low_share",
-        "clip_high_share",
-        "importance_capped_share",
-        *(f"{name}.{quantile}" for name in ("ratio", "importance") for quantile in _QUANTILES),
+        *(one.name for one in fields(TokenMeasures) if one.name not in _WITH_QUANTILES),
+        *(f"{name}.{quantile}" for name in _WITH_QUANTILES for quantile in QUANTILES),
     }
 )
 """Metrics that depend on single sequences."""

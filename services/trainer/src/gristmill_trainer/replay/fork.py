@@ -12,7 +12,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from gristmill_trainer.checkpoint import Checkpoint
 from gristmill_trainer.checkpoint.contents import MANIFEST
 from gristmill_trainer.checkpoint.digests import file_digests
 from gristmill_trainer.replay.recorded import RecordedRun, ReplayError, check_step
-from gristmill_trainer.replay.retrainer import Change, Retrainer
+from gristmill_trainer.replay.retrainer import recorded_training
 from gristmill_trainer.replay.untrusted import dollars_kept, recorded_environment
 
 _CONFIG = "fork.yaml"
@@ -192,8 +191,7 @@ def _copy_checkpoint(
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / name, target / name, follow_symlinks=False)
         return
-    with tempfile.TemporaryDirectory(prefix="gristmill-fork-") as folder:
-        trainer = Retrainer(run, Path(folder), model, models_dir, Change(0, {}))
+    with recorded_training(run, model, models_dir) as trainer:
         begun = trainer.begin(at)
         say(f"the checkpoint of step {at} is not on disk: trains steps {begun + 1} to {at} again")
         last: Checkpoint | None = None

@@ -161,13 +161,12 @@ class RecordedRun:
         `vocabulary`: rows of the model's embedding.
         """
         facts = self.facts(step)
-        limits = Limits(
+        limits = Limits.of(
+            settings,
+            PolicyVersion(self._of_step[step].progress.version.incarnation, step - 1),
             vocabulary=vocabulary,
-            seq_len=settings.seq_len or facts.max_model_len,
-            policy=PolicyVersion(self._of_step[step].progress.version.incarnation, step - 1),
+            max_model_len=facts.max_model_len,
             max_staleness=facts.max_staleness,
-            token_budget=settings.token_budget,
-            distill=settings.distill_coef > 0,
         )
         groups = self.batch(step)
         return groups, to_samples(groups, limits, settings)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from gristmill.lines import JsonlWriter
 from gristmill.metrics import METRICS_FILE
 from gristmill_trainer.metrics import step_metrics
 from gristmill_trainer.replay.recorded import RecordedRun, ReplayError, check_step, differences
-from gristmill_trainer.replay.retrainer import Change, Retrainer, TakenStep, changed
+from gristmill_trainer.replay.retrainer import Change, Retrainer, TakenStep, changed, recorded_training
 
 Say = Callable[[str], None]
 """Receives one line for a person."""
@@ -49,18 +48,26 @@ class Request:
     """Folder or hub id of the model before any training; None: the recorded model."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Verdict:
     """The comparison of a retraining with the original."""
 
-    compared: int
-    """Checkpoints that were compared."""
-    step: int | None
+    compared: int = 0
+    """Checkpoints that were compared, before the first that differs."""
+    step: int | None = None
     """The first step whose checkpoint differs; None: all are equal."""
-    files: list[str]
+    files: list[str] = field(default_factory=list)
     """Files of that checkpoint whose bytes differ."""
-    causes: Mapping[str, tuple[Any, Any]]
+    causes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     """Versions, hardware and model that differ, as (original, here), by name."""
+
+    def add(self, taken: TakenStep, trainer: Retrainer) -> None:
+        """Compares the checkpoint of a step, if the original has one and no earlier checkpoint differs."""
+        files = None if self.step is not None else taken.differing_files()
+        if files:
+            self.step, self.files, self.causes = taken.step, files, _causes(trainer, taken.step)
+        elif files is not None:
+            self.compared += 1
 
     def report(self) -> list[str]:
         """Returns lines for a person."""
@@ -78,25 +85,22 @@ def verify(run: RecordedRun, request: Request, models_dir: Path, say: Say) -> Ve
 
     Raises ReplayError if the archive lacks groups, if the model is missing, or if no checkpoint is in the steps.
     """
-    with tempfile.TemporaryDirectory(prefix="gristmill-retrain-") as folder:
-        trainer = Retrainer(run, Path(folder), request.model, models_dir, Change(0, {}))
-        compared = 0
+    verdict = Verdict()
+    with recorded_training(run, request.model, models_dir) as trainer:
         for taken in _begun(trainer, request, say):
-            files = taken.differing_files()
-            if files is None:
-                continue
-            if files:
-                return Verdict(compared, taken.step, files, _causes(trainer, taken.step))
-            compared += 1
-            say(f"step {taken.step}: the checkpoint is equal")
-    if not compared:
+            verdict.add(taken, trainer)
+            if verdict.step is not None:
+                return verdict
+            if taken.recorded is not None:
+                say(f"step {taken.step}: the checkpoint is equal")
+    if not verdict.compared:
         raise ReplayError(
             "nothing_compared",
             f"the steps contain no checkpoint; the run has checkpoints after steps "
             f"{', '.join(str(record.step) for record in run.checkpoints)}. Change --at or --until",
             run=run.run_id,
         )
-    return Verdict(compared, None, [], {})
+    return verdict
 
 
 def retrain(run: RecordedRun, request: Request, out: Path, models_dir: Path, say: Say) -> Verdict | None:
@@ -111,22 +115,14 @@ def retrain(run: RecordedRun, request: Request, out: Path, models_dir: Path, say
     _clear(out, run.run_id)
     trainer = Retrainer(run, out / "checkpoints", request.model, models_dir, change)
     _describe(out, run, request, change)
-    first: tuple[int, list[str]] | None = None
-    compared = 0
+    verdict = Verdict()
     with JsonlWriter(out / METRICS_FILE) as metrics:
         for taken in _begun(trainer, request, say):
             metrics.append(_row(taken, trainer))
             say(_line(taken))
             _check_sample_size(taken, change, request.force, say)
-            files = taken.differing_files()
-            compared += files is not None
-            if files and first is None:
-                first = (taken.step, files)
-    if not change.is_empty:
-        return None
-    if first is None:
-        return Verdict(compared, None, [], {})
-    return Verdict(compared, *first, _causes(trainer, first[0]))
+            verdict.add(taken, trainer)
+    return verdict if change.is_empty else None
 
 
 def _begun(trainer: Retrainer, request: Request, say: Say) -> Iterator[TakenStep]:
@@ -174,14 +170,8 @@ def _check_sample_size(taken: TakenStep, change: Change, force: bool, say: Say) 
 
 
 def _row(taken: TakenStep, trainer: Retrainer) -> dict[str, Any]:
-    metrics = step_metrics(
-        taken.version,
-        taken.prepared.statistics,
-        taken.result,
-        {},
-        learning_rate=taken.learning_rate,
-        device=trainer.learner.policy.device,
-    )
+    device = trainer.learner.policy.device
+    metrics = step_metrics(taken.version, taken.prepared.statistics, taken.result, {}, device=device)
     row = {"step": taken.step, **metrics.values()}
     if taken.off_policy is not None:
         row["effective_sample_size"] = taken.off_policy.effective_sample_size

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,7 +66,6 @@ class TakenStep:
     """Version of the weights that the step produced. With the recorded settings it is the recorded version."""
     prepared: Prepared
     result: StepResult
-    learning_rate: float
     off_policy: OffPolicy | None
     """None for a step without trained tokens or without log-probabilities of the server."""
     checkpoint: Checkpoint | None = None
@@ -77,6 +78,16 @@ class TakenStep:
         if self.checkpoint is None or self.recorded is None:
             return None
         return sorted(differences(self.recorded.files, file_digests(self.checkpoint.path)))
+
+
+@contextmanager
+def recorded_training(run: RecordedRun, model: str | None, models_dir: Path) -> Iterator[Retrainer]:
+    """A retraining with the recorded settings, whose checkpoints are in a temporary folder.
+
+    `model`: as in `find_source`.
+    """
+    with tempfile.TemporaryDirectory(prefix="gristmill-retrain-") as folder:
+        yield Retrainer(run, Path(folder), model, models_dir, Change(0, {}))
 
 
 class Retrainer:
@@ -103,10 +114,9 @@ class Retrainer:
         """
         found = [record for record in self.run.on_disk() if record.step <= at]
         if found:
-            self._build(self.run.load(found[-1]), own=True, step=found[-1].step)
+            self._build(self.run.load(found[-1]), found[-1].step)
         else:
-            origin = None if self.run.origin is None else self.run.load_origin()
-            self._build(origin, own=False, step=0)
+            self._build(None if self.run.origin is None else self.run.load_origin(), 0)
         return self.step
 
     def steps(self, until: int) -> Iterator[TakenStep]:
@@ -115,7 +125,6 @@ class Retrainer:
             step = self.step + 1
             if self.settings != self.settings_of(step):
                 self._rebuild()
-            learning_rate = self.learner.learning_rate
             groups, prepared = self.prepare(step)
             result = self.learner.step(prepared.samples, step)
             self.step = step
@@ -128,7 +137,6 @@ class Retrainer:
                 version=self._version(step) if recorded is None else recorded.progress.version,
                 prepared=prepared,
                 result=result,
-                learning_rate=learning_rate,
                 off_policy=off_policy(groups, prepared.samples, result),
                 checkpoint=checkpoint,
                 recorded=recorded,
@@ -162,11 +170,12 @@ class Retrainer:
         checkpoint = self._last
         if checkpoint is None or checkpoint.step != self.step:
             checkpoint = self._save(self._progress(self.step))
-        is_recorded = self.change.is_empty or self.step < self.change.after
-        self._build(checkpoint, own=is_recorded, step=self.step)
+        self._build(checkpoint, self.step)
 
-    def _build(self, checkpoint: Checkpoint | None, *, own: bool, step: int) -> None:
-        """`own`: the settings of the optimizer and of the schedule continue, otherwise they begin at this step."""
+    def _build(self, checkpoint: Checkpoint | None, step: int) -> None:
+        """Loads the checkpoint after `step` steps, or the weights before any training."""
+        # The optimizer's settings and the schedule continue, unless other settings or another run's weights begin here.
+        own = step > 0 and (self.change.is_empty or step < self.change.after)
         settings, facts = self.settings_of(step + 1), self.run.facts(step + 1)
         _use_threads(facts)
         plan = LearnerPlan(

@@ -42,11 +42,11 @@ async def hosted(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Hosted]:
     ("name", "limits", "code"),
     [
         ("sleeps", {"wall": 1.0}, "call_overran"),
-        ("waits", {"wall": 1.0}, "call_overran"),
+        pytest.param("waits", {"wall": 1.0}, "call_overran", marks=pytest.mark.long),
         ("spins", {"cpu": 2.0}, "call_overran"),
-        ("holds_the_lock", {"cpu": 3.0}, "call_overran"),
+        pytest.param("holds_the_lock", {"cpu": 3.0}, "call_overran", marks=pytest.mark.long),
         ("blocks", {"cpu": 3.0}, "loop_blocked"),
-        ("blocks_in_a_task", {"cpu": 3.0}, "loop_blocked"),
+        pytest.param("blocks_in_a_task", {"cpu": 3.0}, "loop_blocked", marks=pytest.mark.long),
         ("dies", {}, "process_died"),
     ],
 )
@@ -72,6 +72,7 @@ async def test_run_continues_however_many_calls_hang(hosted: Hosted) -> None:
             pass
 
 
+@pytest.mark.long
 async def test_other_calls_of_a_process_end_there_although_one_hangs(hosted: Hosted, tmp_path: Path) -> None:
     file = tmp_path / "file"
     made = hosted("waits_for_a_file", "spins", "where", cpu=3.0)

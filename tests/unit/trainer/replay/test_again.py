@@ -1,0 +1,129 @@
+"""A run of the real loop is trained again from its folder, without services.
+
+tests/integration/loop/test_retrain.py uses a run of real services.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from tests.support.errors import raises
+from tests.unit.trainer.lifecycle.api_stand_in import ApiStandIn
+from tests.unit.trainer.lifecycle.conftest import step_groups
+from tests.unit.trainer.lifecycle.test_loop import SKIPS, Trainer
+
+from gristmill import TrajectoryGroup
+from gristmill.archive.writer import RunWriter
+from gristmill.folders import RunFolder
+from gristmill.lines import read_jsonl
+from gristmill.metrics import METRICS_FILE
+from gristmill_trainer.policy import ModelSource
+from gristmill_trainer.replay.bisect import bisect
+from gristmill_trainer.replay.fork import _copy_checkpoint
+from gristmill_trainer.replay.recorded import RecordedRun, ReplayError
+from gristmill_trainer.replay.retrain import Request, retrain, verify
+
+STEPS = 4
+OUTLIER = "g00000006"
+"""A group of step 3, whose second completion has log-probabilities of another model."""
+
+
+class EndedError(Exception):
+    """Ends the process before step 4, and after it."""
+
+
+def _group(group: TrajectoryGroup) -> TrajectoryGroup:
+    if group.group_id != OUTLIER:
+        return group
+    second = np.arange(len(group.tokens)) >= group.lengths[0]
+    return dataclasses.replace(group, logprobs=np.where(second & group.mask, -20, group.logprobs).astype(np.float32))
+
+
+@pytest.fixture(scope="module")
+def run(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> RecordedRun:
+    """A run with checkpoints of steps 2 and 4, whose trainer was killed after step 3."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    groups = [_group(group) for step in range(1, STEPS + 1) for group in step_groups(step)]
+    trainer = Trainer(ModelSource(str(model_dir), str(model_dir), None, 512), folder, ApiStandIn(groups))
+    trainer.settings = SKIPS.model_copy(update={"checkpoint_interval": 2})
+    for last in (3, STEPS):
+
+        def leased(step: int, last: int = last) -> None:
+            if step > last:
+                raise EndedError
+
+        trainer.leased = leased
+        trainer.api.ready += [] if last == 3 else step_groups(STEPS + 1)
+        with pytest.raises(EndedError):
+            trainer.run()
+        trainer.api.ready = [group for group in groups if group.group_id not in trainer.api.acked]
+        trainer.api.leased = {}
+    with closing(RunWriter(folder / "rollouts", "run", 0, 1 << 30)) as archive:
+        for group in groups:
+            archive.append(group.group_id, "group", group.encode())
+        archive.sync()
+    return RecordedRun.open(RunFolder.open(folder), trust=True)
+
+
+def test_recorded_settings_give_every_checkpoint_bit_for_bit(run: RecordedRun, tmp_path: Path) -> None:
+    verdict = verify(run, Request({}), tmp_path, lambda text: None)
+    assert (verdict.compared, verdict.step, verdict.files) == (2, None, [])
+    found = retrain(run, Request({}), tmp_path / "again", tmp_path, lambda text: None)
+    assert found == verdict
+
+
+def test_checkpoint_whose_groups_changed_is_the_first_that_differs(run: RecordedRun, tmp_path: Path) -> None:
+    last = run.checkpoints[-1]
+    fewer = {**last.batches, STEPS: last.batches[STEPS][:-1]}
+    records = [*run.checkpoints[:-1], msgspec.structs.replace(last, batches=fewer)]
+    changed = RecordedRun(run.folder, records, run.groups, trust=True)
+    verdict = verify(changed, Request({}), tmp_path, lambda text: None)
+    assert (verdict.compared, verdict.step) == (1, 4)
+    assert {"model.safetensors", "optimizer.pt"} <= set(verdict.files)
+    found = retrain(changed, Request({}), tmp_path / "again", tmp_path, lambda text: None)
+    assert found is not None
+    assert (found.step, found.files, found.causes) == (4, verdict.files, {})
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_other_settings_act_after_their_step(run: RecordedRun, tmp_path: Path, at: int) -> None:
+    """The checkpoint of step 2 is on disk, and step 1 has none."""
+    original = {row["step"]: row for row in read_jsonl(run.folder.folders[0] / METRICS_FILE)}
+    out = tmp_path / "again"
+    request = Request({"learning_rate": 3e-3}, at=at, force=True)
+    assert retrain(run, request, out, tmp_path, lambda text: None) is None
+    rows = {row["step"]: row for row in read_jsonl(out / METRICS_FILE)}
+    assert list(rows) == list(range(1 if at == 1 else 3, STEPS + 1))
+    for step, row in rows.items():
+        factor = 0.3 if step > at else 1.0
+        assert row["learning_rate"] == pytest.approx(factor * original[step]["learning_rate"])
+    assert rows[3]["effective_sample_size"] <= 1
+    assert rows[STEPS]["loss"] != original[STEPS]["loss"]
+    assert json.loads((out / "retrain.json").read_text())["settings"] == {"learning_rate": 3e-3}
+
+
+def test_bisect_finds_the_outlier_of_a_step(run: RecordedRun, tmp_path: Path) -> None:
+    with raises(ReplayError, "metric_unknown"):
+        bisect(run, "reward_mean", 3, None, tmp_path, lambda text: None)
+    found = bisect(run, "importance.max", 3, None, tmp_path, lambda text: None)
+    row = next(row for row in read_jsonl(run.folder.folders[0] / METRICS_FILE) if row["step"] == 3)
+    assert found.value == row["importance"]["max"]
+    assert found.usual < found.value
+    assert (found.group.group_id, found.sequence.group_id, found.sequence.sequence) == (OUTLIER, OUTLIER, 1)
+
+
+def test_fork_of_a_pruned_step_trains_up_to_it_again(run: RecordedRun, tmp_path: Path) -> None:
+    said: list[str] = []
+    for step in (2, 3):
+        _copy_checkpoint(run, step, tmp_path / str(step), None, tmp_path, said.append)
+    assert (tmp_path / "2" / "model.safetensors").read_bytes() == (
+        run.folder.folders[0] / "checkpoints/step-000002/model.safetensors"
+    ).read_bytes()
+    assert json.loads((tmp_path / "3" / "trainer_state.json").read_text())["step"] == 3
+    assert len(said) == 1, "no checkpoint of the way there differs"
