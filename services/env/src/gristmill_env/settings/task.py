@@ -222,7 +222,7 @@ def check_tasks(sources: Sequence[SourceSpec], evaluations: Sequence[EvaluationS
                 {"name": task.name},
             )
     for evaluation in evaluations:
-        if found := sorted(_EVAL_ROWS & evaluation.dataset.model_fields_set):
+        if found := [key for key in sorted(_EVAL_ROWS) if getattr(evaluation.dataset, key)]:
             raise PydanticCustomError(
                 "eval_key_in_evaluation",
                 "evaluation '{name}' has {key}; its rows are those of {own}",
@@ -230,7 +230,7 @@ def check_tasks(sources: Sequence[SourceSpec], evaluations: Sequence[EvaluationS
             )
     if not sources:
         return
-    if found := sorted((_ROWS | _EVAL_ROWS) & dataset.model_fields_set):
+    if found := [key for key in sorted(_ROWS | _EVAL_ROWS) if getattr(dataset, key)]:
         raise PydanticCustomError(
             "rows_beside_sources",
             "dataset.{key} is set, and the rows of this run are those of its sources; move it into a source or into "
