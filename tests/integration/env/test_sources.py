@@ -248,12 +248,15 @@ async def test_source_of_bad_rows_ends_the_run_with_its_name(
         await asyncio.wait([training])
 
 
-async def test_try_shows_items_of_every_source(launch: RunSettings) -> None:
+async def test_try_shows_items_of_every_source(config: Path, environ: dict[str, str], model: Model) -> None:
+    launch = RunSettings.read(["--config", str(config), "--top_k", "3", "--min_p", "0.5"], environ, "test")
     console = Console(file=io.StringIO(), width=100)
     await try_items(launch, console)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert [shown.count(f"source {name}: ") for name in WEIGHTS] == [1, 1]
     assert shown.count("item 2: row") == 2
+    sampling = [body["sampling_params"] for body in model.server.bodies]
+    assert {(one["top_k"], one["min_p"], "repetition_penalty" in one) for one in sampling} == {(3, 0.5, False)}
 
 
 async def test_process_writes_the_source_of_each_group_and_reads_it_again(

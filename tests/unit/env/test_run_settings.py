@@ -300,6 +300,28 @@ def test_limits_of_the_trainers_file_are_compared_too(tmp_path: Path) -> None:
     assert warning.startswith("trainer.token_budget is 64")
 
 
+def test_sampling_that_biases_the_ratio_is_recorded_and_warned_about_in_each_source(tmp_path: Path) -> None:
+    dataset = "{dataset_path: a.jsonl, top_k: 5, min_p: 0.1, chat_template_kwargs: {day: Monday}}"
+    folder = config_file(tmp_path, f"sources: [{{name: a, dataset: {dataset}}}]\n", "run")
+    launch = read("--config run", GRISTMILL_CONFIG_DIR=folder)
+    assert [warning.split()[2] for warning in launch.warnings()] == ["top_k", "min_p"]
+    recorded = launch.config.recorded("tiny")
+    assert recorded["sources"]["a"]["dataset"].items() >= {"top_k": 5, "min_p": 0.1}.items()
+    assert recorded["sources"]["a"]["dataset"]["chat_template_kwargs"] == {"day": "Monday"}
+    new = {"top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "chat_template"}
+    assert not (new | {"chat_template_kwargs"}) & recorded["dataset"].keys(), "a record is as before"
+
+
+@pytest.mark.parametrize(
+    "text", ["thinking_mode: true\ndataset: {chat_template_kwargs: {enable_thinking: false}}",
+             "reasoning_effort: low\ndataset: {chat_template_kwargs: {reasoning_effort: high}}"]
+)  # fmt: skip
+def test_switch_of_thinking_in_two_places_is_refused(tmp_path: Path, text: str) -> None:
+    folder = config_file(tmp_path, f"{text}\n", "run")
+    with raises(ConfigError, "invalid_settings", problems={"settings": "values_contradict"}):
+        read("--config run", GRISTMILL_CONFIG_DIR=folder)
+
+
 @pytest.mark.parametrize("key", ["temperature", "eval_temperature"])
 def test_temperature_above_the_servers_limit_is_refused(key: str) -> None:
     with raises(ConfigError, "invalid_settings", problems={f"dataset.{key}": "less_than_equal"}):

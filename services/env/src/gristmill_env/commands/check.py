@@ -183,7 +183,11 @@ async def _show_prompts(
             tokenizer = load_tokenizer(name)
         except PromptError as error:
             why = error.report()
-    prompts = prompt_builder(run.config, tokenizer)
+    try:
+        prompts = prompt_builder(run.config, tokenizer, run.config_folder)
+    except PromptError as error:
+        found.problems.append(error)
+        return tokenizer
     lengths: list[int] = []
     for number, item in enumerate(found.rows.items):
         if number == (_SHOWN if tokenizer is None else _RESETS if not task.environments.factory.ours else None):

@@ -330,6 +330,24 @@ class EnvConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _one_place_of_thinking(self) -> Self:
+        """The values of the chat template and the settings of thinking do not name one switch twice."""
+        switches = {
+            "enable_thinking": self.thinking_mode,
+            "thinking": self.thinking_mode,
+            "reasoning_effort": self.reasoning_effort,
+        }
+        for part in self.by_source().values():
+            for name, value in switches.items():
+                if value is not None and name in part.dataset.chat_template_kwargs:
+                    raise PydanticCustomError(
+                        "values_contradict",
+                        "chat_template_kwargs.{name} and {setting} are set; keep one",
+                        {"name": name, "setting": "reasoning_effort" if "effort" in name else "thinking_mode"},
+                    )
+        return self
+
+    @model_validator(mode="after")
     def _one_trainer(self) -> Self:
         self.trainer_block()
         return self

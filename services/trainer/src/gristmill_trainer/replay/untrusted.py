@@ -41,6 +41,11 @@ _PLAIN: Final = _TEXTS | frozenset(
         "length_warmup_steps",
         "temperature",
         "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
         "stop_token_ids",
     ]
 )
