@@ -68,6 +68,16 @@ def test_gateway_address_is_the_deployments_for_agents_elsewhere(
     assert launch.config.agent.timeout == (60 if "timeout" in agent else 900)
 
 
+def test_gateway_address_is_the_deployments_for_a_source_with_agents_elsewhere(tmp_path: Path) -> None:
+    rows = "dataset: {dataset_path: a.jsonl}"
+    sources = f"[{{name: a, {rows}}}, {{name: b, agent: external, {rows}}}, {{name: c, agent: 'a.py:run', {rows}}}]"
+    folder = config_file(tmp_path, f"sources: {sources}\n")
+    launch = read("--config sums", GRISTMILL_CONFIG_DIR=folder, GRISTMILL_GATEWAY_ADDRESS="0.0.0.0:9100")
+    agents = [source.agent for source in launch.config.sources]
+    assert [None if agent is None else agent.address for agent in agents] == [None, "0.0.0.0:9100", None]
+    assert [source.name for source in launch.config.sources] == ["a", "b", "c"]
+
+
 def test_flags_may_have_dashes_and_lists() -> None:
     config = read("--group-size 4 --reward-functions length format --no-ensure_scores_are_not_same").config
     assert config.group_size == 4
