@@ -29,7 +29,7 @@ from gristmill_env.commands.source import open_groups
 from gristmill_env.commands.try_items import try_items
 from gristmill_env.data.dataset import RowOrder
 from gristmill_env.data.schedule import Schedule
-from gristmill_env.errors import EnvError
+from gristmill_env.errors import EnvError, RewardError
 from gristmill_env.evaluation.folder import read_plan
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved import read_groups
@@ -229,16 +229,25 @@ async def test_evaluations_have_figures_by_name_and_one_that_fails_hides_no_othe
     )
 
 
-async def test_source_of_bad_rows_ends_the_run_with_its_name(
-    config: Path, environ: dict[str, str], trainer: Trainer, tmp_path: Path
-) -> None:
-    (tmp_path / "few.jsonl").write_text('{"question": null}\n')
-    flags = ["--config", str(config), "--set", "sources.1.weight=60"]
+@pytest.mark.parametrize(
+    ("rows", "rewards", "error", "code"),
+    [
+        ('{"question": null}', "[length]", EnvError, "every_row_fails"),
+        ('{"question": "few 0?"}', "['own.py:fails']", RewardError, "too_many_failures"),
+    ],
+)
+async def test_source_whose_rows_or_rewards_fail_ends_the_run_with_its_name(
+    config: Path, environ: dict[str, str], trainer: Trainer, tmp_path: Path,
+    rows: str, rewards: str, error: type[EnvError], code: str,
+) -> None:  # fmt: skip
+    (tmp_path / "few.jsonl").write_text(rows)
+    (tmp_path / "own.py").write_text("def fails(completion):\n    raise ValueError(completion)\n")
+    flags = ["--config", str(config), "--set", "sources.1.weight=60", "--set", f"sources.1.rewards={rewards}"]
     serving = asyncio.create_task(serve(RunSettings.read(flags, environ, "test"), {}))
     await trainer.take()
     training = asyncio.create_task(trainer.train(12))
     try:
-        with raises(EnvError, "every_row_fails", source="few", reasons=["bad_row"], rows=64):
+        with raises(error, code, source="few"):
             try:
                 await asyncio.wait_for(serving, 240)
             except* EnvError as group:

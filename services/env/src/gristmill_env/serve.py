@@ -44,7 +44,7 @@ from gristmill.permits import Slots
 from gristmill.prometheus import metrics_endpoint
 from gristmill.stall import StallGuard, StallLimits
 from gristmill.tracking import ObserverErrors
-from gristmill_env.errors import ROW_ERRORS, DropReason, reason_of
+from gristmill_env.errors import ROW_ERRORS, DropReason, RewardError, reason_of
 from gristmill_env.evaluation.plan import evaluation_tasks
 from gristmill_env.evaluation.run import RunEvaluations, RunMeasure, version_left
 from gristmill_env.preflight import first_warnings
@@ -54,7 +54,16 @@ from gristmill_env.rollouts.generator import UnscoredGroup
 from gristmill_env.rollouts.groups import RolloutGroup, build_group, drop_reason, is_version, trainable, version_spans
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved import Attempt, DroppedSaver, GroupSaver, GroupWriter, set_other_groups_aside
-from gristmill_env.session import Session, Source, Task, connect_api, load_tasks, open_session, sessions_folder
+from gristmill_env.session import (
+    Session,
+    Source,
+    Task,
+    connect_api,
+    load_tasks,
+    of_source,
+    open_session,
+    sessions_folder,
+)
 from gristmill_env.tracking import Observers, ScoredPrompt, WandbTracker, in_words
 
 logger = logging.getLogger(__name__)
@@ -227,7 +236,12 @@ class ServeLoop:
                     attempt.failed = unscored.failed
                     versions = self._versions(unscored, version)
                     self._permits.generated(permit)
-                    scored = await generator.score(unscored)
+                    try:
+                        scored = await generator.score(unscored)
+                    except RewardError as error:
+                        if source.task.name is None:
+                            raise
+                        raise of_source(error, source.task.name) from error
             except TimeoutError:
                 if not bound.expired():
                     raise
