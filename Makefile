@@ -97,7 +97,7 @@ types: $(DEV_READY) #- check the types of all Python files with mypy
 	$(VENV)/mypy -n 2 sdk/src view/src cli/src services/*/src scripts tests benchmarks
 
 unit: quick #- run the unit tests
-	$(VENV)/pytest tests/unit -m "not long and slow" -p no:schemathesis -n 3
+	$(VENV)/pytest tests/unit -m "not long and slow" -p no:schemathesis -n 3 --dist loadgroup
 
 browser: $(DEV_READY) #- run the page's tests in a real Chromium, over synthetic runs
 	scripts/prepare_package.sh chromium
