@@ -46,7 +46,7 @@ class Environment:
         self.may_end.set()
         self.error: Exception | None = None
         config = EnvConfig(max_num_workers=workers, steps_per_eval=10, eval_handling=handling, eval_limit_ratio=0.25)
-        self.evaluations = RunEvaluations(config, "sums", holder, api, self._measure, Observers(), self.slots)
+        self.evaluations = RunEvaluations(config, "sums", holder, api, {None: self._measure}, Observers(), self.slots)
 
     async def sees(self, *versions: str) -> None:
         for version in versions:

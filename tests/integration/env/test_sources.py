@@ -30,10 +30,12 @@ from gristmill_env.commands.try_items import try_items
 from gristmill_env.data.dataset import RowOrder
 from gristmill_env.data.schedule import Schedule
 from gristmill_env.errors import EnvError
+from gristmill_env.evaluation.folder import read_plan
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved import read_groups
 from gristmill_env.serve import serve
 
+CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 WEIGHTS = {"few": 1, "many": 3}
 ROWS = {"few": 5, "many": 7}
 RUN = {
@@ -190,6 +192,43 @@ async def test_killed_environment_changes_no_source_and_no_row(
     trainer.check()
 
 
+@pytest.fixture
+def evaluated(config: Path, environ: dict[str, str]) -> RunSettings:
+    """A run with an evaluation of a source and two of its own, of which one fails."""
+    (config.parent / "own.py").write_text("def fails(completion):\n    raise ValueError(completion)\n")
+    held_out = {"dataset_path": "few.jsonl", "split": "train[:2]"}
+    evaluations = [
+        {"name": "bad", "dataset": {**held_out, "eval_samples": 32}, "rewards": ["own.py:fails"]},
+        {"name": "good", "dataset": {**held_out, "max_tokens": 2}, "rewards": ["format"]},
+    ]
+    changed = {**json.loads(config.read_text()), "evaluations": evaluations}
+    changed["sources"][1]["dataset"]["eval_split"] = "train[:1]"
+    config.write_text(json.dumps(changed))
+    return RunSettings.read(["--config", str(config)], environ, "test")
+
+
+async def test_evaluations_have_figures_by_name_and_one_that_fails_hides_no_other(
+    evaluated: RunSettings, trainer: Trainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    serving = asyncio.create_task(serve(evaluated, {}))
+    await trainer.take()
+    await trainer.train(1)
+    await trainer.api.finish("mixed", trainer.incarnation)
+    await asyncio.wait_for(serving, 120)
+    rows = await trainer.api.metrics("mixed", "eval")
+    assert [row.step for row in rows] == [0, 1]
+    for row in rows:
+        assert [row.values["good/prompts"], row.values["few/prompts"]] == [2, 1]
+        assert {"good/reward/format", "few/reward/format", "few/reward/length"} <= row.values.keys()
+        assert "bad/prompts" not in row.values
+    assert [str(record.args[1]) for record in caplog.records if "evaluation bad " in record.getMessage()]  # type: ignore[index]
+    folders = sorted((evaluated.run_folder / "evaluations").iterdir())
+    assert (
+        sorted(read_plan(folder).settings["evaluation"] for folder in folders)
+        == ["bad"] * 2 + ["few"] * 2 + ["good"] * 2
+    )
+
+
 async def test_source_of_bad_rows_ends_the_run_with_its_name(
     config: Path, environ: dict[str, str], trainer: Trainer, tmp_path: Path
 ) -> None:
@@ -209,12 +248,15 @@ async def test_source_of_bad_rows_ends_the_run_with_its_name(
         await asyncio.wait([training])
 
 
-async def test_try_shows_items_of_every_source(launch: RunSettings) -> None:
+async def test_try_shows_items_of_every_source(config: Path, environ: dict[str, str], model: Model) -> None:
+    launch = RunSettings.read(["--config", str(config), "--top_k", "3", "--min_p", "0.5"], environ, "test")
     console = Console(file=io.StringIO(), width=100)
     await try_items(launch, console)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert [shown.count(f"source {name}: ") for name in WEIGHTS] == [1, 1]
     assert shown.count("item 2: row") == 2
+    sampling = [body["sampling_params"] for body in model.server.bodies]
+    assert {(one["top_k"], one["min_p"], "repetition_penalty" in one) for one in sampling} == {(3, 0.5, False)}
 
 
 async def test_process_writes_the_source_of_each_group_and_reads_it_again(
@@ -245,3 +287,22 @@ async def test_dropped_rows_are_saved_with_their_source(launch: RunSettings, tra
         ("few", "few.jsonl")
     }  # fmt: skip
     assert {group.meta["source"] for group in trainer.groups} == {"many"}
+
+
+async def test_shipped_mixture_feeds_a_run_from_both_of_its_sources(
+    config: Path, environ: dict[str, str], trainer: Trainer
+) -> None:
+    named = ["--config", "mixture", "--run_id", "mixed", "--tokenizer_name", str(config.parent / "tokenizer")]
+    flags = [*named, "--group_size", "2", "--steps_per_eval", "0"]
+    launch = RunSettings.read(flags, {**environ, "GRISTMILL_CONFIG_DIR": str(CONFIGS)}, "test")
+    serving = asyncio.create_task(serve(launch, {}))
+    await trainer.take()
+    await trainer.train(3)
+    await trainer.api.finish("mixed", trainer.incarnation)
+    await asyncio.wait_for(serving, 120)
+    sources = [group.meta["source"] for group in trainer.groups]
+    assert [sources.count(name) for name in ("sums", "guess")] == [9, 3]
+    for group in trainer.groups:
+        assert ("episode" in group.reward_parts) == (group.meta["source"] == "guess")
+        replies = {"sums": 1, "guess": 2}[group.meta["source"]]
+        assert int(group.mask.sum()) == 2 * replies, "one token for each reply of two rollouts"

@@ -68,6 +68,16 @@ def test_gateway_address_is_the_deployments_for_agents_elsewhere(
     assert launch.config.agent.timeout == (60 if "timeout" in agent else 900)
 
 
+def test_gateway_address_is_the_deployments_for_a_source_with_agents_elsewhere(tmp_path: Path) -> None:
+    rows = "dataset: {dataset_path: a.jsonl}"
+    sources = f"[{{name: a, {rows}}}, {{name: b, agent: external, {rows}}}, {{name: c, agent: 'a.py:run', {rows}}}]"
+    folder = config_file(tmp_path, f"sources: {sources}\n")
+    launch = read("--config sums", GRISTMILL_CONFIG_DIR=folder, GRISTMILL_GATEWAY_ADDRESS="0.0.0.0:9100")
+    agents = [source.agent for source in launch.config.sources]
+    assert [None if agent is None else agent.address for agent in agents] == [None, "0.0.0.0:9100", None]
+    assert [source.name for source in launch.config.sources] == ["a", "b", "c"]
+
+
 def test_flags_may_have_dashes_and_lists() -> None:
     config = read("--group-size 4 --reward-functions length format --no-ensure_scores_are_not_same").config
     assert config.group_size == 4
@@ -298,6 +308,28 @@ def test_limits_of_the_trainers_file_are_compared_too(tmp_path: Path) -> None:
     folder = config_file(tmp_path, "max_token_length: 65\ndataset: {max_tokens: 8}\n", "run")
     (warning,) = read("--config run", GRISTMILL_CONFIG_DIR=folder).warnings()
     assert warning.startswith("trainer.token_budget is 64")
+
+
+def test_sampling_that_biases_the_ratio_is_recorded_and_warned_about_in_each_source(tmp_path: Path) -> None:
+    dataset = "{dataset_path: a.jsonl, top_k: 5, min_p: 0.1, chat_template_kwargs: {day: Monday}}"
+    folder = config_file(tmp_path, f"sources: [{{name: a, dataset: {dataset}}}]\n", "run")
+    launch = read("--config run", GRISTMILL_CONFIG_DIR=folder)
+    assert [warning.split()[2] for warning in launch.warnings()] == ["top_k", "min_p"]
+    recorded = launch.config.recorded("tiny")
+    assert recorded["sources"]["a"]["dataset"].items() >= {"top_k": 5, "min_p": 0.1}.items()
+    assert recorded["sources"]["a"]["dataset"]["chat_template_kwargs"] == {"day": "Monday"}
+    new = {"top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "chat_template"}
+    assert not (new | {"chat_template_kwargs"}) & recorded["dataset"].keys(), "a record is as before"
+
+
+@pytest.mark.parametrize(
+    "text", ["thinking_mode: true\ndataset: {chat_template_kwargs: {enable_thinking: false}}",
+             "reasoning_effort: low\ndataset: {chat_template_kwargs: {reasoning_effort: high}}"]
+)  # fmt: skip
+def test_switch_of_thinking_in_two_places_is_refused(tmp_path: Path, text: str) -> None:
+    folder = config_file(tmp_path, f"{text}\n", "run")
+    with raises(ConfigError, "invalid_settings", problems={"settings": "values_contradict"}):
+        read("--config run", GRISTMILL_CONFIG_DIR=folder)
 
 
 @pytest.mark.parametrize("key", ["temperature", "eval_temperature"])

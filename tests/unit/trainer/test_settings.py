@@ -25,6 +25,17 @@ def test_run_config_reads_our_environments_report() -> None:
     assert trainer_block(run) == {"seed": 1}
 
 
+def test_run_config_reads_all_sources() -> None:
+    words = {"dataset_path": "words.jsonl", "max_tokens": 48, "reward_functions": ["accuracy", "format", "format"]}
+    sources = {
+        "sums": {"dataset": {"dataset_name": "a/b", "reward_functions": ["accuracy"]}},
+        "words": {"dataset": words},
+    }
+    run = _run({"dataset": {"max_tokens": 256}, "sources": sources})
+    assert (dataset_name(run), longest_completion(run)) == ("a/b, words.jsonl", 48)
+    assert reward_names(run) == ["accuracy", "format", "format"]
+
+
 @pytest.mark.parametrize("dataset", [None, "sums", ["sums"], {"max_tokens": "many", "reward_functions": "length"}])
 def test_run_config_ignores_reports_of_unknown_form(dataset: Any) -> None:
     """docs/api.md opens a run with {"dataset": "sums"}."""

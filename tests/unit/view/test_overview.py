@@ -224,6 +224,13 @@ def test_evaluation_has_the_interval_that_evaluate_reports(
     assert point.high == pytest.approx(high, abs=1e-4)
 
 
+def test_evaluations_with_names_have_the_point_of_their_mean() -> None:
+    row = {"a/pass@1": 0.25, "a/prompts": 4, "b/pass@1": 0.75, "b/prompts": 100, "c/prompts": 3}
+    point = evaluation_point({"step": 3, **row})
+    assert point is not None
+    assert (point.step, point.score, point.n, point.low) == (3, 0.5, 104, None)
+
+
 def test_evaluation_without_a_judged_completion_has_no_point() -> None:
     assert evaluation_point({"step": 0, "seconds": 1.0}) is None
 
@@ -307,11 +314,16 @@ def test_overview_of_a_finished_run_is_read_from_its_files(tmp_path: Path) -> No
     evaluation.mkdir(parents=True)
     results = {"figures": {"pass@1": 0.04, "pass@1_stderr": 0.014}, "prompts": 200}
     (evaluation / "results.json").write_text(json.dumps(results))
+    for number, name in enumerate("ab"):
+        named = folder / "evaluations" / f"1.5-{name}badcafe"
+        named.mkdir()
+        results = {"figures": {"pass@1": float(number)}, "prompts": 10, "settings": {"evaluation": name}}
+        (named / "results.json").write_text(json.dumps(results))
     facts = read_files("quickstart", [tmp_path])
     found = overview(facts)
     assert (found.state, found.seconds_left) == ("finished", 0.0)
     assert found.dropped == {"same_scores": 1}
-    assert [(point.step, point.score, point.n) for point in found.evaluations] == [(0, 0.04, 200)]
+    assert [(point.step, point.score, point.n) for point in found.evaluations] == [(0, 0.04, 200), (5, 0.5, 20)]
     assert {service.state for service in found.services} == {"done"}
     assert any("same_scores" in warning for warning in facts.warnings)
 

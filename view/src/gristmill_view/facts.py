@@ -361,22 +361,29 @@ def _logged_service(name: str, log: Log, age: float, run_state: str, *, starting
 
 
 def _evaluations(run: RunFolder, record: RunRecord | None) -> Iterator[dict[str, Any]]:
-    """Yields what `serve` measured in this training, in order of steps. Their folders begin with a policy version."""
-    found = []
+    """Yields what `serve` measured in this training, in order of steps. Their folders begin with a policy version.
+
+    Evaluations with names are one row per version, whose figures begin with the name, as at the API.
+    """
+    found: dict[tuple[str, str], dict[str, Any]] = {}
     for folder in run.folders:
         for path in (one / EVALUATION_RESULTS_FILE for one in foreign.entries(folder / EVALUATIONS_FOLDER)):
             version = re.match(r"(\d+)\.(\d+)-", path.parent.name)
             try:
                 results = json.loads(foreign.read_file(path))
                 row = {**results["figures"], "prompts": results["prompts"]}
-            except (OSError, ValueError, LookupError, TypeError, RecursionError):
+                name = (results.get("settings") or {}).get("evaluation")
+            except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
                 continue  # not finished, or written by something else
             except foreign.ForeignFileError:
                 continue
             if version is None or not run.made(path.parent, record):
                 continue
-            found.append(row | {"step": int(version[2])})
-    yield from sorted(found, key=lambda row: row["step"])
+            if name is not None:
+                row = {f"{name}/{key}": value for key, value in row.items()}
+            rows = found.setdefault((version[0], path.parent.name if name is None else ""), {})
+            rows |= row | {"step": int(version[2])}
+    yield from sorted(found.values(), key=lambda row: row["step"])
 
 
 def _steps(record: RunRecord | None, logs: Mapping[str, Log], otherwise: int | None) -> int | None:

@@ -264,10 +264,18 @@ def _waiting(facts: Facts, step: int) -> list[Waiting]:
 
 # --- Evaluations -----------------------------------------------------------------------------------------------
 def evaluation_point(row: Mapping[str, Any]) -> EvaluationPoint | None:
-    """Returns the point of a row of the source `eval`, or None if nothing was judged."""
+    """Returns the point of a row of the source `eval`, or None if nothing was judged.
+
+    The point of several evaluations with names is the mean of theirs, without an interval.
+    """
     score = _number(row.get("pass@1"))
     if score is None:
-        return None
+        named = {key.removesuffix("/pass@1"): _number(row[key]) for key in row if key.endswith("/pass@1")}
+        known = {name: value for name, value in named.items() if value is not None}
+        if not known:
+            return None
+        prompts = sum(int(_number(row.get(f"{name}/prompts")) or 0) for name in known)
+        return EvaluationPoint(step=int(row["step"]), score=sum(known.values()) / len(known), n=prompts)
     prompts = int(_number(row.get("prompts")) or 0)
     low, high = _interval(score, _number(row.get("pass@1_stderr")), prompts)
     return EvaluationPoint(step=int(row["step"]), score=score, n=prompts, low=low, high=high)

@@ -124,7 +124,7 @@ async def _check_task(task: Task, rows: Sequence[Item]) -> tuple[list[Check], Pr
     else:
         try:
             tokenizer = load_tokenizer(name)
-            prompts = prompt_builder(run.config, tokenizer)
+            prompts = prompt_builder(run.config, tokenizer, run.config_folder)
             opening = await task.environments.opening(items[0])
             prompt = prompts.build(*opening)
             found += [Check("prompts", "warning", warning) for warning in row_warnings(prompts, rows)]

@@ -43,11 +43,15 @@ class RunSettings:
     config_path: Path | None
     deployment: Deployment
     source: str | None = None
-    """The source that these settings are of; None for those of the run."""
+    """The source or the evaluation that these settings are of; None for those of the run."""
 
     def by_source(self) -> list[RunSettings]:
         """Returns the settings of each source, as if the run had only this one. A run without sources is the only."""
         return [replace(self, config=config, source=name) for name, config in self.config.by_source().items()]
+
+    def by_evaluation(self) -> list[RunSettings]:
+        """Returns the settings of each evaluation, as `EnvConfig.by_evaluation`."""
+        return [replace(self, config=config, source=name) for name, config in self.config.by_evaluation().items()]
 
     @property
     def config_folder(self) -> Path | None:
@@ -167,11 +171,23 @@ def _from_environment(deployment: Deployment, in_file: Mapping[str, Any]) -> dic
         values["run_id"] = deployment.run_id
     if deployment.metrics_address:
         values["metrics_address"] = deployment.metrics_address
-    agent = in_file.get("agent")
-    agent = {"external": True} if agent == "external" else agent
-    if deployment.gateway_address and isinstance(agent, Mapping) and agent.get("external"):
-        values["agent"] = {**agent, "address": deployment.gateway_address}
+    if deployment.gateway_address:
+        values |= _at_gateway(in_file, deployment.gateway_address)
+        sources = in_file.get("sources")
+        if isinstance(sources, list):  # merged by position
+            values["sources"] = [
+                _at_gateway(source, deployment.gateway_address) if isinstance(source, Mapping) else source
+                for source in sources
+            ]
     return values
+
+
+def _at_gateway(task: Mapping[str, Any], address: str) -> dict[str, Any]:
+    """Returns the address of a run's or a source's external agents; nothing if it has none."""
+    agent = {"external": True} if task.get("agent") == "external" else task.get("agent")
+    if not isinstance(agent, Mapping) or not agent.get("external"):
+        return {}
+    return {"agent": {**agent, "address": address}}
 
 
 _SHARED = {"--config": "a name or a path", "--set": "KEY=VALUE", "--model": "a model"}

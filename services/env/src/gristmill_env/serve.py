@@ -21,7 +21,7 @@ import re
 import shutil
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,7 +45,7 @@ from gristmill.prometheus import metrics_endpoint
 from gristmill.stall import StallGuard, StallLimits
 from gristmill.tracking import ObserverErrors
 from gristmill_env.errors import ROW_ERRORS, DropReason, reason_of
-from gristmill_env.evaluation.plan import has_evaluation_set
+from gristmill_env.evaluation.plan import evaluation_tasks
 from gristmill_env.evaluation.run import RunEvaluations, RunMeasure, version_left
 from gristmill_env.preflight import first_warnings
 from gristmill_env.progress import Pace, Tally
@@ -88,27 +88,26 @@ async def serve(run: RunSettings, environ: Mapping[str, str]) -> None:
             of = "" if source.task.name is None else f"source '{source.task.name}': "
             for warning in first_warnings(source.generator.prompts, source.task.dataset):
                 logger.warning("%s%s", of, warning)
-        evaluates = config.steps_per_eval > 0 and has_evaluation_set(config.dataset)
-        measure = None
-        if evaluates:
-            (source,) = session.sources
-            evaluation = RunMeasure(run, session.served.name, source.generator, source.task.dataset)
-            measure = await evaluating.enter_async_context(evaluation)
+        measures = []
+        for task in evaluation_tasks(run) if config.steps_per_eval > 0 and config.by_evaluation() else ():
+            training = [one.dataset for one in tasks if one.name == task.name] or [one.dataset for one in tasks]
+            measure = RunMeasure(task, session.served.name, session.evaluator(task), training)
+            measures.append(await evaluating.enter_async_context(measure))
         recorded = config.recorded(session.served.name)
         worker = evaluating.enter_context(worker_name())
         async with connect_api(run, config.startup_patience or _STARTUP_PATIENCE, worker.word) as api:
             record = await api.create_run(run_id, recorded, config.group_size, run.deployment.stack)
-        if measure is not None:
+        for measure in measures:
             measure.creation = record.creation
         open_observers = functools.partial(_observers, run, session, record, recorded, environ)
         async with connect_api(run, config.patience, worker.word) as api:
             if record.state == RunState.FINISHED:
                 logger.info("run %s is already finished at version %s; %s", run_id, record.version, _HOW_TO_BEGIN)
-                if measure is not None:
-                    await _evaluate_afterwards(run, session, record, measure, api, worker.name, open_observers)
+                if measures:
+                    await _evaluate_afterwards(run, session, record, measures, api, worker.name, open_observers)
                 return
             logger.info("run %s is open at version %s", run_id, record.version or "none yet: waiting for a trainer")
-            if measure is not None:
+            for measure in measures:
                 logger.info("evaluation every %d steps on %s", config.steps_per_eval, measure.label)
             weight, share = config.inference_weight, config.min_batch_allocation
             with contextlib.ExitStack() as observing:  # the observers close last, when the permits are given back
@@ -123,7 +122,7 @@ async def serve(run: RunSettings, environ: Mapping[str, str]) -> None:
                         metrics = functools.partial(EnvMetrics, registry, run_id, permits, session.server)
                     observers = observing.enter_context(contextlib.closing(open_observers(worker.name, metrics)))
                     await record_row_counts(api, run_id, row_counts(tasks), creation)
-                    loop = ServeLoop(run, session, worker.name, api, permits, observers, measure)
+                    loop = ServeLoop(run, session, worker.name, api, permits, observers, measures)
                     try:
                         async with _watched():
                             await loop.run()
@@ -137,10 +136,10 @@ class ServeLoop:
 
     def __init__(
         self, run: RunSettings, session: Session, worker_id: str, api: Client, permits: PermitSession,
-        observers: Observers, measure: RunMeasure | None,
+        observers: Observers, measures: Sequence[RunMeasure],
     ) -> None:  # fmt: skip
-        """`worker_id`: this process' name at the API; each process needs a different name. `measure`: None if the run
-        has no evaluations."""
+        """`worker_id`: this process' name at the API; each process needs a different name. `measures`: the run's
+        evaluations."""
         config = run.config
         self.tally = Tally()
         self._config = config
@@ -155,9 +154,10 @@ class ServeLoop:
         self._permits = permits
         permits.slots.places = config.workers
         self._evaluations: RunEvaluations | None = None
-        if measure is not None:
+        if measures:
+            by_name = {measure.name: measure for measure in measures}
             self._evaluations = RunEvaluations(
-                config, run.run_id, worker_id, api, measure, observers, permits.slots, permits.creation
+                config, run.run_id, worker_id, api, by_name, observers, permits.slots, permits.creation
             )
         self._trainer: _Trainer | None = None
         self._generating: dict[str, _Generation] = {}
@@ -434,10 +434,10 @@ async def record_row_counts(
 
 
 async def _evaluate_afterwards(
-    run: RunSettings, session: Session, record: RunRecord, measure: RunMeasure, api: Client,
+    run: RunSettings, session: Session, record: RunRecord, measures: Sequence[RunMeasure], api: Client,
     worker_id: str, open_observers: Callable[[], Observers],
 ) -> None:  # fmt: skip
-    """Evaluates the last version of a finished run, if a kill prevented that evaluation."""
+    """Evaluates the last version of a finished run, if a kill prevented its evaluations."""
     version = await version_left(api, record, session.server)
     if version is None:
         return
@@ -445,7 +445,8 @@ async def _evaluate_afterwards(
         slots, creation = Slots(run.config.workers), record.creation or None
         # The session registers the environment: the API takes an evaluation only from a registered one.
         async with PermitSession(api, run.run_id, worker_id, creation=creation):
-            evaluations = RunEvaluations(run.config, run.run_id, worker_id, api, measure, observers, slots, creation)
+            by_name = {measure.name: measure for measure in measures}
+            evaluations = RunEvaluations(run.config, run.run_id, worker_id, api, by_name, observers, slots, creation)
             await evaluations.at_end(version)
 
 

@@ -97,20 +97,22 @@ class Task:
 
 def load_tasks(run: RunSettings) -> list[Task]:
     """Loads the task of each source; the one task of a run without. Raises as `Task.load`, with the source's name."""
-    tasks = []
-    for part in run.by_source():
-        try:
-            tasks.append(Task.load(part))
-        except GristmillError as error:
-            raise of_source(error, part.source) from error
-    return tasks
+    return [load_task(part) for part in run.by_source()]
 
 
-def of_source(error: GristmillError, source: str | None) -> GristmillError:
+def load_task(part: RunSettings, kind: str = "source") -> Task:
+    """Loads the task of a source or of an evaluation. Raises as `Task.load`, with the name. `kind`: for the message."""
+    try:
+        return Task.load(part)
+    except GristmillError as error:
+        raise of_source(error, part.source, kind) from error
+
+
+def of_source(error: GristmillError, source: str | None, kind: str = "source") -> GristmillError:
     """Returns the error with the name of its source; the same error if the run has no `sources`."""
     if source is None:
         return error
-    return type(error)(error.code, f"source '{source}': {error}", **{**error.values, "source": source})
+    return type(error)(error.code, f"{kind} '{source}': {error}", **{**error.values, "source": source})
 
 
 @dataclass(frozen=True)
@@ -122,14 +124,62 @@ class Source:
 
 
 @dataclass(frozen=True)
+class Model:
+    """The served model."""
+
+    served: ServedModel
+    servers: ModelServers
+    tokenizer: PreTrainedTokenizerBase | None
+    """None if the server gives text only."""
+    max_length: int
+    """Most tokens of a prompt and its completion."""
+    manifest: Manifest | None
+    """Of this model; None if the model service does not serve it."""
+
+    def generator(self, task: Task) -> RolloutGenerator:
+        """Returns what makes the rollouts of a task."""
+        config, known = task.run.config, self.manifest
+        policy = Policy(
+            name=self.served.name,
+            prompts=prompt_builder(config, self.tokenizer, task.run.config_folder),
+            servers=self.servers,
+            max_length=self.max_length,
+            tools=None if known is None else known.tool_parser is not None,
+            reasoning=known is not None and known.reasoning_parser is not None,
+            stop=tuple(config.dataset.stop),
+            stop_token_ids=tuple(config.dataset.stop_token_ids),
+            sampling=config.dataset.more_sampling,
+        )
+        return RolloutGenerator(config, policy, task.scorer, task.environments)
+
+
+@dataclass(frozen=True)
 class Session:
     """The tasks of a run with a connected model server."""
 
     sources: Sequence[Source]
     schedule: Schedule | None
     """None if there is only one task, because the run has no `sources`."""
-    server: ModelServers
-    served: ServedModel
+    model: Model
+
+    @property
+    def server(self) -> ModelServers:
+        """The model servers."""
+        return self.model.servers
+
+    @property
+    def served(self) -> ServedModel:
+        """The served model."""
+        return self.model.served
+
+    def evaluator(self, task: Task) -> RolloutGenerator:
+        """Returns what makes the rollouts of an evaluation. That of a source plays as the source does."""
+        for source in self.sources:
+            if source.task.name == task.name:
+                return source.generator.for_task(task.scorer, task.environments)
+        generator = self.model.generator(task)
+        agent = self.sources[0].generator.agent
+        return generator if agent is None or task.run.config.agent is None else generator.with_agent(agent)
 
     def at(self, number: int) -> tuple[Source, int]:
         """Returns the source of a permit's row number, and the number of the row among those of the source."""
@@ -163,7 +213,7 @@ async def open_session(
                 agent = await opened.enter_async_context(_agents(task, model.served, generator.policy))
                 generator = generator.with_agent(agent)
             sources.append(Source(task, generator))
-        yield Session(sources, schedule, server, model.served)
+        yield Session(sources, schedule, model)
 
 
 def _agents(task: Task, served: ServedModel, policy: Policy) -> AbstractAsyncContextManager[AgentPlayer]:
@@ -172,11 +222,10 @@ def _agents(task: Task, served: ServedModel, policy: Policy) -> AbstractAsyncCon
     assert config.agent is not None
     policy.servers.refuse_text_only()
     manifest = read_manifest(run.deployment.models_dir)
-    thinking = Thinking.of(config)
     # The agent writes its messages itself, so its prompts have neither the run's system prompt nor its prefill.
-    prompts = PromptBuilder(
-        load_tokenizer(_tokenizer(config, manifest, served)), thinking=thinking.enabled, effort=thinking.effort
-    )
+    bare = config.dataset.model_copy(update={"system_prompt": None, "prefill": None})
+    without = config.model_copy(update={"dataset": bare, "custom_thinking_prompt": None})
+    prompts = prompt_builder(without, load_tokenizer(_tokenizer(config, manifest, served)), run.config_folder)
     policy = dataclasses.replace(policy, prompts=prompts, untrained=config.agent.off_policy == "untrained")
     log = run.run_folder / "logs" / ("agent.log" if task.name is None else f"agent.{task.name}.log")
     counts = any("episode_reward" in weighted.reward.asks_for for weighted in task.scorer.rewards)
@@ -189,35 +238,6 @@ def connect_api(run: RunSettings, patience: float, word: str | None = None) -> C
     """Returns a client of the run's API, to be used as a context. `patience`: seconds for which the API may be away.
     `word`: of the process' registrations, see `Client`."""
     return Client(run.config.rollout_server_url, patience=patience, token=run.deployment.api_token, word=word)
-
-
-@dataclass(frozen=True)
-class Model:
-    """The served model."""
-
-    served: ServedModel
-    servers: ModelServers
-    tokenizer: PreTrainedTokenizerBase | None
-    """None if the server gives text only."""
-    max_length: int
-    """Most tokens of a prompt and its completion."""
-    manifest: Manifest | None
-    """Of this model; None if the model service does not serve it."""
-
-    def generator(self, task: Task) -> RolloutGenerator:
-        """Returns what makes the rollouts of a task."""
-        config, known = task.run.config, self.manifest
-        policy = Policy(
-            name=self.served.name,
-            prompts=prompt_builder(config, self.tokenizer),
-            servers=self.servers,
-            max_length=self.max_length,
-            tools=None if known is None else known.tool_parser is not None,
-            reasoning=known is not None and known.reasoning_parser is not None,
-            stop=tuple(config.dataset.stop),
-            stop_token_ids=tuple(config.dataset.stop_token_ids),
-        )
-        return RolloutGenerator(config, policy, task.scorer, task.environments)
 
 
 async def meet_model(run: RunSettings, server: ModelServers, patience: float) -> Model:
@@ -266,12 +286,35 @@ def _load_early(name: str | None) -> None:
         load_tokenizer(name)
 
 
-def prompt_builder(config: EnvConfig, tokenizer: PreTrainedTokenizerBase | None) -> PromptBuilder:
-    """Creates the prompt builder of the run's settings. `tokenizer`: None if only text is sent."""
+def prompt_builder(
+    config: EnvConfig, tokenizer: PreTrainedTokenizerBase | None, folder: Path | None = None
+) -> PromptBuilder:
+    """Creates the prompt builder of the run's settings. `tokenizer`: None if only text is sent. `folder`: of the
+    configuration. Raises PromptError if the file of the chat template cannot be read."""
     thinking = Thinking.of(config)
     return PromptBuilder(
-        tokenizer, system_prompt(config), config.dataset.prefill, thinking=thinking.enabled, effort=thinking.effort
+        tokenizer,
+        system_prompt(config),
+        config.dataset.prefill,
+        thinking=thinking.enabled,
+        effort=thinking.effort,
+        template=_chat_template(config.dataset.chat_template, folder),
+        values=config.dataset.chat_template_kwargs,
     )
+
+
+def _chat_template(setting: str | None, folder: Path | None) -> str | None:
+    """Returns the text of a chat template. `setting`: the text, or the path of its file."""
+    if setting is None or "{" in setting:
+        return setting
+    candidates = [(base / setting).resolve() for base in (folder, Path()) if base is not None]
+    try:
+        return next(path for path in candidates if path.is_file()).read_text(encoding="utf-8")
+    except StopIteration:
+        why = f"looked at {', '.join(map(str, dict.fromkeys(candidates)))}; a template as text has braces"
+    except (OSError, UnicodeDecodeError) as error:
+        why = str(error)
+    raise PromptError("chat_template_missing", f"chat_template '{setting}' cannot be read: {why}", path=setting)
 
 
 def sessions_folder(run: RunSettings) -> Path:

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 from rich.console import Console
+from tests.support.errors import raises
 from tests.unit.env.conftest import FailingServer
 from tests.unit.env.evaluation.made import judged, plan
 from tests.unit.env.inference.conftest import CHAT, answers, said
@@ -19,6 +20,7 @@ from tests.unit.env.inference.conftest import CHAT, answers, said
 from gristmill_env.commands import DpoOptions, EvaluateOptions, ReplayOptions, SftOptions, evaluate
 from gristmill_env.commands.export import dpo, sft
 from gristmill_env.commands.replay import replay
+from gristmill_env.errors import EvaluationError
 from gristmill_env.evaluation.results import SOURCE_BY_HAND, Evaluated, summarise
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved import read_groups
@@ -41,10 +43,10 @@ def evaluated(creation: str | None) -> Evaluated:
 async def test_report_names_the_creation_of_the_evaluated_training(failing_server: FailingServer) -> None:
     path = "/v1/runs/sums/metrics?creation=c1"
     failing_server.answers[path] = lambda: (200, {})
-    await evaluate._tell(run_at(failing_server.url), evaluated("c1"))
+    await evaluate._tell(run_at(failing_server.url), {None: evaluated("c1")})
     assert failing_server.asked == [path]
     assert [(body["source"], body["step"]) for body in failing_server.bodies] == [(SOURCE_BY_HAND, 20)]
-    await evaluate._tell(run_at(failing_server.url), evaluated(None))
+    await evaluate._tell(run_at(failing_server.url), {None: evaluated(None)})
     assert len(failing_server.asked) == 1
 
 
@@ -54,7 +56,7 @@ async def test_report_that_the_api_refuses_does_not_end_the_command(
     error = {"error": {"code": "other_creation", "message": "the run was created again", "remedy": "start again"}}
     failing_server.answers["/v1/runs/sums/metrics?creation=c1"] = lambda: (409, error)
     with caplog.at_level(logging.WARNING):
-        await evaluate._tell(run_at(failing_server.url), evaluated("c1"))
+        await evaluate._tell(run_at(failing_server.url), {None: evaluated("c1")})
     assert "created again" in caplog.text
 
 
@@ -93,3 +95,34 @@ async def test_exports_and_replay_read_an_evaluation_as_they_read_saved_groups(
     await replay(alone, ReplayOptions(saved=folder, out=tmp_path / "again.jsonl"), console)
     again = list(read_groups(tmp_path / "again.jsonl"))
     assert [group.totals for group in again] == [group.totals for group in groups if group.completions]
+
+
+SEVERAL = {
+    "dataset": {"dataset_path": "rows.jsonl", "prompt_field": "question", "reward_functions": ["length"]},
+    "evaluations": [{"name": name, "dataset": {"split": f"train[:{number}]"}} for number, name in enumerate("ab", 1)],
+}
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> RunSettings:
+    (tmp_path / "rows.jsonl").write_text('{"question": "1 + 1?"}\n' * 3)
+    (tmp_path / "run.yaml").write_text(json.dumps(SEVERAL))
+    return RunSettings.read(["--config", str(tmp_path / "run.yaml")], {}, "test")
+
+
+def test_evaluate_takes_all_evaluations_or_the_one_that_is_named(several: RunSettings, tmp_path: Path) -> None:
+    both = evaluate._chosen(several, EvaluateOptions(out=tmp_path))
+    assert [task.name for task in both] == ["a", "b"]
+    folders = [evaluate._folder(task, EvaluateOptions(out=tmp_path), several=True) for task in both]
+    assert folders == [tmp_path / "a", tmp_path / "b"]
+    (one,) = evaluate._chosen(several, EvaluateOptions(only="b", resume=True))
+    assert (one.name, len(one.dataset)) == ("b", 2)
+    assert evaluate._folder(one, EvaluateOptions(), several=False).name.endswith("-b")
+
+
+def test_evaluate_refuses_an_unknown_name_and_flags_that_need_one_evaluation(several: RunSettings) -> None:
+    with raises(EvaluationError, "unknown_evaluation", known=["a", "b"]):
+        evaluate._chosen(several, EvaluateOptions(only="c"))
+    for options in (EvaluateOptions(resume=True), EvaluateOptions(compare=[Path("x")])):
+        with raises(EvaluationError, "several_evaluations", known=["a", "b"]):
+            evaluate._chosen(several, options)

@@ -33,10 +33,11 @@ def test_shipped_config_is_in_the_form_of_gristmill(launch: RunSettings) -> None
 
 
 def test_shipped_config_names_rewards_that_can_be_created(launch: RunSettings) -> None:
-    specs = launch.config.dataset.rewards()
-    assert specs
-    for spec in specs:
-        create_reward(spec.type, spec.params)
+    for part in [*launch.by_source(), *launch.by_evaluation()]:
+        specs = part.config.dataset.rewards()
+        assert specs
+        for spec in specs:
+            create_reward(spec.type, spec.params)
 
 
 def test_shipped_config_has_steps_of_whole_groups(launch: RunSettings) -> None:
@@ -46,14 +47,15 @@ def test_shipped_config_has_steps_of_whole_groups(launch: RunSettings) -> None:
 
 
 def test_shipped_config_names_its_data_set_and_its_prompt(launch: RunSettings) -> None:
-    dataset = launch.config.dataset
-    if dataset.dataset_path is not None:
-        assert (CONFIGS / dataset.dataset_path).exists()
-    else:
-        assert dataset.dataset_name
-    assert dataset.prompt_template is not None or "prompt_field" in dataset.model_fields_set
-    assert dataset.gold_field
-    assert dataset.max_tokens < launch.config.max_token_length
+    for part in [*launch.by_source(), *launch.by_evaluation()]:
+        dataset = part.config.dataset
+        if dataset.dataset_path is not None:
+            assert (CONFIGS / dataset.dataset_path).exists()
+        else:
+            assert dataset.dataset_name
+        assert dataset.prompt_template is not None or "prompt_field" in dataset.model_fields_set
+        assert dataset.gold_field
+        assert dataset.max_tokens < launch.config.max_token_length
 
 
 def test_shipped_local_data_sets_have_the_columns() -> None:

@@ -10,17 +10,18 @@ from tests.support.errors import raises
 
 from gristmill import ConfigError
 from gristmill_env.commands import EvaluateOptions
+from gristmill_env.errors import EvaluationError
 from gristmill_env.evaluation.plan import (
     Plan,
     count_training_rows,
-    evaluation_task,
+    evaluation_tasks,
     evaluations_folder,
-    has_evaluation_set,
     make_plan,
     number_of_prompts,
-    training_dataset,
+    training_datasets,
 )
 from gristmill_env.run_settings import RunSettings
+from gristmill_env.session import Task
 
 CONFIG = """
 dataset:
@@ -46,9 +47,14 @@ def launch(folder: Path, *flags: str) -> RunSettings:
     return RunSettings.read(["--config", "sums", *flags], {"GRISTMILL_CONFIG_DIR": str(folder)}, "test")
 
 
+def evaluation_task(run: RunSettings) -> Task:
+    (task,) = evaluation_tasks(run)
+    return task
+
+
 def planned(folder: Path, *flags: str, limit: int | None = None) -> Plan:
     read = launch(folder, *flags)
-    return make_plan(read, evaluation_task(read), model="tiny", weights="1.20", creation="c1", limit=limit)
+    return make_plan(evaluation_task(read), model="tiny", weights="1.20", creation="c1", limit=limit)
 
 
 def test_evaluation_reads_rows_in_file_order(folder: Path) -> None:
@@ -69,7 +75,7 @@ def test_evaluation_reads_rows_in_file_order(folder: Path) -> None:
 def test_evaluation_set_follows_the_flags(folder: Path, flags: tuple[str, ...], first: str, count: int) -> None:
     dataset = evaluation_task(launch(folder, *flags)).dataset
     assert (dataset.item(0).prompt, len(dataset)) == (first, count)
-    assert has_evaluation_set(launch(folder, *flags).config.dataset) == bool([f for f in flags if "--eval" in f])
+    assert launch(folder, *flags).config.dataset.has_evaluation_set == bool([f for f in flags if "--eval" in f])
 
 
 @pytest.mark.parametrize(
@@ -91,19 +97,19 @@ def test_rows_of_an_evaluation_that_are_training_rows_are_counted(
     rows = [{"id": n, "answer": row["answer"], "question": f"{row['question']} \n"} for n, row in enumerate(rows)]
     (folder / "copy.json").write_text(json.dumps(rows))
     run = launch(folder, *flags)
-    training, evaluated = training_dataset(run), evaluation_task(run).dataset
+    training, evaluated = training_datasets(run, None), evaluation_task(run).dataset
     assert training is not None
     assert number_of_prompts(run.config.dataset, len(evaluated)) == prompts
-    assert count_training_rows(evaluated, prompts, training) == seen
+    assert count_training_rows(evaluated, prompts, *training) == seen
 
 
 def test_training_rows_are_counted_by_their_prompts_alone(folder: Path) -> None:
     rows = [{"question": f"train {n}", "answer": str(n)} for n in (3, 3, 4, 99)]
     (folder / "copy.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     run = launch(folder, "--eval_dataset_path", "copy.jsonl")
-    training, evaluated = training_dataset(run), evaluation_task(run).dataset
+    training, evaluated = training_datasets(run, None), evaluation_task(run).dataset
     assert training is not None
-    assert count_training_rows(evaluated, 4, training) == 3
+    assert count_training_rows(evaluated, 4, *training) == 3
 
 
 @pytest.mark.slow
@@ -111,9 +117,9 @@ def test_evaluation_is_compared_with_every_training_row(folder: Path) -> None:
     rows = "".join(f'{{"question": "q {n}", "answer": "{n}"}}\n' for n in range(50_003))
     (folder / "train.jsonl").write_text(rows)
     run = launch(folder, "--eval_split", "train[50000:]")
-    training, evaluated = training_dataset(run), evaluation_task(run).dataset
+    training, evaluated = training_datasets(run, None), evaluation_task(run).dataset
     assert training is not None
-    assert count_training_rows(evaluated, len(evaluated), training) == 3
+    assert count_training_rows(evaluated, len(evaluated), *training) == 3
 
 
 def test_plan_samples_one_completion_greedily_and_several_as_in_training(folder: Path) -> None:
@@ -166,3 +172,60 @@ def test_evaluations_folder_follows_the_settings(folder: Path, tmp_path: Path) -
 def test_compare_takes_at_most_two_evaluations(folder: Path) -> None:
     with raises(ConfigError, "invalid_settings", problems={"compare": "too_long"}):
         RunSettings.read_with(EvaluateOptions, ["--compare", "a", "b", "c"], {}, "test")
+
+
+NAMED = """
+sources:
+  - {name: sums, dataset: {dataset_path: train.jsonl, eval_dataset_path: test.jsonl}}
+  - {name: words, dataset: {dataset_path: train.jsonl}}
+evaluations:
+  - {name: hard, dataset: {dataset_path: test.jsonl, split: "test[3:]", eval_samples: 4}, rewards: [accuracy]}
+"""
+
+
+def test_evaluations_of_a_run_are_those_of_its_sources_and_its_own(folder: Path) -> None:
+    (folder / "sums.yaml").write_text(CONFIG.replace("  dataset_path: train.jsonl\n", "") + NAMED)
+    run = launch(folder)
+    sums, hard = evaluation_tasks(run)
+    assert [sums.name, hard.name] == ["sums", "hard"]
+    assert [len(sums.dataset), len(hard.dataset)] == [5, 2]
+    assert [sums.scorer.names, hard.scorer.names] == [["length", "format", "accuracy"], ["accuracy"]]
+    plans = [make_plan(task, model="tiny", weights=None, creation=None) for task in (sums, hard)]
+    assert [plan.samples for plan in plans] == [1, 4]
+    assert [plan.settings["evaluation"] for plan in plans] == ["sums", "hard"]
+    compared = [training_datasets(run, name) for name in ("sums", "hard")]
+    assert [len(datasets or ()) for datasets in compared] == [1, 2]
+    assert "evaluations" not in run.config.recorded("tiny")
+
+
+def test_evaluation_takes_the_rows_of_the_run_if_it_names_none(folder: Path) -> None:
+    evaluations = "evaluations:\n  - {name: rest, dataset: {split: 'train[7:]'}}\n"
+    (folder / "sums.yaml").write_text(CONFIG + evaluations)
+    (task,) = evaluation_tasks(launch(folder))
+    assert (task.name, task.dataset.item(0).prompt, len(task.dataset)) == ("rest", "train 7", 2)
+    own, named = evaluation_tasks(launch(folder, "--eval_split", "train[:3]"))
+    assert [own.name, named.name] == [None, "rest"]
+    assert [len(own.dataset), len(named.dataset)] == [3, 2]
+
+
+def test_run_of_sources_without_an_evaluation_set_has_none_by_default(folder: Path) -> None:
+    sources = "sources: [{name: sums, dataset: {dataset_path: train.jsonl}}]\n"
+    (folder / "sums.yaml").write_text(CONFIG.replace("  dataset_path: train.jsonl\n", "") + sources)
+    with raises(EvaluationError, "no_evaluation_set"):
+        evaluation_tasks(launch(folder))
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "problem"),
+    [
+        ("[{name: a}, {name: a}]", "duplicate_name"),
+        ("[{name: a, dataset: {eval_split: test}}]", "eval_key_in_evaluation"),
+        ("[{name: a, rewards: [accuracy], dataset: {reward_functions: [length]}}]", "values_contradict"),
+        ("[{name: a, agent: external}]", "unknown_key"),
+    ],
+)
+def test_evaluations_that_contradict_are_refused(folder: Path, evaluations: str, problem: str) -> None:
+    (folder / "sums.yaml").write_text(f"{CONFIG}evaluations: {evaluations}\n")
+    with pytest.raises(ConfigError) as raised:
+        launch(folder)
+    assert problem in raised.value.values["problems"].values()

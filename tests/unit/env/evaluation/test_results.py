@@ -60,12 +60,18 @@ def test_results_file_has_the_figures_and_what_they_are_of(sums: Evaluated) -> N
 
 
 def test_metrics_row_for_the_api_has_numbers_words_and_one_level_of_groups(sums: Evaluated) -> None:
-    values = row(sums)
+    values = row({None: sums})
     assert (values["pass@1"], values["prompts"], values["samples"], values["seconds"]) == (0.5, 3, 2, 7.5)
     assert values["errors"] == {"accuracy": 0, "length": 0}
     for value in values.values():
         for one in value.values() if isinstance(value, dict) else [value]:
             assert isinstance(one, int | float | str)
+
+
+def test_metrics_row_of_several_evaluations_has_their_names(sums: Evaluated) -> None:
+    one = row({None: sums})
+    both = row({"sums": sums, "words": sums})
+    assert both == {f"{name}/{key}": value for name in ("sums", "words") for key, value in one.items()}
 
 
 def test_result_tables_show_the_figures(sums: Evaluated) -> None:

@@ -88,6 +88,8 @@ async def test_chat_requests_an_aborted_completion_again(text_server: FailingSer
         ({"prefill": "<think>"}, ["prefill"]),
         ({"stop_token_ids": [7]}, ["stop_token_ids"]),
         ({"stop_token_ids": [7], "prefill": "<"}, ["prefill", "stop_token_ids"]),
+        ({"more": {"top_k": 5, "presence_penalty": 1.0}}, ["top_k"]),
+        ({"template": {"chat_template": "{{ messages }}"}}, ["chat_template"]),
     ],
 )
 async def test_chat_refuses_vllm_options_on_other_servers(
@@ -96,6 +98,20 @@ async def test_chat_refuses_vllm_options_on_other_servers(
     with raises(InferenceError, "needs_vllm", settings=settings):
         await ask(text_server, dataclasses.replace(ASK, **changes))
     assert text_server.bodies == []
+
+
+async def test_chat_requests_further_sampling_and_values_of_the_template(text_server: FailingServer) -> None:
+    penalty = {"presence_penalty": 1.0}
+    await ask(text_server, dataclasses.replace(ASK, more=penalty))
+    assert text_server.bodies[-1]["presence_penalty"] == 1.0
+    text_server.answers["/v1/models"] = lambda: (200, {"data": [{"id": "tiny", "owned_by": "vllm"}]})
+    template = {"chat_template": "{{ messages }}", "chat_template_kwargs": {"today": "x"}}
+    request = dataclasses.replace(ASK, more={"top_k": 5, **penalty}, template=template)
+    await ask(text_server, request, thinking=Thinking(enabled=True))
+    body = text_server.bodies[-1]
+    assert {key: body[key] for key in ("top_k", "presence_penalty", "chat_template", "chat_template_kwargs")} == {
+        "top_k": 5, **penalty, **template, "chat_template_kwargs": {**switches(True), "today": "x"}
+    }  # fmt: skip
 
 
 def switches(on: bool) -> dict[str, bool]:

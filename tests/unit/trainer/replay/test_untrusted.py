@@ -13,6 +13,7 @@ from tests.support.errors import raises
 from gristmill.settings import load_yaml, merge
 from gristmill_env.rewards.registry import ENTRY_POINTS, find, reward_names
 from gristmill_env.settings.run import EnvConfig
+from gristmill_trainer.replay.fork import in_file
 from gristmill_trainer.replay.untrusted import UntrustedError, dollars_kept, recorded_environment
 
 ROOT = Path(__file__).parents[4]
@@ -32,6 +33,39 @@ def recorded(**changes: Any) -> dict[str, Any]:
 def test_settings_of_the_quickstart_need_no_trust() -> None:
     env = recorded()
     assert recorded_environment(env, {}, CONFIGS, trust=False) == env
+
+
+def mixture() -> dict[str, Any]:
+    """Returns the environment's part of the record of the shipped configuration with sources."""
+    found = EnvConfig(**load_yaml(CONFIGS / "mixture.yaml")).recorded("tiny")
+    return {name: value for name, value in found.items() if name not in ("trainer", "model")}
+
+
+def test_recorded_sources_become_a_configuration_file_with_the_same_record() -> None:
+    env = mixture()
+    assert recorded_environment(env, {}, CONFIGS, trust=False) == env
+    again = EnvConfig(**in_file(env, CONFIGS)).recorded("tiny")
+    for source in again["sources"].values():
+        assert Path(source["dataset"]["dataset_path"]).is_absolute()
+        source["dataset"]["dataset_path"] = "datasets/quickstart/train.jsonl"
+    assert {name: again[name] for name in env} == env
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"environment": {"type": "mine.py:Game"}},
+        {"agent": {"command": ["sh"]}},
+        {"dataset": {"rows": "mine.py:load"}},
+        {"dataset": {"dataset_path": "/etc/passwd"}},
+        {"dataset": {"reward_functions": ["evil.py:score"]}},
+    ],
+    ids=str,
+)
+def test_sources_of_a_record_need_trust_as_a_run_does(changes: dict[str, Any]) -> None:
+    env = merge(mixture(), {"sources": {"guess": changes}})
+    with raises(UntrustedError, "untrusted_record"):
+        recorded_environment(env, {}, CONFIGS, trust=False)
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,9 @@ class EvaluateOptions(Settings):
     out: Path | None = None
     """Folder for the results. Unset: a new one, named by the time, in the run's evaluations/."""
 
+    only: str | None = None
+    """Name of one evaluation, of a run with several. Unset: all, one after the other."""
+
     resume: bool = False
     """Go on with the unfinished evaluation in --out, or else the latest of the run: only what is missing is done."""
 

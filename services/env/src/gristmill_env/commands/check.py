@@ -19,12 +19,11 @@ from gristmill_env.answers.extraction import gold_answer
 from gristmill_env.commands.trial import Trial, try_rewards
 from gristmill_env.console import Steps, plain, say
 from gristmill_env.data import assistant
-from gristmill_env.data.dataset import Item, PromptDataset
+from gristmill_env.data.dataset import Item
 from gristmill_env.errors import CheckError, DatasetError, EpisodeError, PromptError
 from gristmill_env.evaluation.plan import (
     count_training_rows,
-    evaluation_dataset,
-    has_evaluation_set,
+    evaluation_tasks,
     number_of_prompts,
     seen_in_training,
 )
@@ -89,6 +88,7 @@ async def check(run: RunSettings, console: Console, more: Iterable[Check] = ()) 
             say(console, f"\nsource {task.name}", style="bold")
         async with task:
             trials.append(await _check(task, console, found))
+    await _check_evaluations(run, tasks, console)
     for one in await asyncio.to_thread(list, more):
         style = {"ok": "", "warning": "yellow", "failed": "red"}[one.state]
         say(console, f"{one.state:<8}{one.name:<17} {one.text}", style=style)
@@ -124,7 +124,6 @@ async def _check(task: Task, console: Console, found: _Findings) -> Trial:
     found.rows, found.refused = FirstRows.of(dataset), []
     say(console, f"columns: {', '.join(dataset.columns)}")
     say(console, f"rewards: {rewards}")
-    _check_evaluation(run, dataset, console)
     await _check_agent(run, console, found)
     tokenizer = await _show_prompts(run, task, console, found)
     if (unusable := found.rows.unusable(found.refused)) is not None:
@@ -156,16 +155,16 @@ async def _check_agent(run: RunSettings, console: Console, found: _Findings) -> 
         found.problems.append(error)
 
 
-def _check_evaluation(run: RunSettings, training: PromptDataset, console: Console) -> None:
-    """Loads the evaluation set, if the run has one, and warns if its rows are training rows. Raises DatasetError."""
-    settings = run.config.dataset
-    if not has_evaluation_set(settings):
-        return
-    evaluated = PromptDataset(evaluation_dataset(settings), run.config_folder)
-    prompts = number_of_prompts(settings, len(evaluated))
-    say(console, f"evaluation: {evaluated.label}: {prompts} of {len(evaluated)} rows")
-    if seen := count_training_rows(evaluated, prompts, training):
-        say(console, f"warning: {seen_in_training(seen, prompts)}")
+async def _check_evaluations(run: RunSettings, tasks: Sequence[Task], console: Console) -> None:
+    """Loads the evaluation sets, if there are any, and warns if their rows are training rows. Raises as `Task.load`."""
+    for task in evaluation_tasks(run) if run.config.by_evaluation() else ():
+        async with task:
+            dataset, of = task.dataset, "" if task.name is None else f" {task.name}"
+            prompts = number_of_prompts(task.run.config.dataset, len(dataset))
+            say(console, f"evaluation{of}: {dataset.label}: {prompts} of {len(dataset)} rows")
+            training = [one.dataset for one in tasks if one.name == task.name] or [one.dataset for one in tasks]
+            if seen := count_training_rows(dataset, prompts, *training):
+                say(console, f"warning: {seen_in_training(seen, prompts)}")
 
 
 async def _show_prompts(
@@ -184,7 +183,11 @@ async def _show_prompts(
             tokenizer = load_tokenizer(name)
         except PromptError as error:
             why = error.report()
-    prompts = prompt_builder(run.config, tokenizer)
+    try:
+        prompts = prompt_builder(run.config, tokenizer, run.config_folder)
+    except PromptError as error:
+        found.problems.append(error)
+        return tokenizer
     lengths: list[int] = []
     for number, item in enumerate(found.rows.items):
         if number == (_SHOWN if tokenizer is None else _RESETS if not task.environments.factory.ours else None):

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import logging
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ from rich.console import Console
 from gristmill import ApiError, ApiUnreachable, PolicyVersion, RunRecord
 from gristmill.disk import write_file
 from gristmill.folders import EVALUATION_FILE, EVALUATION_RESULTS_FILE
+from gristmill.settings import did_you_mean
 from gristmill_env.commands import EvaluateOptions
 from gristmill_env.console import Steps
 from gristmill_env.errors import EvaluationError
@@ -21,19 +23,18 @@ from gristmill_env.evaluation.compare import Comparison, compare
 from gristmill_env.evaluation.folder import EvaluationFolder
 from gristmill_env.evaluation.plan import (
     count_training_rows,
-    evaluation_task,
+    evaluation_tasks,
     evaluations_folder,
-    has_evaluation_set,
     make_plan,
     number_of_prompts,
-    training_dataset,
+    training_datasets,
 )
 from gristmill_env.evaluation.report import show, show_comparison
 from gristmill_env.evaluation.results import SOURCE_BY_HAND, Evaluated, row
 from gristmill_env.evaluation.run import evaluate, weight_label
 from gristmill_env.rollouts.groups import is_version
 from gristmill_env.run_settings import RunSettings
-from gristmill_env.session import connect_api, open_session
+from gristmill_env.session import Task, connect_api, open_session
 
 logger = logging.getLogger(__name__)
 
@@ -52,25 +53,49 @@ async def run_evaluate(run: RunSettings, options: EvaluateOptions, console: Cons
         return
     for folder in options.compare:
         compare(folder, folder)  # reports a mistyped folder before the evaluation instead of after it
-    evaluated = await _evaluate(run, options)
-    show(console, evaluated)
-    await _tell(run, evaluated)
+    tasks, found = _chosen(run, options), dict[str | None, Evaluated]()
+    for task in tasks:
+        folder = _folder(task, options, several=len(tasks) > 1)
+        found[task.name] = evaluated = await _evaluate(run, task, folder, resume=options.resume)
+        show(console, evaluated)
+    await _tell(run, found)
     for folder in options.compare:
         _compare(folder, evaluated.folder, evaluated.folder, console)
 
 
-async def _evaluate(run: RunSettings, options: EvaluateOptions) -> Evaluated:
-    config, folder = run.config, _folder(run, options)
-    async with open_session(run, [evaluation_task(run)]) as session:
+def _chosen(run: RunSettings, options: EvaluateOptions) -> list[Task]:
+    """Loads the evaluations that the flags ask for. Raises EvaluationError and as `Task.load`."""
+    names = list(run.config.by_evaluation())
+    if options.only is not None and options.only not in names:
+        known = [name for name in names if name is not None]
+        there = f"there are {', '.join(known)}" if known else "the run has no evaluations with names"
+        raise EvaluationError(
+            "unknown_evaluation",
+            f"no evaluation '{options.only}'; {there}.{did_you_mean(options.only, known)}",
+            name=options.only,
+            known=known,
+        )
+    if len(names) > 1 and options.only is None and (options.resume or options.compare):
+        raise EvaluationError(
+            "several_evaluations",
+            f"--resume and --compare are of one evaluation; choose one of {', '.join(map(str, names))} with --only",
+            known=[str(name) for name in names],
+        )
+    return [task for task in evaluation_tasks(run) if options.only in (None, task.name)]
+
+
+async def _evaluate(run: RunSettings, task: Task, folder: Path, *, resume: bool) -> Evaluated:
+    config = task.run.config
+    async with open_session(task.run, [task]) as session:
         (source,) = session.sources
-        task, dataset, scorer = source.task, source.task.dataset, source.task.scorer
+        dataset, scorer = task.dataset, task.scorer
         label = await weight_label(session.server)
         creation = None if (record := await _training(run, label)) is None else record.creation
-        training = training_dataset(run) if has_evaluation_set(config.dataset) else dataset
+        training = training_datasets(run, task.name) if run.config.by_evaluation() else [dataset]
         prompts = number_of_prompts(config.dataset, len(dataset))
-        seen = None if training is None else await asyncio.to_thread(count_training_rows, dataset, prompts, training)
-        plan = make_plan(run, task, model=session.served.name, weights=label, creation=creation, training_rows=seen)
-        with EvaluationFolder(folder, plan, resume=options.resume) as file:
+        seen = None if training is None else await asyncio.to_thread(count_training_rows, dataset, prompts, *training)
+        plan = make_plan(task, model=session.served.name, weights=label, creation=creation, training_rows=seen)
+        with EvaluationFolder(folder, plan, resume=resume) as file:
             progress = Steps("prompts evaluated", plan.prompts, done=len(file.done))
             return await evaluate(
                 file, dataset, source.generator.generate_and_score, scorer=scorer,
@@ -78,13 +103,13 @@ async def _evaluate(run: RunSettings, options: EvaluateOptions) -> Evaluated:
             )  # fmt: skip
 
 
-def _folder(run: RunSettings, options: EvaluateOptions) -> Path:
+def _folder(task: Task, options: EvaluateOptions, *, several: bool) -> Path:
     if options.out is not None:
-        return options.out
-    base = evaluations_folder(run)
+        return options.out / str(task.name) if several else options.out
+    base, named = evaluations_folder(task.run), "" if task.name is None else f"-{task.name}"
     if not options.resume:
-        return base / f"evaluate-{time.strftime('%Y-%m-%dT%H-%M-%S')}"
-    begun = sorted(path.parent for path in base.glob(f"evaluate-*/{EVALUATION_FILE}"))
+        return base / f"evaluate-{time.strftime('%Y-%m-%dT%H-%M-%S')}{named}"
+    begun = sorted(path.parent for path in base.glob(f"evaluate-????-??-??T??-??-??{named}/{EVALUATION_FILE}"))
     unfinished = [folder for folder in begun if not (folder / EVALUATION_RESULTS_FILE).exists()]
     if not unfinished:
         raise EvaluationError(
@@ -111,17 +136,18 @@ async def _training(run: RunSettings, label: str | None) -> RunRecord | None:
     return record
 
 
-async def _tell(run: RunSettings, evaluated: Evaluated) -> None:
+async def _tell(run: RunSettings, found: Mapping[str | None, Evaluated]) -> None:
     """Reports to the API if the weights are a version of this training, because then a step exists to plot at.
 
     The API refuses the report if the run was created again meanwhile.
     """
-    label, creation = evaluated.plan.weights, evaluated.plan.creation
-    if label is None or creation is None:
+    plans = {(evaluated.plan.weights, evaluated.plan.creation) for evaluated in found.values()}
+    label, creation = plans.pop()
+    if plans or label is None or creation is None:  # a training has changed the weights in between
         return
     try:
         async with connect_api(run, _API_PATIENCE) as api:
-            step, values = PolicyVersion.parse(label).step, row(evaluated)
+            step, values = PolicyVersion.parse(label).step, row(found)
             await api.report_metrics(run.run_id, SOURCE_BY_HAND, step, values, creation=creation)
     except (ApiError, ApiUnreachable) as error:
         logger.warning("the API is not told of this evaluation: %s", error)

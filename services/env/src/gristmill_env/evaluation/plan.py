@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from gristmill import SamplingParams
 from gristmill_env.data import Item, PromptDataset
 from gristmill_env.errors import DatasetError, EvaluationError
 from gristmill_env.run_settings import RunSettings
-from gristmill_env.session import Task
+from gristmill_env.session import Task, load_task
 from gristmill_env.settings.dataset import DatasetConfig
 from gristmill_env.settings.run import differences
 
@@ -79,30 +80,22 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return differences(msgspec.to_builtins(self), msgspec.to_builtins(other))
 
 
-def evaluation_dataset(config: DatasetConfig) -> DatasetConfig:
-    """Returns the settings of the data set to evaluate on, in the data set's order."""
-    update: dict[str, Any] = {"shuffle_dataset": False, "split": config.eval_split or config.split}
-    if config.eval_dataset_name or config.eval_dataset_path:
-        update |= {
-            "dataset_name": config.eval_dataset_name,
-            "dataset_config": config.eval_dataset_config,
-            "dataset_path": config.eval_dataset_path,
-            "dataset_revision": config.eval_dataset_revision,
-            "rows": None,
-        }
-    return config.model_copy(update=update)
+def evaluation_tasks(run: RunSettings) -> list[Task]:
+    """Loads the task of each evaluation of the run; its own rows, if it names no evaluation set.
 
-
-def evaluation_task(run: RunSettings) -> Task:
-    """Loads the rows to evaluate on, in their order, and the run's rewards. Raises DatasetError, RewardError."""
-    settings = run.config
-    if settings.sources:
+    Raises as `Task.load`, with the name; EvaluationError for a run with `sources` and without an evaluation set.
+    """
+    parts = run.by_evaluation()
+    if not parts and run.config.sources:
         raise EvaluationError(
             "no_evaluation_set",
-            "a run with sources has no evaluation set of its own; name a configuration with one data set",
+            "a run with sources has no rows to evaluate on by default: set eval_split or eval_dataset_path in the "
+            "dataset of a source, or add `evaluations`",
         )
-    dataset = evaluation_dataset(settings.dataset)
-    return Task.load(dataclasses.replace(run, config=settings.model_copy(update={"dataset": dataset})))
+    if not parts:
+        config = run.config.model_copy(update={"dataset": run.config.dataset.evaluation_set()})
+        parts = [dataclasses.replace(run, config=config)]
+    return [load_task(part, "evaluation") for part in parts]
 
 
 def evaluations_folder(run: RunSettings) -> Path:
@@ -110,37 +103,39 @@ def evaluations_folder(run: RunSettings) -> Path:
     return run.run_folder / (run.config.data_dir_to_save_evals or "evaluations")
 
 
-def has_evaluation_set(config: DatasetConfig) -> bool:
-    """Returns whether the run names prompts to evaluate on. Training prompts are not evaluated by default."""
-    return bool(config.eval_dataset_name or config.eval_dataset_path or config.eval_split)
-
-
 def number_of_prompts(config: DatasetConfig, rows: int, limit: int | None = None) -> int:
     """Returns the number of rows to evaluate. `limit`: most prompts if the configuration sets no limit."""
     return min(config.eval_limit or limit or rows, rows)
 
 
-def count_training_rows(evaluated: PromptDataset, prompts: int, training: PromptDataset) -> int:
+def count_training_rows(evaluated: PromptDataset, prompts: int, *training: PromptDataset) -> int:
     """Returns how many of the first `prompts` rows have the prompt of a training row. The answers are not compared,
-    because the two data sets may write them differently."""
-    if len(training) >= _MANY_ROWS:
-        logger.info("compares %d rows of the evaluation with %d training rows", prompts, len(training))
+    because the data sets may write them differently."""
+    if (count := sum(map(len, training))) >= _MANY_ROWS:
+        logger.info("compares %d rows of the evaluation with %d training rows", prompts, count)
     rows = Counter(map(_key, _items(evaluated, prompts)))
     unseen = set(rows)
-    for item in _items(training, len(training)):
+    for item in itertools.chain.from_iterable(_items(dataset, len(dataset)) for dataset in training):
         unseen.discard(_key(item))
         if not unseen:
             break
     return sum(count for key, count in rows.items() if key not in unseen)
 
 
-def training_dataset(run: RunSettings) -> PromptDataset | None:
-    """Loads the rows of the training; None if they cannot be loaded here."""
+def training_datasets(run: RunSettings, name: str | None) -> list[PromptDataset] | None:
+    """Loads the rows of the training with which an evaluation is compared; None if they cannot be loaded here.
+
+    `name`: of the evaluation. The evaluation set of a source is compared with the source.
+    """
     try:
-        return PromptDataset(run.config.dataset, run.config_folder)
+        return [PromptDataset(part.config.dataset, part.config_folder) for part in _compared(run.by_source(), name)]
     except DatasetError as error:
         logger.warning("the evaluation is not compared with the training's rows: %s", error)
         return None
+
+
+def _compared(parts: Sequence[RunSettings], name: str | None) -> Sequence[RunSettings]:
+    return [part for part in parts if part.source == name] or parts
 
 
 def seen_in_training(count: int, prompts: int) -> str:
@@ -163,7 +158,6 @@ def _key(item: Item) -> int:
 
 
 def make_plan(
-    run: RunSettings,
     task: Task,
     *,
     model: str,
@@ -172,10 +166,13 @@ def make_plan(
     limit: int | None = None,
     training_rows: int | None = None,
 ) -> Plan:
-    """`model`: its served name. `weights`: the label. `creation`: of the training, if known. `limit`: most prompts if
+    """Returns the plan of an evaluation's task (`evaluation_tasks`).
+
+    `model`: its served name. `weights`: the label. `creation`: of the training, if known. `limit`: most prompts if
     the configuration sets no limit. `training_rows`: of them, if known."""
-    config, scorer, rows = run.config, task.scorer, len(task.dataset)
-    settings = config.dataset
+    run, scorer, rows = task.run, task.scorer, len(task.dataset)
+    config, settings = run.config, run.config.dataset
+    named = {} if task.name is None else {"evaluation": task.name, "environment": config.environment.recorded()}
     correctness = scorer.correctness
     temperature = settings.eval_temperature
     if temperature is None:
@@ -198,7 +195,7 @@ def make_plan(
         compares=correctness.compares,
         settings={
             key: value
-            for key, value in evaluation_dataset(settings).recorded().items()
+            for key, value in (settings.recorded() | named).items()
             if key not in {"temperature", "top_p", "max_tokens", "seed", "shuffle_dataset"}
         },
     )

@@ -147,8 +147,19 @@ def metrics(plan: Plan, summary: Summary) -> dict[str, float]:
     return found | {name: value for name, value in shares.items() if value is not None}
 
 
-def row(evaluated: Evaluated) -> dict[str, Any]:
-    """Returns the values of the metrics row: the figures by name, and the settings behind them."""
+def row(evaluations: Mapping[str | None, Evaluated]) -> dict[str, Any]:
+    """Returns the values of the metrics row: the figures by name, and the settings behind them.
+
+    `evaluations`: by name. The name comes before each value: NAME/pass@1.
+    """
+    return {
+        key if name is None else f"{name}/{key}": value
+        for name, evaluated in evaluations.items()
+        for key, value in _values(evaluated).items()
+    }
+
+
+def _values(evaluated: Evaluated) -> dict[str, Any]:
     plan, summary = evaluated.plan, evaluated.summary
     return {
         **metrics(plan, summary),

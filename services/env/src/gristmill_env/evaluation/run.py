@@ -13,7 +13,7 @@ import functools
 import logging
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -28,7 +28,6 @@ from gristmill_env.errors import ROW_ERRORS, BusyEvaluationError, InferenceError
 from gristmill_env.evaluation.folder import EXTRACTION, EvaluationFolder, judged, skipped
 from gristmill_env.evaluation.plan import (
     count_training_rows,
-    evaluation_task,
     evaluations_folder,
     make_plan,
     number_of_prompts,
@@ -42,7 +41,7 @@ from gristmill_env.inference.http import RefusedError, ServerTroubleError
 from gristmill_env.rewards import Scorer
 from gristmill_env.rollouts.generator import RolloutGenerator
 from gristmill_env.rollouts.groups import RolloutGroup
-from gristmill_env.run_settings import RunSettings
+from gristmill_env.session import Task
 from gristmill_env.settings.run import EnvConfig, EvalHandling
 from gristmill_env.tracking import Observers
 
@@ -121,7 +120,7 @@ def _check_extraction(groups: Sequence[SavedGroup], name: str) -> None:
 
 
 class RunMeasure:
-    """Evaluates the model in training on the run's evaluation set.
+    """Evaluates the model in training on one of the run's evaluation sets.
 
     An evaluation has its own rewards and environments, bound to the columns of the evaluation set. Its failures do not
     count among the failures of the training. Close it (`async with`) to end its threads and processes.
@@ -131,23 +130,25 @@ class RunMeasure:
     """`RunRecord.creation`, set when the run is open. An evaluation of another creation is never continued."""
 
     def __init__(
-        self, run: RunSettings, model: str, generator: RolloutGenerator, training: PromptDataset | None = None
+        self, task: Task, model: str, generator: RolloutGenerator, training: Sequence[PromptDataset] = ()
     ) -> None:
-        """Loads the evaluation set, and warns if its rows are rows of `training`, the run's own rows.
+        """Warns if the rows are rows of `training`.
 
-        `model`: the model's served name. `generator`: the run's own.
-
-        Raises DatasetError, RewardError.
+        `task`: one of `evaluation_tasks`. `model`: the model's served name. `generator`: makes the task's rollouts.
         """
-        self._run_settings = run
         self._model = model
-        self._task = evaluation_task(run)
-        self._generator = generator.for_task(self._task.scorer, self._task.environments)
-        self._folder = _writable(evaluations_folder(run))
-        prompts = number_of_prompts(run.config.dataset, len(self._task.dataset), _LIMIT)
-        self._seen = None if training is None else count_training_rows(self._task.dataset, prompts, training)
+        self._task = task
+        self._generator = generator
+        self._folder = _writable(evaluations_folder(task.run))
+        prompts = number_of_prompts(task.run.config.dataset, len(task.dataset), _LIMIT)
+        self._seen = count_training_rows(task.dataset, prompts, *training) if training else None
         if self._seen:
             logger.warning("%s", seen_in_training(self._seen, prompts))
+
+    @property
+    def name(self) -> str | None:
+        """Name of the evaluation; None for that of a run without `sources`."""
+        return self._task.name
 
     @property
     def label(self) -> str:
@@ -169,9 +170,9 @@ class RunMeasure:
         """
         self._task.scorer.begin_window()
         generate = functools.partial(self._generator.generate_and_score, evaluation=True)
-        config, dataset = self._run_settings.config, self._task.dataset
+        config, dataset = self._task.run.config, self._task.dataset
         plan = make_plan(
-            self._run_settings, self._task, model=self._model, weights=version, creation=self.creation, limit=_LIMIT,
+            self._task, model=self._model, weights=version, creation=self.creation, limit=_LIMIT,
             training_rows=self._seen,
         )  # fmt: skip
         with EvaluationFolder(self._folder / f"{version}-{plan.digest[:8]}", plan, resume=True) as file:
@@ -200,14 +201,15 @@ class RunEvaluations:
         run_id: str,
         worker_id: str,
         api: Client,
-        evaluate: Callable[[str], Awaitable[Evaluated]],
+        evaluate: Mapping[str | None, Callable[[str], Awaitable[Evaluated]]],
         observers: Observers,
         slots: Slots,
         creation: str | None = None,
     ) -> None:
-        """`worker_id`: this process' name at the API. `evaluate`: evaluates the model servers' weights, given the
-        newest version. `observers` receive the results, as the API does. `slots`: the places of rollouts, of which an
-        evaluation closes some (`eval_handling`). `creation`: of the run, see `RunRecord`."""
+        """`worker_id`: this process' name at the API. `evaluate`: each evaluates the model servers' weights, given the
+        newest version; by the name of the evaluation. `observers` receive the results, as the API does. `slots`: the
+        places of rollouts, of which an evaluation closes some (`eval_handling`). `creation`: of the run, see
+        `RunRecord`."""
         self._config = config
         self._creation = creation
         self._run_id = run_id
@@ -280,10 +282,11 @@ class RunEvaluations:
             self._report_failure(version, error)
         self._end()
 
-    def _report_failure(self, version: PolicyVersion, error: Exception) -> None:
+    def _report_failure(self, version: PolicyVersion, error: Exception, name: str | None = None) -> None:
         trace = None if isinstance(error, GristmillError | OSError) else error
+        of = "" if name is None else f" {name}"
         logger.error(
-            "the evaluation of version %s failed: %s; training continues without it",
+            f"the evaluation{of} of version %s failed: %s; training continues without it",
             version,
             error,
             exc_info=trace,
@@ -321,23 +324,48 @@ class RunEvaluations:
 
     async def _evaluate_and_report(self, version: PolicyVersion) -> None:
         logger.info(line("evaluate", run=self._run_id, version=version, handling=self._config.eval_handling))
-        evaluated = await self._evaluate(str(version))
+        found = await self._evaluate_all(version)
         self._measured = version.step
-        values = row(evaluated)
+        values = row(found)
         try:
             await self._api.report_metrics(self._run_id, SOURCE, version.step, values, creation=self._creation)
         except ApiError as error:
-            if error.code != "bad_request":
+            if error.code not in ("bad_request", "too_large"):
                 raise
-            logger.warning("the API takes no figures of the evaluation in %s: %s", evaluated.folder, error)
+            for evaluated in found.values():
+                logger.warning("the API takes no figures of the evaluation in %s: %s", evaluated.folder, error)
             # The row is still needed, because it marks the evaluation as done.
-            values = {"seconds": values["seconds"]}
+            values = {"seconds": sum(evaluated.ended - evaluated.started for evaluated in found.values())}
             await self._api.report_metrics(self._run_id, SOURCE, version.step, values, creation=self._creation)
         self._observers.evaluation(
             {name: float(value) for name, value in values.items() if isinstance(value, int | float)}, version.step
         )
-        scores = {name: values[name] for name in ("pass@1", "total", "truncated", "seconds") if name in values}
-        logger.info(line("evaluated", run=self._run_id, version=version, **scores, folder=evaluated.folder))
+        for name, evaluated in found.items():
+            own, named = row({None: evaluated}), {} if name is None else {"name": name}
+            scores = {key: own[key] for key in ("pass@1", "total", "truncated", "seconds") if key in own}
+            logger.info(
+                line("evaluated", run=self._run_id, version=version, **named, **scores, folder=evaluated.folder)
+            )
+
+    async def _evaluate_all(self, version: PolicyVersion) -> dict[str | None, Evaluated]:
+        """Returns the results by name. An error of one evaluation is logged; raises the last if none has a result, and
+        the errors that the training will meet too."""
+        found: dict[str | None, Evaluated] = {}
+        last: Exception | None = None
+        for name, evaluate in self._evaluate.items():
+            try:
+                found[name] = await evaluate(str(version))
+            except (BusyEvaluationError, *_OF_THE_TRAINING_TOO) as error:
+                if not isinstance(error, RefusedError):
+                    raise
+                last = error
+            except Exception as error:  # noqa: BLE001  it may be of a reward or of a data set
+                last = error
+            if last is not None and len(self._evaluate) > 1 and name not in found:
+                self._report_failure(version, last, name)
+        if not found and last is not None:
+            raise last
+        return found
 
 
 async def version_left(api: Client, record: RunRecord, server: ModelServers) -> PolicyVersion | None:

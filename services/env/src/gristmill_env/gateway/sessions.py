@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,8 @@ class Policy:
     stop: tuple[str, ...] = ()
     """The run's texts that end a reply, in addition to those of a request."""
     stop_token_ids: tuple[int, ...] = ()
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """The run's further sampling parameters, of `GenerationRequest.more`."""
     untrained: bool = False
     """Whether requests for another distribution are answered, and their replies not trained. Otherwise refused."""
 
@@ -247,6 +249,7 @@ class Session:
             sampling=sampling,
             stop=(*self._policy.stop, *request.stop),
             stop_token_ids=self._policy.stop_token_ids,
+            more=self._policy.sampling,
             earlier=self._server,
             constraint=request.constraint.sampling,
         )

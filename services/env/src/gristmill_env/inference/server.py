@@ -262,7 +262,7 @@ def _sampling(request: GenerationRequest) -> dict[str, Any]:
         sampling["stop"] = list(request.stop)  # the answer still includes its tokens
     if request.stop_token_ids:
         sampling["stop_token_ids"] = list(request.stop_token_ids)
-    return sampling | dict(request.constraint)
+    return sampling | dict(request.more) | dict(request.constraint)
 
 
 def _token_completion(url: str, choice: Choice) -> Completion:
@@ -297,6 +297,9 @@ async def generate_text(
     fields.
     """
     body = {**_chat_body(model, request, dialect), **thinking.body(dialect)}
+    if dialect is Dialect.VLLM:
+        switches = {**body.get("chat_template_kwargs", {}), **request.template.get("chat_template_kwargs", {})}
+        body |= {**request.template, **({"chat_template_kwargs": switches} if switches else {})}
     chatted = await http.ask("POST", url, Chatted, json=body)
     if len(chatted.choices) not in {1, request.count}:
         raise InferenceError(
@@ -325,6 +328,7 @@ def _chat_body(model: str, request: GenerationRequest, dialect: Dialect) -> dict
         body["n"] = request.count
     if request.stop:
         body["stop"] = list(request.stop)
+    body |= request.more
     if dialect is not Dialect.VLLM:
         _refuse_vllm_only(request)
         return body
@@ -338,10 +342,16 @@ def _chat_body(model: str, request: GenerationRequest, dialect: Dialect) -> dict
     return body
 
 
+_OF_OPENAI = frozenset({"presence_penalty", "frequency_penalty"})
+"""Further sampling parameters that every OpenAI-compatible server knows."""
+
+
 def _refuse_vllm_only(request: GenerationRequest) -> None:
     wanted = {
         "prefill": bool(request.prefill),
         "stop_token_ids": bool(request.stop_token_ids),
+        **{name: name not in _OF_OPENAI for name in request.more},
+        **dict.fromkeys(request.template, True),
     }
     if refused := [name for name, there in wanted.items() if there]:
         raise InferenceError(

@@ -40,6 +40,10 @@ class GenerationRequest:
     """Tokens that end a completion, in addition to the model's own end tokens. They remain in the completion."""
     earlier: str | None = None
     """URL of the server that sampled the earlier turns, and so has computed this prompt's beginning."""
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """More sampling parameters of the run under vLLM's names (`DatasetConfig.more_sampling`)."""
+    template: Mapping[str, Any] = field(default_factory=dict)
+    """`chat_template` and `chat_template_kwargs` of the run, for a server that gets messages."""
     constraint: Mapping[str, Any] = field(default_factory=dict)
     """More fields of vLLM's sampling parameters, which change the distribution: the completion is not trained."""
 

@@ -200,6 +200,8 @@ async def sample(
         count=count,
         stop=policy.stop,
         stop_token_ids=policy.stop_token_ids,
+        more=policy.sampling,
+        template=policy.prompts.server_options,
         earlier=earlier,
     )
     return await policy.servers.generate(request, evaluation=evaluation)

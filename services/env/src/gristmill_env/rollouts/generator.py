@@ -115,13 +115,14 @@ class RolloutGenerator:
         self._config = config
         self._scorer = scorer
         self._environments = environments
-        self._agent = agent
+        self.agent = agent
+        """Plays the rollouts in place of the environment."""
         self._player = RolloutPlayer(config, policy, environments)
         self._outages = Outages(config.patience, "environment", EnvError)
 
     def for_task(self, scorer: Scorer, environments: EnvironmentRunner) -> RolloutGenerator:
         """Returns a generator with the same model, which uses other rewards and environments."""
-        return RolloutGenerator(self._config, self.policy, scorer, environments, self._agent)
+        return RolloutGenerator(self._config, self.policy, scorer, environments, self.agent)
 
     def with_agent(self, agent: Player) -> RolloutGenerator:
         """Returns a generator whose rollouts `agent` plays."""
@@ -206,12 +207,12 @@ class RolloutGenerator:
         least, limit = (config.least_rollouts, config.group_timeout) if count is None else (count, None)
 
         async def play_one(number: int) -> list[Rollout]:
-            return [await (self._agent or self._player).play(item, ask, number)]
+            return [await (self.agent or self._player).play(item, ask, number)]
 
         async def play_all(number: int) -> list[Rollout]:
             return await self._player.play_single_replies(item, ask, size)
 
-        plain = self._agent is None and self._environments.factory.kind is DatasetEnvironment
+        plain = self.agent is None and self._environments.factory.kind is DatasetEnvironment
         if plain and limit is None and config.rollout_timeout is None:
             results, work = _Results(1, 1), [play_all]
         else:

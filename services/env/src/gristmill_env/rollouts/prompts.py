@@ -89,17 +89,27 @@ class PromptBuilder:
         *,
         thinking: bool | None = None,
         effort: str | None = None,
+        template: str | None = None,
+        values: Mapping[str, Any] | None = None,
     ) -> None:
         """`tokenizer`: None for a text server, which receives messages. `thinking` and `effort`: values of the
-        template's switches (`enable_thinking` or `thinking`, `reasoning_effort`); None leaves them to the template."""
+        template's switches (`enable_thinking` or `thinking`, `reasoning_effort`); None leaves them to the template.
+        `template`: in place of the tokenizer's. `values`: more values for it."""
         self._tokenizer = tokenizer
+        self._template: Any = template if template is not None or tokenizer is None else tokenizer.chat_template
+        self._replaced = {} if template is None else {"chat_template": template}
+        self._values = dict(values or {})
+        named = {**self._replaced, "chat_template_kwargs": self._values}
+        self.server_options: Mapping[str, Any] = {name: value for name, value in named.items() if value}
+        """`chat_template` and `chat_template_kwargs` as far as they are set, for a server that renders messages."""
         self.system_prompt = system_prompt
         self.prefill = prefill or ""
         """Beginning of every first reply."""
         told = {"enable_thinking": thinking, "thinking": thinking, "reasoning_effort": effort}
         self._options: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
+        self._options |= self._values
         self._closers = frozenset[int]() if tokenizer is None else _closers(tokenizer)
-        if tokenizer is not None and tokenizer.chat_template is None:
+        if tokenizer is not None and self._template is None:
             logger.warning("the tokenizer has no chat template; prompts are sent as plain text")
 
     @classmethod
@@ -121,7 +131,7 @@ class PromptBuilder:
         if self._tokenizer is None:
             return Prompt(text, (), messages, self.prefill, self.prefill)
         # A template has already written the special tokens; a second BOS would shift the model's inputs.
-        ids = self._tokenize(text, special=self._tokenizer.chat_template is None)
+        ids = self._tokenize(text, special=self._template is None)
         return Prompt(text, ids, messages, self.prefill, opened_thought(rendered) + self.prefill)
 
     def continuation_tokens(
@@ -200,18 +210,19 @@ class PromptBuilder:
         return frozenset(self._tokenizer.all_special_tokens) | {token.content for token in added if token.special}
 
     def unread_switches(self) -> list[str]:
-        """Returns the settings of thinking that are set and change no prompt, because the template does not read them.
+        """Returns the settings of thinking and the values that the template does not read, so that they change nothing.
 
         Raises PromptError when the template refuses a short prompt.
         """
         if self._tokenizer is None or not self._options:
             return []
         opening = [user("Hi")]
-        unread = []
-        if "thinking" in self._options and "reasoning_effort" not in self._options:  # an effort implies thinking
+        unread = [f"chat_template_kwargs.{name}" for name in self._values if name not in str(self._template)]
+        options = self._options.keys() - self._values.keys()
+        if "thinking" in options and "reasoning_effort" not in options:  # an effort implies thinking
             both = [self._render(opening, {"thinking": on, "enable_thinking": on}) for on in (True, False)]
             unread += ["thinking_mode"] if both[0] == both[1] else []
-        if "reasoning_effort" in self._options:
+        if "reasoning_effort" in options:
             efforts = {"low", "high", self._options["reasoning_effort"]}
             texts = {self._render(opening, {"reasoning_effort": effort}) for effort in efforts}
             unread += ["reasoning_effort"] if len(texts) == 1 else []
@@ -239,7 +250,7 @@ class PromptBuilder:
                     f"message {number + 1} holds a value that JSON cannot hold: {message!r:.80}; write it as text",
                     message=number,
                 )
-        if self._tokenizer is None or self._tokenizer.chat_template is None:
+        if self._tokenizer is None or self._template is None:
             return "\n\n".join(str(message["content"]) for message in messages)
         try:
             return str(
@@ -247,7 +258,7 @@ class PromptBuilder:
                     [dict(message) for message in messages],
                     tokenize=False,
                     add_generation_prompt=True,
-                    **{**self._options, **(options or {})},
+                    **{**self._replaced, **self._options, **(options or {})},
                 )
             )
         except Exception as error:  # a template calls methods of any value, with any error

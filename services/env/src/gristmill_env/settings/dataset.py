@@ -44,6 +44,8 @@ class RewardSpec(Settings):
 
 ROW_SOURCES: Final = ("dataset_name", "dataset_path", "rows")
 """Settings of which each names where rows come from."""
+_EVALUATED: Final = ("dataset_name", "dataset_config", "dataset_path", "dataset_revision")
+"""Settings that an evaluation set has with the prefix eval_."""
 
 
 class DatasetConfig(Settings):
@@ -114,6 +116,28 @@ class DatasetConfig(Settings):
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling. Anything but 1 biases the trainer's importance ratio; serve and check warn."""
 
+    top_k: int | None = Field(default=None, ge=1)
+    """Sample from the k likeliest tokens only. Biases the trainer's importance ratio, as do min_p and the penalties;
+    serve and check warn. Default: all tokens."""
+
+    min_p: float = Field(default=0.0, ge=0, lt=1)
+    """Sample only tokens whose probability is at least this part of the likeliest token's."""
+
+    repetition_penalty: float = Field(default=1.0, gt=0)
+    """Above 1, tokens of the prompt and of the completion so far become less likely."""
+
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    """Above 0, tokens of the completion so far become less likely."""
+
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
+    """Above 0, tokens become less likely with each time that the completion has them."""
+
+    chat_template: str | None = None
+    """Chat template in place of the tokenizer's: Jinja, or the path of its file, relative to the configuration file."""
+
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Values for the chat template, e.g. {enable_thinking: false, add_date: true}."""
+
     stop: list[str] = Field(default_factory=list)
     """Texts that end a completion, in addition to the model's own end token. They stay in the completion, and are
     trained on."""
@@ -177,9 +201,26 @@ class DatasetConfig(Settings):
         return self
 
     @property
+    def more_sampling(self) -> dict[str, Any]:
+        """The sampling parameters of vLLM that differ from its defaults, beside temperature and top_p."""
+        return {name: value for name in MORE_SAMPLING if (value := getattr(self, name)) != default_of(name)}
+
+    @property
     def has_rows(self) -> bool:
         """Whether the section names where the rows come from."""
         return any(getattr(self, name) for name in ROW_SOURCES)
+
+    @property
+    def has_evaluation_set(self) -> bool:
+        """Whether the section names prompts to evaluate on. Training prompts are not evaluated by default."""
+        return bool(self.eval_dataset_name or self.eval_dataset_path or self.eval_split)
+
+    def evaluation_set(self) -> DatasetConfig:
+        """Returns the settings of the data set to evaluate on, in the data set's order."""
+        update: dict[str, Any] = {"shuffle_dataset": False, "split": self.eval_split or self.split}
+        if self.eval_dataset_name or self.eval_dataset_path:
+            update |= {name: getattr(self, f"eval_{name}") for name in _EVALUATED} | {"rows": None}
+        return self.model_copy(update=update)
 
     @property
     def gold_field(self) -> str | None:
@@ -191,8 +232,9 @@ class DatasetConfig(Settings):
         kept = {name for name in type(self).model_fields if not name.startswith("eval_")} - {"reward_functions"}
         if self.dataset_revision is None:
             kept -= {"dataset_revision"}  # a record is the same as before there were revisions
-        if self.rows is None:
-            kept -= {"rows", "rows_params"}
+        kept -= {"rows", "rows_params"} if self.rows is None else set()
+        # nor are there keys of later versions that are not set
+        kept -= {name for name in (*MORE_SAMPLING, *_TEMPLATE) if getattr(self, name) == default_of(name)}
         rewards = [spec.recorded() for spec in self.rewards()]
         written = self.model_dump(mode="json", include=kept)
         if self.rows is not None:
@@ -203,6 +245,16 @@ class DatasetConfig(Settings):
     def rewards(self) -> list[RewardSpec]:
         """Returns `reward_functions` as specs."""
         return [RewardSpec(type=item) if isinstance(item, str) else item for item in self.reward_functions]
+
+
+MORE_SAMPLING: Final = ("top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+"""Sampling parameters that change the distribution of the tokens, under vLLM's names."""
+_TEMPLATE: Final = ("chat_template", "chat_template_kwargs")
+
+
+def default_of(name: str) -> Any:
+    """Returns the default of a setting of the data set."""
+    return DatasetConfig.model_fields[name].get_default(call_default_factory=True)
 
 
 def without_secrets(value: Any, *others: str) -> Any:

@@ -18,7 +18,14 @@ from gristmill.redaction import redact
 from gristmill.settings import Settings
 from gristmill_env.data.schedule import Schedule
 from gristmill_env.settings.dataset import DatasetConfig
-from gristmill_env.settings.task import AgentSpec, EnvironmentSpec, SourceSpec, check_sources, complete_sources
+from gristmill_env.settings.task import (
+    AgentSpec,
+    EnvironmentSpec,
+    EvaluationSpec,
+    SourceSpec,
+    check_tasks,
+    complete_tasks,
+)
 
 
 class EvalHandling(StrEnum):
@@ -224,7 +231,8 @@ class EnvConfig(Settings):
 
     steps_per_eval: int = Field(default=100, ge=-1)
     """serve evaluates when the policy's step passes a multiple of this, before the first step and at the run's end;
-    0 or -1: never. It needs an evaluation set: dataset.eval_dataset_name, eval_dataset_path or eval_split."""
+    0 or -1: never. It needs an evaluation set: dataset.eval_dataset_name, eval_dataset_path or eval_split, or
+    `evaluations`."""
 
     eval_handling: EvalHandling = EvalHandling.STOP_TRAIN
     """Rollouts while this process evaluates: STOP_TRAIN begins none, LIMIT_TRAIN fewer, NONE as many as usual."""
@@ -280,6 +288,10 @@ class EnvConfig(Settings):
     sources: list[SourceSpec] = Field(default_factory=list, max_length=64)
     """Several tasks in one run, each with its name, its weight, its rows and rewards (docs/data.md)."""
 
+    evaluations: list[EvaluationSpec] = Field(default_factory=list, max_length=32)
+    """Held-out evaluations by name, in addition to the evaluation set of `dataset` or of each source
+    (docs/evaluation.md)."""
+
     server_configs: list[ServerConfig] = Field(default_factory=lambda: [ServerConfig()], min_length=1)
     """The model servers. A flag of a server (--base_url) sets the first server."""
 
@@ -304,7 +316,7 @@ class EnvConfig(Settings):
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, values: Any) -> Any:
-        return complete_sources(values) if isinstance(values, Mapping) and values.get("sources") else values
+        return complete_tasks(values) if isinstance(values, Mapping) else values
 
     @model_validator(mode="after")
     def _agent_or_environment(self) -> Self:
@@ -313,8 +325,26 @@ class EnvConfig(Settings):
         return self
 
     @model_validator(mode="after")
-    def _sources_differ(self) -> Self:
-        check_sources(self.sources, self.dataset)
+    def _tasks_differ(self) -> Self:
+        check_tasks(self.sources, self.evaluations, self.dataset)
+        return self
+
+    @model_validator(mode="after")
+    def _one_place_of_thinking(self) -> Self:
+        """The values of the chat template and the settings of thinking do not name one switch twice."""
+        switches = {
+            "enable_thinking": self.thinking_mode,
+            "thinking": self.thinking_mode,
+            "reasoning_effort": self.reasoning_effort,
+        }
+        for part in self.by_source().values():
+            for name, value in switches.items():
+                if value is not None and name in part.dataset.chat_template_kwargs:
+                    raise PydanticCustomError(
+                        "values_contradict",
+                        "chat_template_kwargs.{name} and {setting} are set; keep one",
+                        {"name": name, "setting": "reasoning_effort" if "effort" in name else "thinking_mode"},
+                    )
         return self
 
     @model_validator(mode="after")
@@ -335,17 +365,27 @@ class EnvConfig(Settings):
         """Returns the settings of each source, as if the run had only this one. The key of a run without is None."""
         if not self.sources:
             return {None: self}
-        return {
-            source.name: self.model_copy(
-                update={
-                    "sources": [],
-                    "dataset": source.dataset,
-                    "environment": source.environment,
-                    "agent": source.agent,
-                }
-            )
-            for source in self.sources
+        return {source.name: self._of_task(source, source.agent) for source in self.sources}
+
+    def by_evaluation(self) -> dict[str | None, EnvConfig]:
+        """Returns the settings of each evaluation, as if it were the only one of a run. Their `dataset` has the rows.
+
+        The evaluation set of a source has the source's name, and that of a run without `sources` is None.
+        """
+        sets = {
+            name: part.model_copy(update={"dataset": part.dataset.evaluation_set(), "evaluations": []})
+            for name, part in self.by_source().items()
+            if part.dataset.has_evaluation_set
         }
+        for spec in self.evaluations:
+            agent = None if self.sources or "environment" in spec.model_fields_set else self.agent
+            part = self._of_task(spec, agent)
+            sets[spec.name] = part.model_copy(update={"dataset": part.dataset.evaluation_set()})
+        return sets
+
+    def _of_task(self, task: SourceSpec | EvaluationSpec, agent: AgentSpec | None) -> EnvConfig:
+        own = {"dataset": task.dataset, "environment": task.environment, "agent": agent}
+        return self.model_copy(update={"sources": [], "evaluations": [], **own})
 
     def schedule(self) -> Schedule | None:
         """Returns the order of the sources; None for a run without. Raises DatasetError for weights of many digits."""

@@ -98,10 +98,14 @@ class AgentSpec(Settings):
         }
 
 
+NAME: Final = r"^[A-Za-z0-9_.-]{1,64}$"
+"""The names of sources and evaluations."""
+
+
 class SourceSpec(Settings):
     """One task of a run with several."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    name: str = Field(pattern=NAME)
     """Name in groups, metrics and tables."""
 
     weight: float = Field(default=1.0, gt=0, le=1e6, allow_inf_nan=False)
@@ -136,39 +140,62 @@ class SourceSpec(Settings):
         }
 
 
-_NOT_SHARED: Final = {*ROW_SOURCES, "rows_params", "dataset_config", "dataset_revision"}
-"""Keys of the run's `dataset:` that no source takes over: they say where rows come from."""
+class EvaluationSpec(Settings):
+    """One held-out evaluation of a run with several."""
+
+    name: str = Field(pattern=NAME)
+    """Name in the figures, as NAME/pass@1."""
+
+    dataset: DatasetConfig = Field(default_factory=DatasetConfig)
+    """Keys of `dataset:` for this evaluation, which override those of the run. Its rows are evaluated in their order,
+    without shuffling. Without a data set of its own, the rows are those of a run without `sources`."""
+
+    rewards: list[str | RewardSpec] | None = None
+    """The same as dataset.reward_functions of this evaluation, which may be set instead. Default: the run's."""
+
+    environment: EnvironmentSpec = Field(default_factory=EnvironmentSpec)
+    """The evaluation's environment. Default: the run's environment or agent."""
 
 
-def complete_sources(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a run with each source's keys completed by the run's `dataset`, `environment`, `agent`.
+_ROWS: Final = frozenset({*ROW_SOURCES, "rows_params", "dataset_config", "dataset_revision"})
+"""Keys of `dataset:` that say where rows come from."""
+_EVAL_ROWS: Final = frozenset(
+    name for name in DatasetConfig.model_fields if name.startswith(("eval_dataset", "eval_split"))
+)
+
+
+def complete_tasks(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a run with the keys of each source and each evaluation completed by those of the run.
 
     Changes nothing that is not of the expected type, so that the check of the settings can report it.
     """
-    shared = {
-        key: value
-        for key, value in _plain(values.get("dataset")).items()
-        if key in DatasetConfig.model_fields and key not in _NOT_SHARED and not key.startswith("eval_")
-    }
+    dataset = {key: value for key, value in _plain(values.get("dataset")).items() if key in DatasetConfig.model_fields}
     players = {key: values[key] for key in ("environment", "agent") if values.get(key) is not None}
-    sources = values["sources"]
-    complete = [_completed(source, shared, players) for source in sources] if isinstance(sources, list) else sources
-    return {**values, "sources": complete}
+    complete = dict(values)
+    for kind in ("sources", "evaluations"):
+        if isinstance(values.get(kind), list):
+            complete[kind] = [_completed(task, dataset, players, kind) for task in values[kind]]
+    return complete
 
 
-def _completed(source: Any, shared: Mapping[str, Any], players: Mapping[str, Any]) -> Any:
-    if not isinstance(source, Mapping) or not isinstance(source.get("dataset", {}), Mapping):
-        return source
-    own, rewards = source.get("dataset", {}), source.get("rewards")
+def _completed(task: Any, dataset: Mapping[str, Any], players: Mapping[str, Any], kind: str) -> Any:
+    if not isinstance(task, Mapping) or not isinstance(task.get("dataset", {}), Mapping):
+        return task
+    own, rewards = task.get("dataset", {}), task.get("rewards")
     if rewards is not None and "reward_functions" in own:
         raise PydanticCustomError(
             "values_contradict",
-            "source '{name}' has rewards and dataset.reward_functions; keep one",
-            {"name": str(source.get("name"))},
+            "'{name}' of {kind} has rewards and dataset.reward_functions; keep one",
+            {"name": str(task.get("name")), "kind": kind},
         )
     functions = {} if rewards is None else {"reward_functions": rewards}
-    inherited = {} if source.keys() & {"environment", "agent"} else players
-    return {**inherited, **source, "dataset": {**shared, **own, **functions}}
+    inherited = {} if task.keys() & {"environment", "agent"} else dict(players)
+    not_shared = _EVAL_ROWS | _ROWS
+    if kind == "evaluations":
+        inherited.pop("agent", None)  # EnvConfig.by_evaluation adds the run's agent
+        not_shared = _EVAL_ROWS if own.keys().isdisjoint(ROW_SOURCES) else not_shared
+    shared = {key: value for key, value in dataset.items() if key not in not_shared}
+    return {**inherited, **task, "dataset": {**shared, **own, **functions}}
 
 
 def _plain(section: Any) -> Mapping[str, Any]:
@@ -177,32 +204,39 @@ def _plain(section: Any) -> Mapping[str, Any]:
     return section if isinstance(section, Mapping) else {}
 
 
-def check_sources(sources: Sequence[SourceSpec], dataset: DatasetConfig) -> None:
-    """Raises PydanticCustomError for sources that contradict each other, or the run's own `dataset`."""
-    if not sources:
-        return
-    names = [source.name for source in sources]
+def check_tasks(sources: Sequence[SourceSpec], evaluations: Sequence[EvaluationSpec], dataset: DatasetConfig) -> None:
+    """Raises PydanticCustomError for sources and evaluations that contradict each other, or the run's `dataset`."""
+    tasks: list[SourceSpec | EvaluationSpec] = [*sources, *evaluations]
+    names = [task.name for task in tasks]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise PydanticCustomError(
-            "duplicate_name", "two sources are named '{name}'; give each another name", {"name": twice}
+            "duplicate_name",
+            "two sources or evaluations are named '{name}'; give each another name",
+            {"name": twice},
         )
-    of_rows = {
-        *_NOT_SHARED,
-        *(name for name in DatasetConfig.model_fields if name.startswith(("eval_dataset", "eval_split"))),
-    }
-    if found := sorted(of_rows & dataset.model_fields_set):
-        raise PydanticCustomError(
-            "rows_beside_sources",
-            "dataset.{key} is set, and the rows of this run are those of its sources; move it into a source",
-            {"key": found[0]},
-        )
-    for source in sources:
-        if not source.dataset.has_rows:
+    for task in tasks:
+        if not task.dataset.has_rows:
             raise PydanticCustomError(
                 "dataset_unset",
-                "source '{name}' has no rows; set dataset_name, dataset_path or rows in its dataset",
-                {"name": source.name},
+                "'{name}' has no rows; set dataset_name, dataset_path or rows in its dataset",
+                {"name": task.name},
             )
+    for evaluation in evaluations:
+        if found := [key for key in sorted(_EVAL_ROWS) if getattr(evaluation.dataset, key)]:
+            raise PydanticCustomError(
+                "eval_key_in_evaluation",
+                "evaluation '{name}' has {key}; its rows are those of {own}",
+                {"name": evaluation.name, "key": found[0], "own": found[0].removeprefix("eval_")},
+            )
+    if not sources:
+        return
+    if found := [key for key in sorted(_ROWS | _EVAL_ROWS) if getattr(dataset, key)]:
+        raise PydanticCustomError(
+            "rows_beside_sources",
+            "dataset.{key} is set, and the rows of this run are those of its sources; move it into a source or into "
+            "`evaluations`",
+            {"key": found[0]},
+        )
     addresses = [source.agent.address for source in sources if source.agent is not None and source.agent.external]
     if len(set(addresses)) < len(addresses):
         raise PydanticCustomError(

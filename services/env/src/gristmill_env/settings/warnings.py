@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from gristmill_env.settings.dataset import default_of
 from gristmill_env.settings.run import EnvConfig, EvalHandling, TimeoutAction
 
 _WANDB = ("wandb_name", "num_rollouts_to_keep", "num_rollouts_per_group_for_logging", "min_items_sent_before_logging")
@@ -13,16 +14,41 @@ _WANDB = ("wandb_name", "num_rollouts_to_keep", "num_rollouts_per_group_for_logg
 
 def warnings_of(config: EnvConfig, trainer: Mapping[str, Any]) -> list[str]:
     """Returns one sentence per setting, which begins with its key. `trainer`: the hyperparameters, as far as known."""
-    return [*_contradictions(config, trainer), *(f"{key} has no effect: {why}" for key, why in _without_effect(config))]
+    found = [*_contradictions(config, trainer), *_written(_without_effect(config))]
+    for source, part in config.by_source().items():
+        of_rows = [*_of_sampling(part, trainer), *_written(_of_rows(part))]
+        found += of_rows if source is None else [f"source '{source}': {warning}" for warning in of_rows]
+    return found
 
 
-def _contradictions(config: EnvConfig, trainer: Mapping[str, Any]) -> Iterator[str]:
+def _written(useless: Iterable[tuple[str, str]]) -> Iterator[str]:
+    return (f"{key} has no effect: {why}" for key, why in useless)
+
+
+def _of_sampling(config: EnvConfig, trainer: Mapping[str, Any]) -> Iterator[str]:
     dataset, longest = config.dataset, config.max_token_length
     if dataset.top_p != 1:
         yield (
             f"top_p is {dataset.top_p:g}: tokens outside the nucleus are never sampled, which biases the "
             "trainer's importance ratio; 1.0 does not"
         )
+    for key in dataset.more_sampling:
+        yield (
+            f"{key} is {getattr(dataset, key):g}: tokens are drawn from another distribution than the trainer's, which "
+            f"biases its importance ratio; {default_of(key) or 'leaving it out'} does not"
+        )
+    if dataset.max_tokens > longest:
+        yield (
+            f"max_tokens is {dataset.max_tokens}, above max_token_length, {longest}, which "
+            "limits prompt and completion together; lower max_tokens or raise max_token_length"
+        )
+    buffer = trainer.get("overlong_buffer")
+    if isinstance(buffer, int) and buffer >= dataset.max_tokens:
+        yield f"trainer.overlong_buffer is {buffer}, not below max_tokens, {dataset.max_tokens}: every completion loses"
+
+
+def _contradictions(config: EnvConfig, trainer: Mapping[str, Any]) -> Iterator[str]:
+    longest = config.max_token_length
     limits = {"worker_timeout": config.worker_timeout, "group_timeout": config.group_timeout or 0}
     if config.rollout_timeout_action is TimeoutAction.LEAVE_OUT:
         limits["rollout_timeout"] = config.rollout_timeout or 0
@@ -34,11 +60,6 @@ def _contradictions(config: EnvConfig, trainer: Mapping[str, Any]) -> Iterator[s
             )
     if config.group_size == 1:
         yield "group_size is 1: the advantage is the reward itself, and ensure_scores_are_not_same has no effect"
-    if dataset.max_tokens > longest:
-        yield (
-            f"max_tokens is {dataset.max_tokens}, above max_token_length, {longest}, which "
-            "limits prompt and completion together; lower max_tokens or raise max_token_length"
-        )
     for key, loss in (("seq_len", "trains only its beginning"), ("token_budget", "drops it")):
         limit = trainer.get(key)
         if isinstance(limit, int) and limit < longest:
@@ -46,9 +67,6 @@ def _contradictions(config: EnvConfig, trainer: Mapping[str, Any]) -> Iterator[s
                 f"trainer.{key} is {limit}, and max_token_length {longest}: the trainer {loss} if a sequence is longer "
                 f"than {limit} tokens; set both to one number"
             )
-    buffer = trainer.get("overlong_buffer")
-    if isinstance(buffer, int) and buffer >= dataset.max_tokens:
-        yield f"trainer.overlong_buffer is {buffer}, not below max_tokens, {dataset.max_tokens}: every completion loses"
     if config.reward_timeout > config.reward_wall_timeout:
         yield (
             f"reward_timeout is {config.reward_timeout:g}, above reward_wall_timeout, {config.reward_wall_timeout:g}, "
@@ -60,11 +78,13 @@ def _contradictions(config: EnvConfig, trainer: Mapping[str, Any]) -> Iterator[s
 
 def _without_effect(config: EnvConfig) -> Iterator[tuple[str, str]]:
     """Yields the keys that somebody has set although another setting makes them useless, and the reason."""
-    yield from _of_rows(config)
     given, dataset = config.model_fields_set, config.dataset
-    evaluates = bool(dataset.eval_dataset_name or dataset.eval_dataset_path or dataset.eval_split)
+    evaluates = bool(config.by_evaluation())
     if "steps_per_eval" in given and config.steps_per_eval > 0 and not evaluates:
-        yield "steps_per_eval", "no evaluation set is named (eval_split, eval_dataset_name, eval_dataset_path)"
+        yield (
+            "steps_per_eval",
+            "no evaluation set is named (eval_split, eval_dataset_name, eval_dataset_path, evaluations)",
+        )
     for key in ("eval_handling", "eval_limit_ratio", "max_eval_workers")[: 2 if evaluates else 3]:
         if key in given and (not evaluates or config.steps_per_eval <= 0):
             yield key, "serve does not evaluate: an evaluation set or a positive steps_per_eval is missing"

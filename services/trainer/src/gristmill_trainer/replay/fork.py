@@ -169,14 +169,23 @@ def _config(
             "--set dataset.NAME=VALUE",
             run=run.run_id,
         )
-    dataset = config.get("dataset")
+    return {**in_file(config, config_dir), "trainer": trainer}
+
+
+def in_file(settings: Mapping[str, Any], config_dir: Path) -> dict[str, Any]:
+    """Returns recorded settings of an environment in the form of a configuration file in another folder.
+
+    Paths of data sets begin at the root, and `sources`, which a record has by name, are a list.
+    """
+    found = dict(settings)
+    dataset = found.get("dataset")
     if isinstance(dataset, dict) and dataset.get("dataset_path"):
         there = config_dir / dataset["dataset_path"]
-        config["dataset"] = {
-            **dataset,
-            "dataset_path": str(there.resolve() if there.exists() else dataset["dataset_path"]),
-        }
-    return {**config, "trainer": trainer}
+        path = str(there.resolve() if there.exists() else dataset["dataset_path"])
+        found["dataset"] = {**dataset, "dataset_path": path}
+    if isinstance(sources := found.get("sources"), dict):
+        found["sources"] = [{"name": name, **in_file(source, config_dir)} for name, source in sources.items()]
+    return found
 
 
 def _copy_checkpoint(

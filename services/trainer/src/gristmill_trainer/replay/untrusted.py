@@ -41,6 +41,11 @@ _PLAIN: Final = _TEXTS | frozenset(
         "length_warmup_steps",
         "temperature",
         "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
         "stop_token_ids",
     ]
 )
@@ -116,7 +121,10 @@ def _suspicious(value: Any, place: str, config_dir: Path) -> Iterator[str]:
             inside_params = "params" in place.split(".")
             if item in _EMPTY:
                 continue
-            if key == "dataset_path" and place == "dataset":
+            if key == "sources" and not place and isinstance(item, Mapping):
+                for source in item.values():  # each has the keys of a run
+                    yield from _suspicious(source, "", config_dir)
+            elif key == "dataset_path" and place == "dataset":
                 if not _inside(str(item), config_dir):
                     yield f"{inner}: {item} (a file outside of {config_dir})"
             elif key == "dataset_name" and place == "dataset":
