@@ -136,7 +136,8 @@ async def _check_agent(run: RunSettings, console: Console, found: _Findings) -> 
     if agent is None or agent.function is None:
         return
     try:
-        async with FunctionAgent(agent.function, run.config_path.parent if run.config_path is not None else None):
+        folder = run.config_path.parent if run.config_path is not None else None
+        async with FunctionAgent(agent.function, folder, agent.params):
             say(console, f"agent: {agent.function}")
     except EpisodeError as error:
         found.problems.append(error)

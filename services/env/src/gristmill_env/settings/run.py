@@ -71,6 +71,9 @@ class AgentSpec(Settings):
     """A function, as path/to/file.py:name or package.module:name: async def run(task, endpoint) -> float | None. It
     runs in a process of its own, which all rollouts share."""
 
+    params: dict[str, Any] = Field(default_factory=dict)
+    """Keyword-only arguments of the function. Secrets (api_key) are not recorded."""
+
     command: list[str] | None = None
     """A command that is started for each rollout, in the configuration's folder. OPENAI_BASE_URL and OPENAI_API_KEY,
     ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY lead its clients to the model, GRISTMILL_TASK names a file with the task,
@@ -109,6 +112,8 @@ class AgentSpec(Settings):
             raise PydanticCustomError("agent_kind", "an agent has one of function, command and external")
         if self.command == []:
             raise PydanticCustomError("agent_kind", "the agent's command is empty")
+        if self.params and self.function is None:
+            raise PydanticCustomError("agent_kind", "params belongs to an agent that is a function")
         if self.env and self.command is None:
             raise PydanticCustomError(
                 "agent_kind", "env belongs to an agent's command; a function inherits all variables"
@@ -119,6 +124,7 @@ class AgentSpec(Settings):
         """Returns the settings that distinguish this agent from others."""
         return {
             "function": self.function,
+            **({"params": without_secrets(self.params, "base_url")} if self.params else {}),
             "command": self.command,
             "external": self.external,
             "off_policy": self.off_policy,
@@ -137,6 +143,8 @@ def _http(url: str) -> str:
         raise PydanticCustomError("url_scheme", "a URL starts with http:// or https://, not '{url}'", {"url": url})
     return url.rstrip("/")
 
+
+_VERIFIERS: Final = "gristmill_env.adapters.verifiers"
 
 Url = Annotated[str, AfterValidator(_http)]
 ServerUrl = Annotated[str, AfterValidator(_server_url)]
@@ -381,6 +389,23 @@ class EnvConfig(Settings):
 
     trainer: dict[str, Any] = Field(default_factory=dict)
     """Hyperparameters of this run; they override trainer.yaml. Keys that are not hyperparameters are refused."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _agent_of_verifiers(cls, data: Any) -> Any:
+        """Reads `environment: {type: verifiers}` as its agent, with the rows of its taskset."""
+        environment = data.get("environment") if isinstance(data, Mapping) else None
+        if not isinstance(environment, Mapping) or environment.get("type") != "verifiers" or data.get("agent"):
+            return data
+        params, dataset = environment.get("params") or {}, data.get("dataset") or {}
+        agent = {"function": f"{_VERIFIERS}:run", "params": params}
+        if "step_timeout" in environment:
+            agent["timeout"] = environment["step_timeout"]
+        if isinstance(dataset, Mapping) and not {"rows", "dataset_name", "dataset_path"} & dataset.keys():
+            taskset = {key: params[key] for key in ("taskset",) if key in params}
+            dataset = {**dataset, "rows": f"{_VERIFIERS}:rows", "rows_params": taskset}
+        others = {key: value for key, value in data.items() if key != "environment"}
+        return {**others, "agent": agent, "dataset": dataset}
 
     @model_validator(mode="after")
     def _agent_or_environment(self) -> Self:
