@@ -102,7 +102,7 @@ def check_settings(settings: TrainerSettings, temperature: float, deployment: De
     silent: list[Check] = []
     for server in servers:
         try:
-            served[server] = server.served()
+            served[server] = server.first_model()
         except PublishError as error:
             text = (
                 f"not checked: the model server at {redact_text(server.url)} does not answer; start the model service"
