@@ -28,7 +28,7 @@ from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.settings import TrainerSettings
 
 DIGESTS_FILE: Final = "digests.jsonl"
-_SETTINGS = frozenset({*Hyperparameters.model_fields, "ref_model", "device"})
+_SETTINGS = frozenset({*Hyperparameters.model_fields, "policy_loss", "ref_model", "device"})
 """The settings that may change a checkpoint's bytes. No other setting is in the file, so it has no secrets."""
 
 
