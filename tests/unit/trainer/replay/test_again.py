@@ -25,6 +25,7 @@ from gristmill.folders import RunFolder
 from gristmill.lines import read_jsonl
 from gristmill.metrics import METRICS_FILE
 from gristmill_trainer.checkpoint.digests import TrainerFacts
+from gristmill_trainer.errors import ModelError
 from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.replay.bisect import bisect
 from gristmill_trainer.replay.fork import _copy_checkpoint
@@ -94,6 +95,14 @@ def test_checkpoint_whose_groups_changed_is_the_first_that_differs(run: Recorded
     found = retrain(changed, Request({}), tmp_path / "again", tmp_path, lambda text: None)
     assert found is not None
     assert (found.step, found.files, found.causes) == (4, verdict.files, {})
+
+
+def test_model_that_only_the_record_names_is_used_only_if_it_is_trusted(run: RecordedRun, tmp_path: Path) -> None:
+    untrusted = RecordedRun(run.folder, run.checkpoints, run.groups)
+    model = run.checkpoints[0].trainer.model
+    with raises(ModelError, "model_missing", model=model):
+        bisect(untrusted, "importance.max", 3, None, tmp_path, lambda text: None)
+    assert bisect(untrusted, "importance.max", 3, model, tmp_path, lambda text: None).group.group_id == OUTLIER
 
 
 def test_loss_of_the_user_is_recorded_and_used_again_if_it_is_trusted(run: RecordedRun, tmp_path: Path) -> None:
