@@ -1,6 +1,6 @@
 """Decides the next action for one model server, without a thread, a clock or a request.
 
-Every server shall serve the wanted version and prove it. `ServerState` is what the trainer knows of one server.
+Each server should serve the wanted version and prove it. `ServerState` is what the trainer knows of one server.
 `next_action` compares it with the wanted version. pool.py carries the action out; `begun` and `after` return the new
 state. So a server that was restarted, joined late or missed publications needs no rule of its own: its state differs
 from the wanted version, and the next action loads this version.
@@ -40,7 +40,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True)
 class Wanted:
-    """The version that every server shall serve."""
+    """The version that every server should serve."""
 
     path: Path
     version: PolicyVersion
