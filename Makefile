@@ -17,6 +17,7 @@ DEV_READY := .venv/.dev-$(DEVICE)
 MODEL_READY := .venv-model/.ready-$(DEVICE)
 ATROPOS_READY := .venv-atropos/.ready-any
 OPENENV_READY := .venv-openenv/.ready-any
+VERIFIERS_READY := .venv-verifiers/.ready-any
 pins = $(patsubst %,requirements/%.txt,$(1))
 
 # The environments are made at the same time: one downloads while another one's packages are compiled.
@@ -44,6 +45,9 @@ $(ATROPOS_READY): scripts/make_venv.sh $(call pins,atropos atroposlib) | $(UV_RE
 
 $(OPENENV_READY): scripts/make_venv.sh $(call pins,openenv) | $(UV_READY)
 	PYTHON=$(PYTHON) scripts/make_venv.sh openenv
+
+$(VERIFIERS_READY): scripts/make_venv.sh $(call pins,verifiers) | $(UV_READY)
+	PYTHON=$(PYTHON) scripts/make_venv.sh verifiers
 
 local: setup ## set up, then train the quickstart without Docker; ARGS=--help lists the options
 	$(VENV)/gristmill run $(ARGS)
@@ -97,7 +101,7 @@ types: $(DEV_READY) #- check the types of all Python files with mypy
 	$(VENV)/mypy -n 2 sdk/src view/src cli/src services/*/src scripts tests benchmarks
 
 unit: quick #- run the unit tests
-	$(VENV)/pytest tests/unit -m "not long and slow" -p no:schemathesis -n 3
+	$(VENV)/pytest tests/unit -m "not long and slow" -p no:schemathesis -n 3 --dist loadgroup
 
 browser: $(DEV_READY) #- run the page's tests in a real Chromium, over synthetic runs
 	scripts/prepare_package.sh chromium
@@ -134,7 +138,7 @@ bench-gpu: $(DEV_READY) #- compare a step with TRL's on a CUDA card, after DEVIC
 mutants: $(DEV_READY) #- run the store's tests on every mutant of its Lua scripts: hours; ARGS=lease.lua selects scripts
 	PYTHONPATH=.:scripts $(VENV)/python -m tests.mutation.run $(ARGS)
 
-test-long: dev $(OPENENV_READY) images #- run the tests that are too slow for every change
+test-long: dev $(OPENENV_READY) $(VERIFIERS_READY) images #- run the tests that are too slow for every change
 	scripts/prepare_package.sh slurm
 	$(VENV)/pytest tests -m "long or hypothesis" --hypothesis-profile thorough --timeout 3600
 
@@ -149,4 +153,4 @@ bench: $(if $(ARGS),dev) #- run a benchmark: ARGS="api --quick"; without ARGS, l
 	$(if $(ARGS),$(VENV)/python,python3) -m benchmarks $(ARGS)
 
 clean: #- remove environments, local models and Redis data; runs stay
-	rm -rf .venv .venv-model .venv-atropos .venv-openenv .gristmill
+	rm -rf .venv .venv-model .venv-atropos .venv-openenv .venv-verifiers .gristmill

@@ -34,6 +34,7 @@ compile_cpu trainer-cpu.in -c dev.txt -o trainer-cpu.txt
 compile atropos.in -c dev.txt -o atropos.txt
 compile --no-deps atroposlib.in -o atroposlib.txt
 compile openenv.in -o openenv.txt
+compile verifiers.in -o verifiers.txt
 # The plain torch is the CUDA build; it brings further packages.
 env -u UV_FIND_LINKS bash -c "$(declare -f compile); compile trainer-cuda.in -c dev.txt -o trainer-cuda.txt"
 env -u UV_FIND_LINKS bash -c "$(declare -f compile); compile model-cuda.in -o model-cuda.txt \"\$@\"" -- "$@"

@@ -7,6 +7,7 @@
 #   scripts/make_venv.sh model      .venv-model: vLLM, whose pins must not bind the rest
 #   scripts/make_venv.sh atropos    .venv-atropos: the server and the BaseEnv of Atropos that tests compare with ours
 #   scripts/make_venv.sh openenv    .venv-openenv: OpenEnv's server, for long tests
+#   scripts/make_venv.sh verifiers  .venv-verifiers: verifiers and what env needs, for long tests
 #
 # DEVICE=cuda takes the CUDA builds of torch and vLLM.
 #
@@ -17,7 +18,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-part=${1:?usage: scripts/make_venv.sh uv|main|dev|model|atropos|openenv}
+part=${1:?usage: scripts/make_venv.sh uv|main|dev|model|atropos|openenv|verifiers}
 device=${DEVICE:-cpu}
 [ -z "${WHEELHOUSE:-}" ] || export PIP_FIND_LINKS="$WHEELHOUSE"
 export PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -29,8 +30,8 @@ esac
 case $part in
     uv | main | dev) venv=.venv ;;
     model) venv=.venv-model ;;
-    atropos | openenv) venv=.venv-$part device=any ;;
-    *) echo "make_venv: unknown part '$part'; there are uv, main, dev, model, atropos and openenv" >&2; exit 2 ;;
+    atropos | openenv | verifiers) venv=.venv-$part device=any ;;
+    *) echo "make_venv: unknown part '$part'; there are uv, main, dev, model, atropos, openenv and verifiers" >&2; exit 2 ;;
 esac
 # The builds for the other device have the same versions or own the same files, so uv would keep some of them.
 for stamp in "$venv"/.ready-* "$venv"/.uv-*; do
@@ -91,6 +92,7 @@ case $part-$device in
     # atroposlib names half a gigabyte that its server and BaseEnv never import; see requirements/atropos.in.
     atropos-any) pins atropos atroposlib; packages=() ;;
     openenv-any) pins openenv; packages=() ;;
+    verifiers-any) pins verifiers; packages=() ;;
 esac
 if [ "$part" = main ]; then packages+=(-e view -e cli -e services/api -e services/env -e services/trainer -e services/sandbox); fi
 if [ "$part" = dev ]; then touch "$venv/.dev-$device" && exit; fi

@@ -30,23 +30,27 @@ def parse_assignments(words: Sequence[str], model: type[BaseModel], also: Iterab
     """
     values: dict[str, Any] = {}
     for word in words:
-        key, equals, text = word.partition("=")
-        if not key or not equals:
-            raise _invalid(word, "write KEY=VALUE, such as dataset.max_tokens=64")
+        key, value = read_assignment(word)
         path = _path(key, model)
         if path is None:
             hint = did_you_mean(key, [*_known(model), *also])
             raise UnknownKeyError(
                 "unknown_key", f"--set: unknown key '{key}'.{hint}", where="--set", problems={key: "unknown_key"}
             )
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise _invalid(word, f"the value is not valid YAML: {error}") from error
-        if isinstance(value, str) and _FLOAT.fullmatch(value):
-            value = float(value)
         _put(values, path, value, word)
     return values
+
+
+def read_assignment(word: str) -> tuple[str, Any]:
+    """Returns the key and the value of one word. Raises ConfigError like `parse_assignments`."""
+    key, equals, text = word.partition("=")
+    if not key or not equals:
+        raise _invalid(word, "write KEY=VALUE, such as dataset.max_tokens=64")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise _invalid(word, f"the value is not valid YAML: {error}") from error
+    return key, float(value) if isinstance(value, str) and _FLOAT.fullmatch(value) else value
 
 
 def _invalid(word: str, problem: str) -> ConfigError:

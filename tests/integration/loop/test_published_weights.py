@@ -17,7 +17,7 @@ from tests.support.stack import Vllm
 from gristmill import Manifest, PolicyVersion
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.policy import ModelSource, Policy
-from gristmill_trainer.publish import FilesystemTransport, ModelServer, ModelServers, claim_publishing
+from gristmill_trainer.publish import FilesystemTransport, ModelServer, ModelServers, ServerList, claim_publishing
 
 PROMPT = [40 + place % 20 for place in range(300)]
 """Longer than a block of the prefix cache (128 tokens on a CPU), so that the cache takes part."""
@@ -118,5 +118,5 @@ def test_developer_endpoints_need_the_publishers_token(vllm: Vllm) -> None:
 def test_unreachable_server_is_named_with_the_time_it_was_tried() -> None:
     url = "http://127.0.0.1:9"
     with raises(PublishError, "model_server_unreachable", url=url, request="GET /v1/models") as raised:
-        ModelServer(url, "token", patience=1).served()
+        ServerList([url], patience=1).served()
     assert 1 <= raised.value.values["tried_for"] < 10

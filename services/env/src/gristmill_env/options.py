@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import inspect
+import typing
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from inspect import Parameter
 from typing import Any
@@ -24,6 +26,14 @@ class Option:
     type: TypeAdapter[Any]
     default: Any
     """REQUIRED if the option has no default."""
+
+
+def options_of(function: Callable[..., Any]) -> dict[str, Option]:
+    """Returns the keyword-only parameters of a function as options."""
+    given = inspect.signature(function).parameters.values()
+    named = [parameter for parameter in given if parameter.kind is Parameter.KEYWORD_ONLY]
+    hints = typing.get_type_hints(function, include_extras=True) if named else {}
+    return {one.name: Option(TypeAdapter(hints.get(one.name, Any)), one.default) for one in named}
 
 
 def refuse_unknown(

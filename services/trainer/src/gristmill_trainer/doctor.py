@@ -44,7 +44,7 @@ from gristmill_trainer.checkpoint.digests import DIGESTS_FILE, CheckpointRecord,
 from gristmill_trainer.checkpoint.store import read_progress
 from gristmill_trainer.data.micro_batches import collate
 from gristmill_trainer.data.types import Sample
-from gristmill_trainer.errors import PublishError, TrainerError
+from gristmill_trainer.errors import ModelError, PublishError, TrainerError
 from gristmill_trainer.memory import MOMENTS, Memory, gigabytes
 from gristmill_trainer.policy import ModelSource, Policy, check_publishable, find_model
 from gristmill_trainer.policy.lora import ADAPTER_CONFIG, adapter_rank, saved_lora
@@ -65,7 +65,6 @@ from gristmill_trainer.receipts import (
     scale,
     served_scores,
 )
-from gristmill_trainer.replay.recorded import ReplayError, find_source
 from gristmill_trainer.settings import TrainerSettings, read_settings
 
 _LOG = logging.getLogger(__name__)
@@ -102,7 +101,7 @@ def check_settings(settings: TrainerSettings, temperature: float, deployment: De
     silent: list[Check] = []
     for server in servers:
         try:
-            served[server] = server.served()
+            served[server] = server.first_model()
         except PublishError as error:
             text = (
                 f"not checked: the model server at {redact_text(server.url)} does not answer; start the model service"
@@ -348,8 +347,8 @@ def _base_of(record: CheckpointRecord | None, deployment: Deployment) -> ModelSo
     try:
         # The name of a model in the hub's cache is used, and no path that the record names.
         model = record.trainer.model
-        source = find_source(record.trainer, None, deployment.models_dir, trust=not Path(model).exists())
-    except ReplayError:
+        source = record.trainer.find_source(None, deployment.models_dir, trust=not Path(model).exists())
+    except ModelError:
         return None
     if Path(source.weights).is_dir():
         return source

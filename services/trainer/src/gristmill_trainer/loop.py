@@ -185,8 +185,8 @@ def check_weights(training: Training, step: int) -> None:
         raise WeightsError(
             "weights_give_nan",
             f"the weights after step {step} are finite and so large that their log-probabilities are not; they are "
-            "neither published nor saved. Lower learning_rate or max_grad_norm, and start the trainer again: it "
-            "continues from the last checkpoint",
+            "neither published nor saved. Begin a run from the last checkpoint (RUN_ID=..., --resume PATH) with a "
+            "lower learning_rate or max_grad_norm",
             step=step,
         )
 

@@ -178,8 +178,8 @@ def _check_finite(policy: Policy, dist: DistContext, step: int) -> None:
         raise WeightsError(
             "weights_not_finite",
             f"after step {step}, {len(found)} tensors hold numbers that {policy.served_dtype} cannot; first: {tensor} "
-            f"has {value}. These weights are neither published nor saved. Lower learning_rate or max_grad_norm, and "
-            "start the trainer again: it continues from the last checkpoint",
+            f"has {value}. These weights are neither published nor saved. Begin a run from the last checkpoint "
+            "(RUN_ID=..., --resume PATH) with a lower learning_rate or max_grad_norm",
             step=step,
             tensor=tensor,
             value=value,

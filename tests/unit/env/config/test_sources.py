@@ -56,6 +56,16 @@ def test_agent_of_a_source_replaces_the_environment_of_the_run(tmp_path: Path) -
     assert words.config.agent is None
 
 
+def test_source_may_be_a_taskset_of_verifiers(tmp_path: Path) -> None:
+    tasks = {"name": "tasks", "environment": {"type": "verifiers", "params": {"taskset": "numbers"}}}
+    sums, numbers = read(tmp_path, environment="guess", sources=[SUMS, tasks]).by_source()
+    assert sums.config.environment.type == "guess"
+    assert numbers.config.agent is not None
+    assert numbers.config.agent.function == "gristmill_env.adapters.verifiers:run"
+    assert numbers.config.dataset.rows == "gristmill_env.adapters.verifiers:rows"
+    assert numbers.config.dataset.rows_params == numbers.config.agent.params == {"taskset": "numbers"}
+
+
 def test_record_has_the_sources_only_if_there_are_some(tmp_path: Path) -> None:
     plain = EnvConfig.model_validate({"dataset": {"dataset_path": "sums.jsonl"}})
     assert "sources" not in plain.recorded("tiny")

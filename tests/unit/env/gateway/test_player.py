@@ -135,8 +135,8 @@ async def test_agent_that_takes_too_long_has_failed(running: Running, asked: Ask
         await asyncio.Event().wait()
 
     with raises(RolloutTimeoutError, "agent_timeout") as late:
-        await player(running, waits, timeout=1).play(ITEM, asked)
-    assert late.value.unfinished is not None
+        await player(running, waits, timeout=10).play(ITEM, asked)
+    assert late.value.unfinished is not None, "the first reply came in time"
 
 
 async def test_failure_of_the_model_servers_is_not_the_agents(

@@ -57,6 +57,9 @@ async def hangs(task, endpoint):
 async def dispatch(task, endpoint):
     return await globals()[task.index and "good" or "ends"](task, endpoint)
 
+async def options(task, endpoint, *, level: int, more: bool = False):
+    return level + more
+
 not_a_function = 3
 """
 
@@ -72,6 +75,19 @@ async def test_function_returns_its_reward(folder: Path, name: str, reward: floa
     async with FunctionAgent(f"a.py:{name}", folder) as agent:
         found = await asyncio.gather(*(agent.run(TASK, ENDPOINT) for _ in range(20)))
     assert found == [reward] * 20
+
+
+async def test_function_gets_its_params_checked(folder: Path) -> None:
+    async with FunctionAgent("a.py:options", folder, {"level": "3", "more": True}) as agent:
+        assert await agent.run(TASK, ENDPOINT) == 4
+    for params, code in (
+        ({}, "parameter_missing"),
+        ({"level": "x"}, "parameter_invalid"),
+        ({"levl": 1}, "unknown_parameter"),
+    ):
+        with raises(EpisodeError, code):
+            async with FunctionAgent("a.py:options", folder, params):
+                pass
 
 
 async def test_error_of_a_function_names_the_agent(folder: Path) -> None:

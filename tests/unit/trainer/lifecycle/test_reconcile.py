@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gristmill import PolicyVersion
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.publish import ModelServer, ModelServers
-from gristmill_trainer.publish.reconcile import PAUSE, RECEIPT_FAILED, Action, Outcome, ServerState, Wanted
+from gristmill_trainer.publish.reconcile import PAUSE, RECEIPT_FAILED, Action, Outcome, ServerState, Target
 
 NOW = 100.0
 OLD, NEW = PolicyVersion(1, 4), PolicyVersion(1, 5)
@@ -24,8 +24,8 @@ AWAY = PublishError("model_server_unreachable", "away")
 WRONG = PublishError(RECEIPT_FAILED, "other weights")
 
 
-def _wanted(version: PolicyVersion, provable: bool = True) -> Wanted:
-    return Wanted(Path(f"/weights/{version}"), version, provable)
+def _target(version: PolicyVersion, provable: bool = True) -> Target:
+    return Target(Path(f"/weights/{version}"), version, provable)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def _wanted(version: PolicyVersion, provable: bool = True) -> Wanted:
     ],
 )
 def test_next_action_of_each_state(state: ServerState, provable: bool, action: Action) -> None:
-    assert state.next_action(_wanted(NEW, provable), NOW) is action
+    assert state.next_action(_target(NEW, provable), NOW) is action
 
 
 @pytest.mark.parametrize(
@@ -106,19 +106,19 @@ class _Server:
     state: ServerState = field(default_factory=ServerState)
     has: PolicyVersion | None = None
     loads: list[PolicyVersion] = field(default_factory=list)
-    busy: tuple[Action, Wanted] | None = None
+    busy: tuple[Action, Target] | None = None
 
-    def begin(self, wanted: Wanted, now: float) -> bool:
+    def begin(self, target: Target, now: float) -> bool:
         """Returns whether there is something to do."""
-        if self.busy is None and (action := self.state.next_action(wanted, now)) is not Action.REST:
-            self.state, self.busy = self.state.begun(action), (action, wanted)
+        if self.busy is None and (action := self.state.next_action(target, now)) is not Action.REST:
+            self.state, self.busy = self.state.begun(action), (action, target)
         return self.busy is not None
 
     def end(self, fault: str, now: float) -> None:
         if self.busy is None:
             return
-        (action, wanted), self.busy = self.busy, None
-        self.state = self.state.after(action, wanted.version, self._outcome(action, wanted.version, fault), now)
+        (action, target), self.busy = self.busy, None
+        self.state = self.state.after(action, target.version, self._outcome(action, target.version, fault), now)
 
     def _outcome(self, action: Action, version: PolicyVersion, fault: str) -> Outcome:
         if fault == "restarts":
@@ -148,40 +148,40 @@ EVENTS = st.one_of(
 
 
 @given(st.lists(EVENTS, max_size=60), st.booleans())
-def test_every_server_that_answers_ends_at_the_wanted_version(
+def test_every_server_that_answers_ends_at_the_target_version(
     events: Sequence[tuple[str, int, str]], hangs: bool
 ) -> None:
     """`hangs`: the first server's last action never ends. It changes nothing for the others."""
-    servers, wanted, now = [_Server(), _Server(), _Server()], _wanted(PolicyVersion(1, 0)), 0.0
+    servers, target, now = [_Server(), _Server(), _Server()], _target(PolicyVersion(1, 0)), 0.0
     for what, number, fault in events:
         now += 0.01
         if what == "publish":
-            wanted = _wanted(PolicyVersion(1, wanted.version.step + 1))
+            target = _target(PolicyVersion(1, target.version.step + 1))
         elif what == "ensure":
             for server in servers:
                 server.state = server.state.check_at(now)
         elif what == "pause":
             now += PAUSE
         elif what == "begin":
-            servers[number].begin(wanted, now)
+            servers[number].begin(target, now)
         elif what == "end":
             servers[number].end(fault, now)
         else:
             servers[number].has = None
-    answering = servers[1:] if hangs and servers[0].begin(wanted, now) else servers
+    answering = servers[1:] if hangs and servers[0].begin(target, now) else servers
     for server in answering:
         server.end("works", now)
-    wanted = _wanted(PolicyVersion(1, wanted.version.step + 1))  # Servers that were left out get this version.
+    target = _target(PolicyVersion(1, target.version.step + 1))  # Servers that were left out get this version.
     now += PAUSE
     for server in answering:
         server.state = server.state.check_at(now)
         for _ in range(4):
-            server.begin(wanted, now)
+            server.begin(target, now)
             server.end("works", now)
-        assert not server.begin(wanted, now), "the server is at rest"
-        assert server.state.ready(wanted.version, proven=True)
+        assert not server.begin(target, now), "the server is at rest"
+        assert server.state.ready(target.version, proven=True)
         assert server.state.away_since is None
-        assert server.has == wanted.version
+        assert server.has == target.version
     for server in servers:
         assert server.loads == sorted(server.loads, key=lambda version: version.step), "no version after a newer one"
 

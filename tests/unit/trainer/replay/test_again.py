@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+import torch
 from tests.support.errors import raises
 from tests.unit.trainer.lifecycle.api_stand_in import ApiStandIn
 from tests.unit.trainer.lifecycle.conftest import step_groups
@@ -23,13 +24,18 @@ from gristmill.archive.writer import RunWriter
 from gristmill.folders import RunFolder
 from gristmill.lines import read_jsonl
 from gristmill.metrics import METRICS_FILE
+from gristmill_trainer.checkpoint.digests import TrainerFacts
+from gristmill_trainer.errors import ModelError
 from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.replay.bisect import bisect
 from gristmill_trainer.replay.fork import _copy_checkpoint
 from gristmill_trainer.replay.recorded import RecordedRun, ReplayError
 from gristmill_trainer.replay.retrain import Request, retrain, verify
+from gristmill_trainer.replay.untrusted import UntrustedError
+from gristmill_trainer.settings import TrainerSettings
 
 STEPS = 4
+SOURCE = ModelSource("model", "model", None, 512)
 OUTLIER = "g00000006"
 """A group of step 3, whose second completion has log-probabilities of another model."""
 
@@ -89,6 +95,31 @@ def test_checkpoint_whose_groups_changed_is_the_first_that_differs(run: Recorded
     found = retrain(changed, Request({}), tmp_path / "again", tmp_path, lambda text: None)
     assert found is not None
     assert (found.step, found.files, found.causes) == (4, verdict.files, {})
+
+
+def test_model_that_only_the_record_names_is_used_only_if_it_is_trusted(run: RecordedRun, tmp_path: Path) -> None:
+    untrusted = RecordedRun(run.folder, run.checkpoints, run.groups)
+    model = run.checkpoints[0].trainer.model
+    with raises(ModelError, "model_missing", model=model):
+        bisect(untrusted, "importance.max", 3, None, tmp_path, lambda text: None)
+    assert bisect(untrusted, "importance.max", 3, model, tmp_path, lambda text: None).group.group_id == OUTLIER
+
+
+def test_loss_of_the_user_is_recorded_and_used_again_if_it_is_trusted(run: RecordedRun, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def half(tokens):\n    return -0.5 * tokens.advantages * tokens.logprobs\n")
+    settings = TrainerSettings(policy_loss=f"{tmp_path}/mine.py:half")
+    facts = TrainerFacts.of(
+        settings, SOURCE, torch.device("cpu"), ranks=1, max_staleness=None, max_completion_length=None
+    )
+    recorded = {**run.checkpoints[0].trainer.settings, "policy_loss": facts.settings["policy_loss"]}
+    records = [
+        msgspec.structs.replace(one, trainer=msgspec.structs.replace(one.trainer, settings=recorded))
+        for one in run.checkpoints
+    ]
+    verdict = verify(RecordedRun(run.folder, records, run.groups, trust=True), Request({}), tmp_path, lambda text: None)
+    assert (verdict.step, "model.safetensors" in verdict.files) == (2, True), "the run was trained with another loss"
+    with raises(UntrustedError, "untrusted_record", settings=["policy_loss"]):
+        RecordedRun(run.folder, records, run.groups).settings(1)
 
 
 @pytest.mark.parametrize("at", [1, 2])

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from gristmill.plugins import load_plugin
 from gristmill_env.agents.task import AgentTask, Endpoint
 from gristmill_env.errors import EpisodeError
+from gristmill_env.options import checked_options, options_of
 from gristmill_env.running.host import Asking, Handler, run
 
 
 def handler(settings: bytes) -> Handler:
     """Loads the agent. The body of a call is an `AgentTask` and an `Endpoint`, and its result the agent's reward."""
-    name, folder = msgspec.msgpack.decode(settings, type=tuple[str, str])
+    name, folder, params = msgspec.msgpack.decode(settings, type=tuple[str, str, dict[str, Any]])
     agent = load_plugin(name, Path(folder))
     if not callable(agent):
         raise EpisodeError(
             "not_an_agent", f"{name} is {agent!r:.80}; an agent is a function: async def run(task, endpoint)", name=name
         )
+    options = checked_options(params, options_of(agent), f"agent '{name}'", EpisodeError, name=name)
 
     async def work(body: bytes, _ask: Asking) -> bytes:
         task, endpoint = msgspec.msgpack.decode(body, type=tuple[AgentTask, Endpoint])
-        reward = await run(agent, task, endpoint)
+        reward = await run(agent, task, endpoint, **options)
         try:
             return msgspec.msgpack.encode(reward)
         except TypeError:  # an array or an object: the owner refuses it as a reward

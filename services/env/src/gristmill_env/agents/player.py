@@ -125,7 +125,7 @@ async def agents(
     """
     runner: AgentRunner | ExternalAgent
     if spec.function is not None:
-        runner = FunctionAgent(spec.function, folder)
+        runner = FunctionAgent(spec.function, folder, spec.params)
     elif spec.command is not None:
         runner = CommandAgent(spec.command, folder, log, spec.env)
     else:

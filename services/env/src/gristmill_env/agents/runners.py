@@ -60,10 +60,11 @@ class AgentRunner(ABC):
 class FunctionAgent(AgentRunner):
     """`my_agent.py:run` in a child process, which serves all rollouts."""
 
-    def __init__(self, name: str, folder: Path | None) -> None:
-        """`folder`: the configuration's folder, in which a relative path is searched first."""
+    def __init__(self, name: str, folder: Path | None, params: Mapping[str, Any] | None = None) -> None:
+        """`folder`: the configuration's folder, in which a relative path is searched first. `params`: keyword-only
+        arguments of the function."""
         self._name = name
-        settings = msgspec.msgpack.encode((name, str(folder or Path.cwd())))
+        settings = msgspec.msgpack.encode((name, str(folder or Path.cwd()), dict(params or {})))
         self._process = CodeProcess(f"{agent_child.__name__}:handler", settings, f"agent {name}")
         self._errors = FirstErrors(logger, "agent")
 

@@ -149,7 +149,7 @@ async def _check_agent(run: RunSettings, console: Console, found: _Findings) -> 
     if agent is None or agent.function is None:
         return
     try:
-        async with FunctionAgent(agent.function, run.config_folder):
+        async with FunctionAgent(agent.function, run.config_folder, agent.params):
             say(console, f"agent: {agent.function}")
     except EpisodeError as error:
         found.problems.append(error)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import inspect
-import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
@@ -12,14 +10,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
-from pydantic import TypeAdapter
 
 from gristmill.plugins import is_plugin, load_plugin
 from gristmill.settings import did_you_mean
 from gristmill_env.environments.base import DatasetEnvironment, Environment
 from gristmill_env.environments.tools import Tools, is_tool_class, tool_environment
 from gristmill_env.errors import EpisodeError
-from gristmill_env.options import Option, checked_options
+from gristmill_env.options import checked_options, options_of
 
 E = TypeVar("E", bound=type[Environment])
 
@@ -158,10 +155,4 @@ def _adapted(name: str, adapter: Adapter) -> Any:
 
 def _options(name: str, kind: type[Environment], params: Mapping[str, Any]) -> dict[str, Any]:
     initializer: Any = kind.__init__
-    hints = typing.get_type_hints(initializer, include_extras=True)
-    options = {
-        argument.name: Option(TypeAdapter(hints.get(argument.name, Any)), argument.default)
-        for argument in inspect.signature(initializer).parameters.values()
-        if argument.kind is inspect.Parameter.KEYWORD_ONLY
-    }
-    return checked_options(params, options, f"environment '{name}'", EpisodeError, name=name)
+    return checked_options(params, options_of(initializer), f"environment '{name}'", EpisodeError, name=name)

@@ -44,6 +44,9 @@ class AgentSpec(Settings):
     """A function, as path/to/file.py:name or package.module:name: async def run(task, endpoint) -> float | None. It
     runs in a process of its own, which all rollouts share."""
 
+    params: dict[str, Any] = Field(default_factory=dict)
+    """Keyword-only arguments of the function. Secrets (api_key) are not recorded."""
+
     command: list[str] | None = None
     """A command that is started for each rollout, in the configuration's folder. OPENAI_BASE_URL and OPENAI_API_KEY,
     ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY lead its clients to the model, GRISTMILL_TASK names a file with the task,
@@ -82,6 +85,8 @@ class AgentSpec(Settings):
             raise PydanticCustomError("agent_kind", "an agent has one of function, command and external")
         if self.command == []:
             raise PydanticCustomError("agent_kind", "the agent's command is empty")
+        if self.params and self.function is None:
+            raise PydanticCustomError("agent_kind", "params belongs to an agent that is a function")
         if self.env and self.command is None:
             raise PydanticCustomError(
                 "agent_kind", "env belongs to an agent's command; a function inherits all variables"
@@ -92,6 +97,7 @@ class AgentSpec(Settings):
         """Returns the settings that distinguish this agent from others."""
         return {
             "function": self.function,
+            **({"params": without_secrets(self.params, "base_url")} if self.params else {}),
             "command": self.command,
             "external": self.external,
             "off_policy": self.off_policy,
@@ -164,11 +170,33 @@ _EVAL_ROWS: Final = frozenset(
 )
 
 
+_VERIFIERS: Final = "gristmill_env.adapters.verifiers"
+
+
+def _with_verifiers(task: Any, *, rows: bool = True) -> Any:
+    """Reads `environment: {type: verifiers}` as its agent, with the rows of its taskset unless the task names rows."""
+    environment = task.get("environment") if isinstance(task, Mapping) else None
+    if not isinstance(environment, Mapping) or environment.get("type") != "verifiers" or task.get("agent"):
+        return task
+    params, dataset = environment.get("params") or {}, task.get("dataset") or {}
+    agent = {"function": f"{_VERIFIERS}:run", "params": params}
+    if "step_timeout" in environment:
+        agent["timeout"] = environment["step_timeout"]
+    if rows and isinstance(dataset, Mapping) and dataset.keys().isdisjoint(ROW_SOURCES):
+        taskset = {key: params[key] for key in ("taskset",) if key in params}
+        dataset = {**dataset, "rows": f"{_VERIFIERS}:rows", "rows_params": taskset}
+    others = {key: value for key, value in task.items() if key != "environment"}
+    return {**others, "agent": agent, "dataset": dataset}
+
+
 def complete_tasks(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a run with the keys of each source and each evaluation completed by those of the run.
 
     Changes nothing that is not of the expected type, so that the check of the settings can report it.
     """
+    values = _with_verifiers(values, rows=not values.get("sources"))
+    if isinstance(values.get("sources"), list):
+        values = {**values, "sources": [_with_verifiers(source) for source in values["sources"]]}
     dataset = {key: value for key, value in _plain(values.get("dataset")).items() if key in DatasetConfig.model_fields}
     players = {key: values[key] for key in ("environment", "agent") if values.get(key) is not None}
     complete = dict(values)

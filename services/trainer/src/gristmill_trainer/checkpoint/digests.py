@@ -19,16 +19,16 @@ from typing import Any, Final
 import msgspec
 import torch
 
-from gristmill import Hyperparameters, foreign
+from gristmill import Hyperparameters, Manifest, foreign
 from gristmill.lines import JsonlWriter, whole_lines
 from gristmill_trainer.checkpoint.contents import Progress, read_manifest
 from gristmill_trainer.disk import writing
-from gristmill_trainer.errors import CheckpointError
+from gristmill_trainer.errors import CheckpointError, ModelError
 from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.settings import TrainerSettings
 
 DIGESTS_FILE: Final = "digests.jsonl"
-_SETTINGS = frozenset({*Hyperparameters.model_fields, "ref_model", "device"})
+_SETTINGS = frozenset({*Hyperparameters.model_fields, "policy_loss", "ref_model", "device"})
 """The settings that may change a checkpoint's bytes. No other setting is in the file, so it has no secrets."""
 
 
@@ -71,6 +71,30 @@ class TrainerFacts(msgspec.Struct, frozen=True, kw_only=True):
             software=software(lora=settings.lora_rank > 0),
             hardware=hardware(device, ranks),
         )
+
+    def find_source(self, model: str | None, models_dir: Path, *, trust: bool) -> ModelSource:
+        """Returns the model before any training. Raises ModelError if it is not on this machine.
+
+        `model`: a folder or hub id that the user names. Without it: the model of this machine's manifest if the
+        manifest has the recorded digest, or with `trust` the recorded folder or hub id.
+        """
+        manifest = Manifest.find(models_dir)
+        weights = model
+        if weights is None and manifest is not None and manifest.sha256 == self.model_sha256:
+            weights = manifest.weights_path
+        if weights is None and trust and (self.model_sha256 is None or Path(self.model).is_dir()):
+            weights = self.model
+        if weights is None:
+            raise ModelError(
+                "model_missing",
+                f"the run began from the model {self.model} (SHA-256 {(self.model_sha256 or '')[:12]}), which is not "
+                "on this machine. Name its folder or hub id with --model; --trust uses the recorded name",
+                model=self.model,
+            )
+        same = manifest is not None and manifest.weights_path == weights
+        tokenizer = manifest.tokenizer_path if manifest is not None and same else weights
+        sha256 = manifest.sha256 if manifest is not None and same else None if model else self.model_sha256
+        return ModelSource(weights, tokenizer, None, self.max_model_len, sha256=sha256)
 
 
 class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from gristmill.errors import of_thread
 from gristmill.logs import line
 from gristmill.model_servers import LOOK_UP_EVERY
 from gristmill_trainer.errors import PublishError
-from gristmill_trainer.publish.reconcile import Action, Outcome, ServerState, Wanted
+from gristmill_trainer.publish.reconcile import Action, Outcome, ServerState, Target
 from gristmill_trainer.publish.servers import PUBLISH, ModelServer
 
 _LOG = logging.getLogger(__name__)
@@ -90,9 +90,9 @@ class ModelServers:
         self._background = background
         self._closing = closing
         self._members: list[_Member] = []
-        self._wanted: Wanted | None = None
+        self._target: Target | None = None
         self._fastest = float("inf")
-        """Seconds of the fastest load of the wanted version."""
+        """Seconds of the fastest load of the target version."""
         self._failure: GristmillError | None = None
         """The error that ended a thread."""
         self._closed = False
@@ -126,11 +126,11 @@ class ModelServers:
         the first publication or this trainer, or if all servers refuse.
         """
         with self._changed:
-            if self._wanted is None or self._wanted.version != version:
+            if self._target is None or self._target.version != version:
                 self._fastest = float("inf")
                 for member in self._members:
-                    member.essential = member.essential and self._wanted is None
-            self._wanted = Wanted(path, version, self._proof is not None and self._proof.expects(version))
+                    member.essential = member.essential and self._target is None
+            self._target = Target(path, version, self._proof is not None and self._proof.expects(version))
             self._changed.notify_all()
             self._wait(version, proven=False)
 
@@ -142,8 +142,8 @@ class ModelServers:
         """
         with self._changed:
             self._ask_for_proofs()
-            if self._wanted is not None:
-                self._wait(self._wanted.version, proven=self._wanted.provable)
+            if self._target is not None:
+                self._wait(self._target.version, proven=self._target.provable)
 
     def ensure(self) -> None:
         """Requests a check of each server's version, and publishes again to a server that lost it.
@@ -169,11 +169,11 @@ class ModelServers:
 
     # --- What the trainer waits for. All of it needs the lock ---------------------------------------------------------
     def _ask_for_proofs(self) -> None:
-        """Lets the servers prove the wanted version if `proof` expects it only since its load."""
-        wanted = self._wanted
-        if wanted is None or wanted.provable or self._proof is None or not self._proof.expects(wanted.version):
+        """Lets the servers prove the target version if `proof` expects it only since its load."""
+        target = self._target
+        if target is None or target.provable or self._proof is None or not self._proof.expects(target.version):
             return
-        self._wanted = replace(wanted, provable=True)
+        self._target = replace(target, provable=True)
         self._check_all(time.monotonic())  # A server may have been restarted since its load.
 
     def _check_all(self, now: float) -> None:
@@ -207,8 +207,8 @@ class ModelServers:
         """Returns the servers that are not left out. Raises errors that further waiting cannot fix."""
         if self._failure is not None:
             raise self._failure
-        wanted = self._wanted
-        here = [one for one in self._members if wanted is None or not one.state.left_out(wanted.version)]
+        target = self._target
+        here = [one for one in self._members if target is None or not one.state.left_out(target.version)]
         problems = [member.state.problem for member in here or self._members]
         if problems[0] is not None and all(one is not None and (one.permanent or not here) for one in problems):
             raise problems[0]
@@ -244,7 +244,7 @@ class ModelServers:
 
     def _join(self, server: ModelServer) -> None:
         """Starts to keep a server at the newest version. Needs the lock."""
-        member = _Member(server, essential=self._wanted is None)
+        member = _Member(server, essential=self._target is None)
         self._members.append(member)
         self._start(lambda: self._keep(member), f"publish-{server.url}")
 
@@ -278,21 +278,21 @@ class ModelServers:
         """Carries out the actions for one server, until it leaves, ends the training, or the pool closes."""
         with self._changed:
             while (action := self._next_action(member)) is not Action.REST:
-                wanted, asked, began = self._wanted, member.asked, time.monotonic()
-                assert wanted is not None
+                target, asked, began = self._target, member.asked, time.monotonic()
+                assert target is not None
                 member.state = member.state.begun(action)
                 if action is Action.LOAD:
-                    member.asked = asked or wanted.path
+                    member.asked = asked or target.path
                 self._changed.release()
                 try:
-                    outcome = self._carry_out(action, member.server, wanted)
+                    outcome = self._carry_out(action, member.server, target)
                 finally:
                     self._changed.acquire()
                 now = time.monotonic()
                 if action is Action.LOAD:
-                    self._note_load(member, wanted, outcome, asked, now - began)
-                state = member.state.after(action, wanted.version, outcome, now)
-                self._set(member, state, wanted.version, problem=outcome)
+                    self._note_load(member, target, outcome, asked, now - began)
+                state = member.state.after(action, target.version, outcome, now)
+                self._set(member, state, target.version, problem=outcome)
                 if isinstance(outcome, PublishError) and _ends_training(outcome, member):
                     self._failure = self._failure or outcome
                 self._changed.notify_all()
@@ -303,16 +303,16 @@ class ModelServers:
             state, now = member.state, time.monotonic()
             if state.problem is not None and state.problem is self._failure:
                 break
-            if self._wanted is not None and (action := state.next_action(self._wanted, now)) is not Action.REST:
+            if self._target is not None and (action := state.next_action(self._target, now)) is not Action.REST:
                 return action
             self._changed.wait(state.seconds_of_rest(now))
         return Action.REST
 
-    def _note_load(self, member: _Member, wanted: Wanted, outcome: Outcome, asked: Path | None, seconds: float) -> None:
+    def _note_load(self, member: _Member, target: Target, outcome: Outcome, asked: Path | None, seconds: float) -> None:
         """Notes which folders the server may read after a load. `asked`: `member.asked` before. Needs the lock."""
         if not isinstance(outcome, PublishError):
-            member.loaded, member.asked, member.essential = wanted.path, None, False
-            if self._wanted is not None and self._wanted.version == wanted.version:
+            member.loaded, member.asked, member.essential = target.path, None, False
+            if self._target is not None and self._target.version == target.version:
                 self._fastest = min(self._fastest, seconds)
         elif outcome.values.get("request") != f"POST {PUBLISH}":
             member.asked = asked
@@ -330,17 +330,17 @@ class ModelServers:
             _LOG.info("%s", line("model server", state="up", url=url, version=version))
 
     # --- Requests, without the lock -----------------------------------------------------------------------------------
-    def _carry_out(self, action: Action, server: ModelServer, wanted: Wanted) -> Outcome:
+    def _carry_out(self, action: Action, server: ModelServer, target: Target) -> Outcome:
         try:
             if action is Action.LOAD:
-                server.publish(wanted.path, wanted.version)
+                server.publish(target.path, target.version)
             elif action is Action.PROVE:
-                return self._prove(server, wanted)
-            elif server.served_version() != str(wanted.version):
+                return self._prove(server, target)
+            elif server.served_version() != str(target.version):
                 _LOG.warning(
                     "the model server at %s no longer serves version %s (was it restarted?): publishing again",
                     server.url,
-                    wanted.version,
+                    target.version,
                 )
                 return None
         except PublishError as error:
@@ -355,21 +355,21 @@ class ModelServers:
             )
             failure.__cause__ = error
             return failure
-        return wanted.version
+        return target.version
 
-    def _prove(self, server: ModelServer, wanted: Wanted) -> Outcome:
+    def _prove(self, server: ModelServer, target: Target) -> Outcome:
         """Asks for the proof, if necessary again after a second publication. Leaves the server out without it."""
         assert self._proof is not None
         for attempt in (1, 2):
-            if self._proof.holds(server, wanted.version, attempt):
+            if self._proof.holds(server, target.version, attempt):
                 break
             label = server.served_version()
             server.leave_out()
-            problem = self._proof.explain(server, wanted.path, label)
+            problem = self._proof.explain(server, target.path, label)
             if attempt == 2:
                 return problem
-            server.publish(wanted.path, wanted.version)
-        return wanted.version
+            server.publish(target.path, target.version)
+        return target.version
 
 
 def _ends_training(problem: PublishError, member: _Member) -> bool:

@@ -1,9 +1,9 @@
 """Decides the next action for one model server, without a thread, a clock or a request.
 
-Every server shall serve the wanted version and prove it. `ServerState` is what the trainer knows of one server.
-`next_action` compares it with the wanted version. pool.py carries the action out; `begun` and `after` return the new
+Each server should serve the target version and prove it. `ServerState` is what the trainer knows of one server.
+`next_action` compares it with the target version. pool.py carries the action out; `begun` and `after` return the new
 state. So a server that was restarted, joined late or missed publications needs no rule of its own: its state differs
-from the wanted version, and the next action loads this version.
+from the target version, and the next action loads this version.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ RECEIPT_FAILED = "receipt_failed"
 _NEVER = float("inf")
 
 Outcome = PolicyVersion | PublishError | None
-"""Of an action: the wanted version, if the server has it; None if the server has other weights; or the problem."""
+"""Of an action: the target version, if the server has it; None if the server has other weights; or the problem."""
 
 
 class Action(StrEnum):
     """What to do with a server."""
 
     REST = "rest"
-    """Nothing, until the wanted version changes or `ServerState.seconds_of_rest` have passed."""
+    """Nothing, until the target version changes or `ServerState.seconds_of_rest` have passed."""
     LOAD = "load"
-    """Publish the wanted version to the server."""
+    """Publish the target version to the server."""
     CHECK = "check"
     """Ask which version the server serves."""
     PROVE = "prove"
-    """Ask for the proof that the server computes with the wanted version."""
+    """Ask for the proof that the server computes with the target version."""
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """The version that every server shall serve."""
+class Target:
+    """The version that every server should serve."""
 
     path: Path
     version: PolicyVersion
@@ -71,15 +71,15 @@ class ServerState:
         """Whether the server serves `version`, and has proven it if `proven`."""
         return self.served == version and self.problem is None and (self.proven or not proven)
 
-    def next_action(self, wanted: Wanted, now: float) -> Action:
-        """Returns the action that brings the server closer to `wanted`."""
-        if self.left_out(wanted.version) or (self.problem is not None and now < self.due):
+    def next_action(self, target: Target, now: float) -> Action:
+        """Returns the action that brings the server closer to `target`."""
+        if self.left_out(target.version) or (self.problem is not None and now < self.due):
             return Action.REST
-        if self.served != wanted.version:
+        if self.served != target.version:
             return Action.LOAD
         if now >= self.due:
             return Action.CHECK
-        return Action.PROVE if wanted.provable and not self.proven else Action.REST
+        return Action.PROVE if target.provable and not self.proven else Action.REST
 
     def seconds_of_rest(self, now: float) -> float | None:
         """Returns the seconds until `next_action` may return another action for the same version; None: never."""

@@ -28,14 +28,19 @@ _CONNECT_TIMEOUT = 5.0
 _ALIVE_TIMEOUT = 10.0
 """For the check before a publication that the server answers. A process that hangs accepts connections."""
 PUBLISH = "/gristmill/publish"
+Patience = float | Callable[[], float]
+"""Seconds to wait for servers that do not answer, or a function that returns them: a stop request shortens the wait."""
+
+
+def seconds(patience: Patience) -> float:
+    return patience() if callable(patience) else patience
 
 
 class ModelServer:
     """Client of one server. Every call has a time-out; a failed call raises PublishError with its method and path."""
 
-    def __init__(self, url: str, token: str = "", patience: float | Callable[[], float] = 600.0) -> None:
-        """`token`: needed only for `publish`. `patience`: seconds to wait for an unresponsive server, as during its
-        restart, or a function that returns them."""
+    def __init__(self, url: str, token: str = "", patience: Patience = 600.0) -> None:
+        """`token`: needed only for `publish`. `patience`: for an unresponsive server, as during its restart."""
         self.url = url.rstrip("/").removesuffix("/v1")
         self._patience = patience
         self._http = connections.client(self.url, timeout=CALL_TIMEOUT)
@@ -49,14 +54,7 @@ class ModelServer:
     @property
     def patience(self) -> float:
         """Seconds to wait for a server that does not answer."""
-        return self._patience() if callable(self._patience) else self._patience
-
-    def served(self) -> dict[str, Any]:
-        """Returns the first model of /v1/models. Waits for at most `patience` seconds until the server answers.
-
-        Raises PublishError.
-        """
-        return first_answer(lambda: [self], self.url, lambda: self.patience)
+        return seconds(self._patience)
 
     def first_model(self) -> dict[str, Any]:
         """Returns the first model of /v1/models. Raises PublishError at once if the server does not answer."""
@@ -141,38 +139,11 @@ class ModelServer:
             ) from error
 
 
-def first_answer(
-    servers: Callable[[], Sequence[ModelServer]], named: str, patience: Callable[[], float]
-) -> dict[str, Any]:
-    """Returns `first_model` of the first of `servers` that answers. Repeats for at most `patience` seconds.
-
-    `named`: the servers, for messages. Raises PublishError with the last problem.
-    """
-    started = time.monotonic()
-    logged = False
-    while True:
-        problem = PublishError("no_model_server", f"{named} has no address; is the model service running?", url=named)
-        for server in servers():
-            try:
-                return server.first_model()
-            except PublishError as error:
-                if error.permanent:
-                    raise
-                problem = error
-        spent = time.monotonic() - started
-        if spent > patience():
-            raise problem.given_up(spent) from problem
-        if not logged:
-            _LOG.info("waiting for the model server at %s", named)
-            logged = True
-        time.sleep(1.0)
-
-
 class ServerList:
     """The servers of the trainer's URLs, found again whenever `look_up` is called. Only one thread may call it."""
 
-    def __init__(self, urls: Sequence[str], patience: float | Callable[[], float] = 600.0) -> None:
-        """`urls`: as in gristmill.model_servers. `patience`: as in `ModelServer`. Raises ConfigError."""
+    def __init__(self, urls: Sequence[str], patience: Patience = 600.0) -> None:
+        """`urls`: as in gristmill.model_servers. `patience`: for each server, and for `served`. Raises ConfigError."""
         self._names = [ServerAddresses(url) for url in urls]
         self._patience = patience
         self._token = ""
@@ -204,7 +175,28 @@ class ServerList:
             server.authorize(token)
 
     def served(self) -> dict[str, Any]:
-        """Returns the first model of the first server that answers. Raises PublishError after its patience."""
-        patience = self._patience
+        """Returns the first model of the first server that answers. Repeats for at most the patience.
+
+        Raises PublishError with the last problem.
+        """
         named = ", ".join(name.url for name in self._names)
-        return first_answer(self.look_up, named, patience if callable(patience) else lambda: patience)
+        started = time.monotonic()
+        logged = False
+        while True:
+            problem = PublishError(
+                "no_model_server", f"{named} has no address; is the model service running?", url=named
+            )
+            for server in self.look_up():
+                try:
+                    return server.first_model()
+                except PublishError as error:
+                    if error.permanent:
+                        raise
+                    problem = error
+            spent = time.monotonic() - started
+            if spent > seconds(self._patience):
+                raise problem.given_up(spent) from problem
+            if not logged:
+                _LOG.info("waiting for the model server at %s", named)
+                logged = True
+            time.sleep(1.0)

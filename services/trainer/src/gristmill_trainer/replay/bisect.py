@@ -67,7 +67,7 @@ def bisect(
     """Finds the group and the sequence of `step` without which the metric is closest to its usual value.
 
     `metric`: a metric of the loss, the gradient or the tokens, with a dot before a quantile: "ratio.max". `model`: as
-    in `find_source`. Raises ReplayError for another metric, or if the step cannot be computed.
+    in `TrainerFacts.find_source`. Raises ReplayError for another metric, or if the step cannot be computed.
     """
     check_step("--step", step, 1, run.last_step)
     usual = _usual(run, metric, step)

@@ -8,13 +8,13 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote
 
-import yaml
 from transformers.utils import logging as transformers_logging
 
 from gristmill import Hyperparameters
+from gristmill.assignments import read_assignment
 from gristmill.deployment import RUN_ID
 from gristmill.folders import RunFolder
 from gristmill.settings import parse_flags
@@ -125,7 +125,7 @@ def _fork(arguments: Sequence[str], here: Here) -> int:
     run = _open(options, here)
     name = options.id or f"{run.run_id}-fork-{options.at}"
     _check_run_id(name)
-    settings = dict(map(_setting, options.set))
+    settings = dict(map(read_assignment, options.set))
     config_dir = Path(os.environ.get("GRISTMILL_CONFIG_DIR") or "configs")
     runs_dir = _place(options.run, run, here)
     startable = fork.can_start(here.api, here.token)
@@ -138,13 +138,6 @@ def _fork(arguments: Sequence[str], here: Here) -> int:
     _say(f"no trajectory API answers at {here.api}. Start the fork with all services:")
     _say(f"  gristmill run {prepared.config} --resume {prepared.checkpoint} --runs_dir {runs_dir}")
     return 0
-
-
-def _setting(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise ReplayError("setting_invalid", f"--set {text}: write KEY=VALUE, such as learning_rate=1e-5", text=text)
-    return name, yaml.safe_load(value)
 
 
 def _parser(name: str, text: str) -> argparse.ArgumentParser:

@@ -60,7 +60,8 @@ def prepare(
     """Writes `folder`, the folder of a new run, whose name is the run's id. Raises ReplayError and UntrustedError.
 
     `settings`: hyperparameters by name, and settings of the environment with dots, such as dataset.temperature.
-    `config_dir`: the folder in which relative data sets are searched. `model`, `models_dir`: as in `find_source`.
+    `config_dir`: the folder in which relative data sets are searched. `model`, `models_dir`: as in
+    `TrainerFacts.find_source`.
     """
     check_step("--at", at, 1, run.last_step)
     record = run.folder.record()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gristmill import Hyperparameters, Manifest, PolicyVersion, TrajectoryGroup
+from gristmill import Hyperparameters, PolicyVersion, TrajectoryGroup
 from gristmill.archive import GroupIndex
 from gristmill.archive.drops import read_drops
 from gristmill.folders import ORIGIN_FOLDER, RunFolder
@@ -27,7 +27,6 @@ from gristmill_trainer.checkpoint.store import read_progress
 from gristmill_trainer.data.checks import Limits
 from gristmill_trainer.data.samples import Prepared, to_samples
 from gristmill_trainer.errors import CheckpointError, TrainerError
-from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.replay.untrusted import UntrustedError
 from gristmill_trainer.settings import TrainerSettings
 
@@ -242,31 +241,6 @@ class RecordedRun:
         if folder is None or not (folder / STATE).is_file():
             return None
         return folder if read_progress(folder) == record.progress else None
-
-
-def find_source(facts: TrainerFacts, model: str | None, models_dir: Path, *, trust: bool) -> ModelSource:
-    """Returns the model before any training. Raises ReplayError if it is not on this machine.
-
-    `model`: a folder or hub id that the user names. Without it: the model of this machine's manifest if the manifest
-    has the recorded digest, or with `trust` the recorded folder or hub id.
-    """
-    manifest = Manifest.find(models_dir)
-    weights = model
-    if weights is None and manifest is not None and manifest.sha256 == facts.model_sha256:
-        weights = manifest.weights_path
-    if weights is None and trust and (facts.model_sha256 is None or Path(facts.model).is_dir()):
-        weights = facts.model
-    if weights is None:
-        raise ReplayError(
-            "model_missing",
-            f"the run began from the model {facts.model} (SHA-256 {(facts.model_sha256 or '')[:12]}), which is not on "
-            "this machine. Name its folder or hub id with --model; --trust uses the recorded name",
-            model=facts.model,
-        )
-    same = manifest is not None and manifest.weights_path == weights
-    tokenizer = manifest.tokenizer_path if manifest is not None and same else weights
-    sha256 = manifest.sha256 if manifest is not None and same else None if model else facts.model_sha256
-    return ModelSource(weights, tokenizer, None, facts.max_model_len, sha256=sha256)
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -22,7 +22,7 @@ from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.learner_factory import LearnerPlan, build_learner
 from gristmill_trainer.metrics import StepResult
 from gristmill_trainer.optimizer import load_schedule
-from gristmill_trainer.replay.recorded import RecordedRun, differences, find_source
+from gristmill_trainer.replay.recorded import RecordedRun, differences
 from gristmill_trainer.settings import TrainerSettings
 
 _KEPT = 2
@@ -84,7 +84,7 @@ class TakenStep:
 def recorded_training(run: RecordedRun, model: str | None, models_dir: Path) -> Iterator[Retrainer]:
     """A retraining with the recorded settings, whose checkpoints are in a temporary folder.
 
-    `model`: as in `find_source`.
+    `model`: as in `TrainerFacts.find_source`.
     """
     with tempfile.TemporaryDirectory(prefix="gristmill-retrain-") as folder:
         yield Retrainer(run, Path(folder), model, models_dir, Change(0, {}))
@@ -94,7 +94,7 @@ class Retrainer:
     """The learner of a retraining, and its place in the recorded run."""
 
     def __init__(self, run: RecordedRun, folder: Path, model: str | None, models_dir: Path, change: Change) -> None:
-        """`folder`: receives the checkpoints. `model`: as in `find_source`."""
+        """`folder`: receives the checkpoints. `model`: as in `TrainerFacts.find_source`."""
         self.run = run
         self.change = change
         self.step = 0
@@ -179,7 +179,7 @@ class Retrainer:
         settings, facts = self.settings_of(step + 1), self.run.facts(step + 1)
         _use_threads(facts)
         plan = LearnerPlan(
-            find_source(facts, self._model, self._models_dir, trust=self.run.trust),
+            facts.find_source(self._model, self._models_dir, trust=self.run.trust),
             None if checkpoint is None else str(checkpoint.path),
             settings,
             facts.max_completion_length,
