@@ -82,7 +82,8 @@ async def test_rollouts_of_a_taskset(running: Running, model: ScriptedModel) -> 
         assert "<|im_start|>system\nBe exact.<|im_end|>\n<|im_start|>user\n2 + 2?" in model.prompts[0]
 
         model.says = ["It is 4."]
-        assert (await play(2)).reward == 0.75
+        rollout = await play(2)
+        assert (rollout.reward, rollout.parts) == (0.75, {"right": 0.75, "short": 0.0, "letters": 8.0})
 
         together = await asyncio.gather(*(play(2) for _ in range(20)))
         assert [one.reward for one in together] == [1.0] * 20

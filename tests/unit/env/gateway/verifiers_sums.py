@@ -31,6 +31,10 @@ class Sum(vf.Task[SumData, vf.State, vf.TaskConfig]):
     async def short(self, trace: Any) -> float:
         return float(len(trace.last_reply) < 4)
 
+    @vf.metric
+    async def letters(self, trace: Any) -> float:
+        return float(len(trace.last_reply))
+
 
 class Sums(vf.Taskset[Sum, SumsConfig]):
     def load(self) -> Iterator[Sum]:
