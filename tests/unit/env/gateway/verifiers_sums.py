@@ -41,5 +41,5 @@ class Sums(vf.Taskset[Sum, SumsConfig]):
         shift = 100 if self.config.split == "test" else 0
         for number in range(self.config.most):
             answer = "fails" if number == 5 else str(2 * (number + shift))
-            prompt = f"{number + shift} + {number + shift}?"
+            prompt = f"What is {number + shift} + {number + shift}?"
             yield Sum(SumData(prompt=prompt, system_prompt="Be exact.", answer=answer), self.config.task)
