@@ -14,7 +14,7 @@ import pytest
 from tests.support.errors import raises
 from tests.support.openenv_reference import KINDS, OpenEnvServer, RealServers
 from tests.unit.env.environments.conftest import ITEM, Roll, trained
-from tests.unit.env.gateway.conftest import ScriptedModel
+from tests.unit.env.gateway.conftest import ScriptedModel, until
 from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
 
@@ -102,6 +102,13 @@ async def test_reply_without_a_call_ends_the_rollout_without_reward(
     async with games("shop") as server:
         rollout = await roll(made(server.url), tools=True)
     assert (rollout.reward, rollout.replies) == (0.0, 1)
+
+
+async def test_opening_is_shown_and_its_connection_closed(games: Games) -> None:
+    async with games("word") as server, EnvironmentRunner(made(server.url), 60) as runner:
+        opening = await runner.opening(ITEM)
+        assert opening.messages == [{"role": "user", "content": "2 + 2?\n\nSay 3-cake."}]
+        await until(lambda: server.open == 0)
 
 
 async def test_rollout_of_all_turns_keeps_its_rewards(games: Games, roll: Roll, model: ScriptedModel) -> None:

@@ -92,6 +92,21 @@ async def test_branches_of_a_rollout_are_sequences_of_its_group(
     assert [len(messages) for messages in made.messages[:3]] == [5, 5, 2]
 
 
+async def test_parts_of_an_agents_reward_are_scores_of_the_group(running: Running, asked: Ask) -> None:
+    async def parted(task: AgentTask, say: Any, endpoint: Endpoint) -> Any:
+        await say(*task.messages)
+        return {"reward": 0.75, "parts": {"right": 0.5, "short": 0.25}}
+
+    environments: Any = SimpleNamespace(factory=SimpleNamespace(name="agent", kind=None))
+    async with Scorer([WeightedReward(create_reward("episode"), 2.0)], has_answer=True) as scorer:
+        generator = RolloutGenerator(
+            EnvConfig(group_size=2), running.policy, scorer, environments, player(running, parted)
+        )
+        group = await generator.generate_and_score(ITEM, "g1")
+    assert [score.total for score in group.scores] == [1.5, 1.5]
+    assert group.scores[0].parts == {"episode": 0.75, "episode/right": 0.5, "episode/short": 0.25}
+
+
 async def test_log_counts_branches_and_histories_that_match_nothing(
     running: Running, model: ScriptedModel, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -16,7 +16,7 @@ from tests.support.errors import raises
 from tests.unit.env.gateway.conftest import Running, until
 
 from gristmill_env.agents import runners
-from gristmill_env.agents.runners import CommandAgent, ExternalAgent, FunctionAgent, checked_reward
+from gristmill_env.agents.runners import CommandAgent, ExternalAgent, FunctionAgent, checked_result, checked_reward
 from gristmill_env.agents.task import AgentTask, Endpoint
 from gristmill_env.errors import EpisodeError
 from gristmill_env.gateway import Sessions, serving
@@ -276,3 +276,17 @@ async def test_task_that_no_program_got_is_offered_again_after_a_kill(running: R
 def test_reward_that_is_no_number_is_refused(value: Any) -> None:
     with raises(EpisodeError, "agent_reward"):
         checked_reward(value)
+
+
+def test_result_has_a_reward_and_named_parts() -> None:
+    assert checked_result({"reward": 1, "parts": {"right": 0.5, "unscored": None}}) == (1.0, {"right": 0.5})
+    assert checked_result(0.5) == (0.5, {})
+    assert checked_result(None) == (None, {})
+    for wrong in (
+        {"rewards": 1},
+        {"reward": 1, "parts": [1]},
+        {"reward": 1, "parts": {"right": "much"}},
+        {"reward": "x"},
+    ):
+        with raises(EpisodeError, "agent_reward"):
+            checked_result(wrong)

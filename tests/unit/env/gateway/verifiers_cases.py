@@ -65,9 +65,9 @@ async def playing(running: Running, config: EnvConfig) -> AsyncIterator[Play]:
 def test_rows_are_the_tasks_of_the_taskset() -> None:
     config = configured()
     rows = PromptDataset(config.dataset, None)
-    assert (len(rows), rows.item_at(2).prompt) == (6, "2 + 2?")
+    assert (len(rows), rows.item_at(2).prompt) == (6, "What is 2 + 2?")
     test = config.dataset.model_copy(update={"split": "test[:2]"})
-    assert PromptDataset(test, None).item_at(1).prompt == "101 + 101?"
+    assert PromptDataset(test, None).item_at(1).prompt == "What is 101 + 101?"
     with raises(DatasetError, "rows_failed") as failed:
         PromptDataset(configured(taskset={"id": "verifiers_sums", "least": 3}).dataset, None)
     assert "least" in str(failed.value)
@@ -79,10 +79,11 @@ async def test_rollouts_of_a_taskset(running: Running, model: ScriptedModel) -> 
         rollout = await play(2)
         assert (rollout.reward, rollout.replies, rollout.text) == (1.0, 1, "4")
         assert sum(rollout.mask) == len("4") + 1, "the sampled tokens are trained, and only these"
-        assert "<|im_start|>system\nBe exact.<|im_end|>\n<|im_start|>user\n2 + 2?" in model.prompts[0]
+        assert "<|im_start|>system\nBe exact.<|im_end|>\n<|im_start|>user\nWhat is 2 + 2?" in model.prompts[0]
 
         model.says = ["It is 4."]
-        assert (await play(2)).reward == 0.75
+        rollout = await play(2)
+        assert (rollout.reward, rollout.parts) == (0.75, {"right": 0.75, "short": 0.0, "letters": 8.0})
 
         together = await asyncio.gather(*(play(2) for _ in range(20)))
         assert [one.reward for one in together] == [1.0] * 20

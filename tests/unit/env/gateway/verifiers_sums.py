@@ -31,11 +31,15 @@ class Sum(vf.Task[SumData, vf.State, vf.TaskConfig]):
     async def short(self, trace: Any) -> float:
         return float(len(trace.last_reply) < 4)
 
+    @vf.metric
+    async def letters(self, trace: Any) -> float:
+        return float(len(trace.last_reply))
+
 
 class Sums(vf.Taskset[Sum, SumsConfig]):
     def load(self) -> Iterator[Sum]:
         shift = 100 if self.config.split == "test" else 0
         for number in range(self.config.most):
             answer = "fails" if number == 5 else str(2 * (number + shift))
-            prompt = f"{number + shift} + {number + shift}?"
+            prompt = f"What is {number + shift} + {number + shift}?"
             yield Sum(SumData(prompt=prompt, system_prompt="Be exact.", answer=answer), self.config.task)

@@ -47,8 +47,8 @@ async def run(
     harness: Plugin = _IN_PROCESS,
     runtime: Plugin = "subprocess",
     env: dict[str, Any] | None = None,
-) -> float:
-    """Plays a row of `rows`. Returns the reward of its trace.
+) -> dict[str, Any]:
+    """Plays a row of `rows`. Returns the reward of its trace, with the task's rewards and metrics as parts.
 
     `harness`: the program that acts; by default a loop of replies and tool calls in this process. `runtime`: where the
     program runs. `env`: further options of the environment's config, such as {timeout: {episode: 600}}. Raises
@@ -73,7 +73,7 @@ async def run(
     return _reward(episode, str(config.taskset.id))
 
 
-def _reward(episode: vf.Episode[Any, Any, Any], taskset: str) -> float:
+def _reward(episode: vf.Episode[Any, Any, Any], taskset: str) -> dict[str, Any]:
     errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
     if not episode.ok:
         why = f"{errors[-1].type}: {errors[-1].message}" if errors else "no error is recorded"
@@ -89,7 +89,8 @@ def _reward(episode: vf.Episode[Any, Any, Any], taskset: str) -> float:
         raise EpisodeError(
             "verifiers_failed", f"{taskset} has not scored the reward {missing[0]}", taskset=taskset, reward=missing[0]
         )
-    return float(trace.reward)
+    parts = {name: reward.value for name, reward in trace.rewards.items()} | trace.metrics
+    return {"reward": float(trace.reward), "parts": parts}
 
 
 def _plugin(given: Plugin) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from gristmill_env.agents.runners import (
     CommandAgent,
     ExternalAgent,
     FunctionAgent,
-    checked_reward,
+    checked_result,
 )
 from gristmill_env.agents.task import AgentTask, Endpoint
 from gristmill_env.data import Item, system
@@ -88,7 +88,8 @@ class AgentPlayer:
                 await self.runner.run(self._task(item), endpoint, session, limit)
             else:
                 async with asyncio.timeout(limit):
-                    await session.end(checked_reward(await self.runner.run(self._task(item), endpoint)))
+                    reward, session.parts = checked_result(await self.runner.run(self._task(item), endpoint))
+                    await session.end(reward)
         except TimeoutError as error:
             session.forget()
             late = RolloutTimeoutError("agent_timeout", f"the agent took more than {limit:g} s", seconds=limit)
@@ -144,7 +145,9 @@ async def agents(
 def rollout_of(session: Session, reward: float | None, prompts: PromptBuilder) -> Rollout | None:
     """Returns the session's branches as a rollout; None if it has none. The last branch has the newest reply."""
     rollout = joined(session.branches(), len(session.turns), lambda branch: _part(branch, reward, prompts))
-    return None if rollout is None else dataclasses.replace(rollout, counts=session.turns.counts())
+    if rollout is None:
+        return None
+    return dataclasses.replace(rollout, counts=session.turns.counts(), parts=session.parts)
 
 
 def _part(branch: Branch, reward: float | None, prompts: PromptBuilder) -> Rollout:

@@ -45,7 +45,7 @@ class AgentRunner(ABC):
 
     @abstractmethod
     async def run(self, task: AgentTask, endpoint: Endpoint) -> Any:
-        """Runs the agent of one rollout. Returns its reward: a number, or None. Raises EpisodeError.
+        """Runs the agent of one rollout. Returns its result (`checked_result`). Raises EpisodeError.
 
         Cancelled when the rollout's time is over.
         """
@@ -306,6 +306,23 @@ class ExternalAgent:
             text = "no rollout of this key waits for a reward: it has ended, or its time is over"
             return JSONResponse({"error": {"code": "unknown_session", "message": text}}, 404)
         return JSONResponse({"status": "ok"})
+
+
+def checked_result(value: Any) -> tuple[float | None, dict[str, float]]:
+    """Returns an agent's reward and its named parts: from a number, None, or {"reward": ..., "parts": {name: number}}.
+
+    Raises EpisodeError for all else.
+    """
+    if not isinstance(value, dict):
+        return checked_reward(value), {}
+    parts = value.get("parts") or {}
+    if set(value) - {"reward", "parts"} or not isinstance(parts, dict):
+        raise EpisodeError(
+            "agent_reward", f"the agent returned {value!r:.80}; it must return a number, None, or a reward with parts",
+            found=str(value)[:60],
+        )  # fmt: skip
+    checked = {str(name): checked_reward(part) for name, part in parts.items()}
+    return checked_reward(value.get("reward")), {name: part for name, part in checked.items() if part is not None}
 
 
 def checked_reward(value: Any) -> float | None:

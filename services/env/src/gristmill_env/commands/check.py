@@ -45,7 +45,7 @@ _GOLD = 200
 _UNSCORED_SHARE = 0.1
 """Share of the tried rows. If a reward cannot read more answers than this, `check` reports a mistake."""
 _TRIED = "only a reward that asks for answer or ground_truth, and needs no tokens and no episode, can be"
-_NOT_THERE = frozenset({"tokens", "episode_reward"})
+_NOT_THERE = frozenset({"tokens", "episode_reward", "episode_parts"})
 """Inputs that cannot be constructed for an answer that a model did not generate."""
 _FORMS: tuple[Callable[[str], str], ...] = (
     lambda answer: answer,

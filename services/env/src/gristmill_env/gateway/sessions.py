@@ -129,6 +129,8 @@ class Session:
         self.resumed = False
         self.ended: End | None = None
         """Set if the rollout ended before this process began."""
+        self.parts: dict[str, float] = {}
+        """The named parts of the reward; lost with the process."""
         self.turns = Turns()
         self.failure: EnvError | None = None
         """The last error of the model servers; None if they have answered since."""

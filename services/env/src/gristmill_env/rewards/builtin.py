@@ -12,6 +12,7 @@ from pydantic import Field
 
 from gristmill_env.answers.extraction import after_thinking, final_answer, gold_answer
 from gristmill_env.answers.latex import TEXT, normalize_latex
+from gristmill_env.rewards.outcomes import RewardResult
 from gristmill_env.rewards.registry import reward
 
 # Length, in tokens.
@@ -249,6 +250,6 @@ def _normal(text: str, ignore_case: bool, ignore_punctuation: bool) -> str:
 
 
 @reward("episode")
-def episode(episode_reward: float | None) -> float | None:
+def episode(episode_reward: float | None, episode_parts: Mapping[str, float]) -> float | RewardResult | None:
     """The reward of the run's `environment` for the rollout, summed over its turns; None if it returned no reward."""
-    return episode_reward
+    return RewardResult(episode_reward, episode_parts) if episode_parts else episode_reward

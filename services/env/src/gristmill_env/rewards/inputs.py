@@ -21,7 +21,7 @@ from gristmill.settings import did_you_mean
 from gristmill_env.data import Item, assistant
 from gristmill_env.errors import RewardError
 
-OF_COMPLETION = ("completion", "tokens", "finish_reason", "conversation", "episode_reward")
+OF_COMPLETION = ("completion", "tokens", "finish_reason", "conversation", "episode_reward", "episode_parts")
 OF_ROW = ("answer", "ground_truth", "prompt", "messages", "row")
 """`ground_truth` is an alias of `answer`."""
 PLURALS = {
@@ -30,6 +30,7 @@ PLURALS = {
     "finish_reasons": "finish_reason",
     "conversations": "conversation",
     "episode_rewards": "episode_reward",
+    "episode_part_lists": "episode_parts",
     "answers": "answer",
     "ground_truths": "ground_truth",
     "prompts": "prompt",
@@ -67,6 +68,8 @@ class Sample:
     """All messages of the rollout, including the model's messages."""
     episode_reward: float | None = None
     """The reward that the run's `environment` returned for the rollout; None if it returned no reward."""
+    episode_parts: Mapping[str, float] = field(default_factory=dict)
+    """The named parts of that reward, if an agent returned them."""
     conversational: bool = False
     """Whether the row's prompt is a list of messages. Decides whether a TRL reward gets messages or text."""
     step: int | None = None

@@ -290,5 +290,6 @@ def _sample(item: Item, rollout: Rollout, step: int | None) -> Sample:
         messages=rollout.prompt.messages,
         conversation=rollout.messages,
         episode_reward=rollout.reward,
+        episode_parts=rollout.parts,
         step=step,
     )

@@ -66,6 +66,8 @@ class Rollout:
     """Tokens sampled, trained on or not; None if a text server does not report the number."""
     reward: float | None = None
     """The sum of the environment's rewards, or the agent's reward; None if there is none."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """The named parts of an agent's reward."""
     others: tuple[Rollout, ...] = ()
     """Earlier branches of an agent's rollout, as sequences of their own: sub-agents, retries, shortened histories."""
     counts: Mapping[str, int] = field(default_factory=dict)
