@@ -82,7 +82,8 @@ def test_documented_file_lists_match_the_trace_of_a_run(heading: str, traced: Tr
     package = PATHS[heading][0].split("/")[0]
     files = listed(heading)
     conditional = {file for file, purpose in files.items() if purpose.startswith("If ")}
-    assert sorted(traced.files[package] | conditional) == sorted(files)
+    ran = traced.files[package] | conditional
+    assert ran == files.keys(), f"not listed: {ran - files.keys()}; listed and did not run: {files.keys() - ran}"
 
 
 def test_launcher_shows_the_output_of_every_service_that_it_starts(traced: Traced) -> None:
