@@ -69,7 +69,8 @@ def _row(
     for start, end in zip(replies[::2], replies[1::2], strict=True):
         sampled[start:end] = [True] * (end - start)
     return {
-        "group_id": group_id, "row": int(group_id[1:]), "index": None, "env_id": "env-1", "step": step,
+        "group_id": group_id, "row": int(group_id[1:]), "source": None, "index": None, "env_id": "env-1",
+        "step": step,
         "prompt": "What is 26 + 31?", "answer": ANSWER, "outcome": "trained", "outcome_reason": None, "error": None,
         "staleness": 0, "tokens": tokens, "mask": sampled, "sampler_logprobs": [-0.2] * len(tokens),
         "trainer_logprobs": [-0.2001] * len(tokens), "entropy": [0.3] * len(tokens), "advantages": None,
