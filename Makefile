@@ -10,6 +10,11 @@ ARGS ?=
 
 .PHONY: setup dev local secure help fmt packages images quick test test-long lint docs wheels types unit browser integration integration-store integration-loop integration-valkey e2e test-gpu bench-gpu resilience mutants bench clean
 
+# Targets that make the same environment would make it at the same time. `setup` and `dev` make all of them side by side.
+ifeq ($(MAKELEVEL),0)
+.NOTPARALLEL:
+endif
+
 # One stamp per device: after `make setup` for a CPU, `DEVICE=cuda make setup` makes the environments again.
 UV_READY := .venv/.uv-$(DEVICE)
 READY := .venv/.ready-$(DEVICE)

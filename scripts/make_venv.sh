@@ -47,6 +47,7 @@ if [ "$part" = uv ]; then
     .venv/bin/python -m pip install --quiet --no-deps --only-binary :all: --require-hashes -r requirements/uv.txt
     touch "$venv/.uv-$device" && exit
 fi
+[ -x .venv/bin/uv ] || DEVICE=${DEVICE:-cpu} "$0" uv
 settings=$(.venv/bin/python scripts/uv_settings.py)
 eval "$settings"
 export UV_PYTHON_DOWNLOADS=never

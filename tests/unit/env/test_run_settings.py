@@ -78,6 +78,16 @@ def test_gateway_address_is_the_deployments_for_a_source_with_agents_elsewhere(t
     assert [source.name for source in launch.config.sources] == ["a", "b", "c"]
 
 
+def test_several_sources_with_agents_elsewhere_keep_their_addresses(tmp_path: Path) -> None:
+    own = "dataset: {dataset_path: a.jsonl}, agent: {external: true, address: '0.0.0.0:9101'}"
+    folder = config_file(
+        tmp_path, f"sources: [{{name: a, {own}}}, {{name: b, agent: external, dataset: {{dataset_path: a.jsonl}}}}]\n"
+    )
+    launch = read("--config sums", GRISTMILL_CONFIG_DIR=folder, GRISTMILL_GATEWAY_ADDRESS="0.0.0.0:9100")
+    addresses = [source.agent and source.agent.address for source in launch.config.sources]
+    assert addresses == ["0.0.0.0:9101", "0.0.0.0:9100"]
+
+
 def test_flags_may_have_dashes_and_lists() -> None:
     config = read("--group-size 4 --reward-functions length format --no-ensure_scores_are_not_same").config
     assert config.group_size == 4

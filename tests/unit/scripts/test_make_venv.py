@@ -85,6 +85,11 @@ def test_setup_makes_the_environments_again_for_another_device(checkout: Path) -
     assert does_nothing(checkout, device="cuda")
 
 
+def test_make_with_several_jobs_makes_each_environment_once(checkout: Path) -> None:
+    assert make(checkout, "-j4", ".venv/.dev-cpu", target="dev").returncode == 0
+    assert len((checkout / "uv.log").read_text().splitlines()) == 8
+
+
 def test_environment_without_pip_gets_it(checkout: Path) -> None:
     """An environment that uv made, for example."""
     assert make(checkout).returncode == 0

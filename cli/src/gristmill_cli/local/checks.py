@@ -18,7 +18,7 @@ from gristmill_cli.local.processes import LocalStackError, listens
 from gristmill_cli.local.redis_server import redis_server
 from gristmill_cli.local.services import MODEL_PYTHON, Services
 from gristmill_env.run_settings import RunSettings
-from gristmill_env.session import Task
+from gristmill_env.session import load_task
 from gristmill_model.settings import named
 from gristmill_trainer.settings import TrainerSettings
 
@@ -43,7 +43,7 @@ def check(services: Services) -> Plan:
     _check_finished(services, run.run_id, settings.training_steps)
     for part in run.by_source():
         if part.config.dataset.dataset_path is not None:
-            Task.load(part)  # The environment checks a data set on a hub, because its download may take long.
+            load_task(part)  # The environment checks a data set on a hub, because its download may take long.
     logs = services.runs_dir / run.run_id / "logs"
     for folder in (logs, *(services.state / name for name in ("redis", "models", "weights"))):
         check_folder(folder)

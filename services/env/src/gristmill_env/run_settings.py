@@ -175,10 +175,14 @@ def _from_environment(deployment: Deployment, in_file: Mapping[str, Any]) -> dic
         values |= _at_gateway(in_file, deployment.gateway_address)
         sources = in_file.get("sources")
         if isinstance(sources, list):  # merged by position
-            values["sources"] = [
+            places = [
                 _at_gateway(source, deployment.gateway_address) if isinstance(source, Mapping) else source
                 for source in sources
             ]
+            if sum("agent" in place for place in places if isinstance(place, Mapping)) > 1:
+                # One address is not enough, so a source keeps its own.
+                places = [{} if _has_address(source) else place for source, place in zip(sources, places, strict=True)]
+            values["sources"] = places
     return values
 
 
@@ -188,6 +192,11 @@ def _at_gateway(task: Mapping[str, Any], address: str) -> dict[str, Any]:
     if not isinstance(agent, Mapping) or not agent.get("external"):
         return {}
     return {"agent": {**agent, "address": address}}
+
+
+def _has_address(source: Any) -> bool:
+    agent = source.get("agent") if isinstance(source, Mapping) else None
+    return isinstance(agent, Mapping) and agent.get("address") is not None
 
 
 _SHARED = {"--config": "a name or a path", "--set": "KEY=VALUE", "--model": "a model"}

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,6 +97,7 @@ class Task:
 
 def load_tasks(run: RunSettings) -> list[Task]:
     """Loads the task of each source; the one task of a run without. Raises as `Task.load`, with the source's name."""
+    run.config.schedule()  # reports weights of too many digits before a server is needed
     return [load_task(part) for part in run.by_source()]
 
 
@@ -113,6 +114,15 @@ def of_source(error: GristmillError, source: str | None, kind: str = "source") -
     if source is None:
         return error
     return type(error)(error.code, f"{kind} '{source}': {error}", **{**error.values, "source": source})
+
+
+@contextlib.contextmanager
+def _of_source(task: Task) -> Iterator[None]:
+    """Gives errors the name of the task's source."""
+    try:
+        yield
+    except GristmillError as error:
+        raise of_source(error, task.name) from error
 
 
 @dataclass(frozen=True)
@@ -203,16 +213,18 @@ async def open_session(
     servers = ModelServers(config.server_configs, patience=patience or config.patience, thinking=Thinking.of(config))
     async with contextlib.AsyncExitStack() as opened:
         for task in tasks:
-            await opened.enter_async_context(task)
+            with _of_source(task):
+                await opened.enter_async_context(task)
         server = await opened.enter_async_context(servers)
         model = await meet_model(run, server, config.startup_patience or wait)
         sources = []
         for task in tasks:
-            generator = model.generator(task)
-            if task.run.config.agent is not None:
-                agent = await opened.enter_async_context(_agents(task, model.served, generator.policy))
-                generator = generator.with_agent(agent)
-            sources.append(Source(task, generator))
+            with _of_source(task):
+                generator = model.generator(task)
+                if task.run.config.agent is not None:
+                    agent = await opened.enter_async_context(_agents(task, model.served, generator.policy))
+                    generator = generator.with_agent(agent)
+                sources.append(Source(task, generator))
         yield Session(sources, schedule, model)
 
 

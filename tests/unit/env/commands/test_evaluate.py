@@ -120,6 +120,18 @@ def test_evaluate_takes_all_evaluations_or_the_one_that_is_named(several: RunSet
     assert evaluate._folder(one, EvaluateOptions(), several=False).name.endswith("-b")
 
 
+def test_evaluation_set_of_the_run_is_chosen_by_a_word(several: RunSettings, tmp_path: Path) -> None:
+    config = several.config.model_copy(
+        update={"dataset": several.config.dataset.model_copy(update={"eval_split": "train[:3]"})}
+    )
+    run = dataclasses.replace(several, config=config)
+    (unnamed,) = evaluate._chosen(run, EvaluateOptions(only="dataset", resume=True))
+    assert (unnamed.name, len(unnamed.dataset)) == (None, 3)
+    assert evaluate._folder(unnamed, EvaluateOptions(out=tmp_path), several=True) == tmp_path / "dataset"
+    with raises(EvaluationError, "several_evaluations", known=["dataset", "a", "b"]):
+        evaluate._chosen(run, EvaluateOptions(resume=True))
+
+
 def test_evaluate_refuses_an_unknown_name_and_flags_that_need_one_evaluation(several: RunSettings) -> None:
     with raises(EvaluationError, "unknown_evaluation", known=["a", "b"]):
         evaluate._chosen(several, EvaluateOptions(only="c"))

@@ -10,11 +10,14 @@ import pytest
 from tests.support.errors import raises
 
 from gristmill import ConfigError
+from gristmill_env.errors import DatasetError
 from gristmill_env.run_settings import RunSettings
+from gristmill_env.session import load_tasks
 from gristmill_env.settings.run import EnvConfig
 
 SUMS = {"name": "sums", "weight": 2, "dataset": {"dataset_path": "sums.jsonl", "max_tokens": 8}}
 WORDS = {"name": "words", "dataset": {"dataset_name": "a/words"}, "rewards": ["exact_match"]}
+HELD_OUT = {"name": "held", "dataset": {"dataset_path": "held.jsonl"}}
 SHARED = {
     "prompt_field": "question",
     "max_tokens": 24,
@@ -66,6 +69,26 @@ def test_source_may_be_a_taskset_of_verifiers(tmp_path: Path) -> None:
     assert numbers.config.dataset.rows_params == numbers.config.agent.params == {"taskset": "numbers"}
 
 
+def test_sources_inherit_the_rows_of_the_runs_taskset(tmp_path: Path) -> None:
+    environment = {"type": "verifiers", "params": {"taskset": "numbers"}}
+    [all_tasks] = read(tmp_path, environment=environment, sources=[{"name": "all"}]).by_source()
+    assert all_tasks.config.agent is not None
+    assert all_tasks.config.dataset.rows == "gristmill_env.adapters.verifiers:rows"
+
+
+def test_weights_of_too_many_digits_are_found_before_a_server_is_needed(tmp_path: Path) -> None:
+    sources = [{**SUMS, "weight": 0.3333333}, {**WORDS, "weight": 0.6666667}]
+    with raises(DatasetError, "weights_too_fine"):
+        load_tasks(read(tmp_path, sources=sources))
+
+
+def test_only_the_address_of_an_adapters_server_is_left_out_of_the_record(tmp_path: Path) -> None:
+    params = {"base_url": "http://127.0.0.1:1"}
+    for kind, recorded in (("mine.py:Game", params), ("openenv", {})):
+        config = read(tmp_path, environment={"type": kind, "params": params}).config
+        assert config.environment.recorded()["params"] == recorded
+
+
 def test_record_has_the_sources_only_if_there_are_some(tmp_path: Path) -> None:
     plain = EnvConfig.model_validate({"dataset": {"dataset_path": "sums.jsonl"}})
     assert "sources" not in plain.recorded("tiny")
@@ -91,6 +114,10 @@ def test_record_has_the_sources_only_if_there_are_some(tmp_path: Path) -> None:
         ({"agent": "external"}, "address_taken"),
         ({"dataset": {**SHARED, "dataset_name": "a/b"}}, "rows_beside_sources"),
         ({"dataset": {**SHARED, "eval_split": "test"}}, "rows_beside_sources"),
+        ({"agent": "a.py:run", "evaluations": [HELD_OUT]}, "evaluation_without_environment"),
+        ({"environment": "verifiers", "evaluations": [HELD_OUT]}, "evaluation_without_environment"),
+        ({"environment": {"type": "verifiers", "step_timout": 5}}, "unknown_key"),
+        ({"environment": {"type": "verifiers", "params": 5}}, "dict_type"),
     ],
 )
 def test_sources_that_contradict_are_refused(tmp_path: Path, settings: dict[str, Any], problem: str) -> None:

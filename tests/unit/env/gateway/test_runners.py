@@ -60,6 +60,9 @@ async def dispatch(task, endpoint):
 async def options(task, endpoint, *, level: int, more: bool = False):
     return level + more
 
+async def untold(task, endpoint, *, client: "Client | None" = None):  # a type for checkers only
+    return 1
+
 not_a_function = 3
 """
 
@@ -70,7 +73,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("name", "reward"), [("good", 0.5), ("plain", 1), ("silent", None)])
+@pytest.mark.parametrize(("name", "reward"), [("good", 0.5), ("plain", 1), ("silent", None), ("untold", 1)])
 async def test_function_returns_its_reward(folder: Path, name: str, reward: float | None) -> None:
     async with FunctionAgent(f"a.py:{name}", folder) as agent:
         found = await asyncio.gather(*(agent.run(TASK, ENDPOINT) for _ in range(20)))

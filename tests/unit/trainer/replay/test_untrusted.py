@@ -13,7 +13,7 @@ from tests.support.errors import raises
 from gristmill.settings import load_yaml, merge
 from gristmill_env.rewards.registry import ENTRY_POINTS, find, reward_names
 from gristmill_env.settings.run import EnvConfig
-from gristmill_trainer.replay.fork import in_file
+from gristmill_trainer.replay.fork import at_each_source, in_file
 from gristmill_trainer.replay.untrusted import UntrustedError, dollars_kept, recorded_environment
 
 ROOT = Path(__file__).parents[4]
@@ -49,6 +49,13 @@ def test_recorded_sources_become_a_configuration_file_with_the_same_record() -> 
         assert Path(source["dataset"]["dataset_path"]).is_absolute()
         source["dataset"]["dataset_path"] = "datasets/quickstart/train.jsonl"
     assert {name: again[name] for name in env} == env
+
+
+def test_change_of_the_data_set_is_one_of_every_source() -> None:
+    changes = {"dataset": {"temperature": 0.5}, "sources": {"sums": {"dataset": {"temperature": 0.7}}}}
+    config = merge(in_file(merge(mixture(), at_each_source(changes, mixture())), CONFIGS), {})
+    sums, guess = EnvConfig(**config).by_source().values()
+    assert (sums.dataset.temperature, guess.dataset.temperature) == (0.7, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,11 @@ def handler(settings: bytes) -> Handler:
         raise EpisodeError(
             "not_an_agent", f"{name} is {agent!r:.80}; an agent is a function: async def run(task, endpoint)", name=name
         )
-    options = checked_options(params, options_of(agent), f"agent '{name}'", EpisodeError, name=name)
+    given = inspect.signature(agent).parameters.values()
+    needed = any(one.kind is one.KEYWORD_ONLY and one.default is one.empty for one in given)
+    # The types of arguments that nobody sets need not be known here.
+    known = options_of(agent) if params or needed else {}
+    options = checked_options(params, known, f"agent '{name}'", EpisodeError, name=name)
 
     async def work(body: bytes, _ask: Asking) -> bytes:
         task, endpoint = msgspec.msgpack.decode(body, type=tuple[AgentTask, Endpoint])

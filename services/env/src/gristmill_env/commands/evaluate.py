@@ -65,9 +65,8 @@ async def run_evaluate(run: RunSettings, options: EvaluateOptions, console: Cons
 
 def _chosen(run: RunSettings, options: EvaluateOptions) -> list[Task]:
     """Loads the evaluations that the flags ask for. Raises EvaluationError and as `Task.load`."""
-    names = list(run.config.by_evaluation())
-    if options.only is not None and options.only not in names:
-        known = [name for name in names if name is not None]
+    known = [_word(name) for name in run.config.by_evaluation()]
+    if options.only is not None and options.only not in known:
         there = f"there are {', '.join(known)}" if known else "the run has no evaluations with names"
         raise EvaluationError(
             "unknown_evaluation",
@@ -75,13 +74,18 @@ def _chosen(run: RunSettings, options: EvaluateOptions) -> list[Task]:
             name=options.only,
             known=known,
         )
-    if len(names) > 1 and options.only is None and (options.resume or options.compare):
+    if len(known) > 1 and options.only is None and (options.resume or options.compare):
         raise EvaluationError(
             "several_evaluations",
-            f"--resume and --compare are of one evaluation; choose one of {', '.join(map(str, names))} with --only",
-            known=[str(name) for name in names],
+            f"--resume and --compare are of one evaluation; choose one of {', '.join(known)} with --only",
+            known=known,
         )
-    return [task for task in evaluation_tasks(run) if options.only in (None, task.name)]
+    return [task for task in evaluation_tasks(run) if options.only in (None, _word(task.name))]
+
+
+def _word(name: str | None) -> str:
+    """Returns the word of `--only` for an evaluation. That of the run's own data set has no name."""
+    return "dataset" if name is None else name
 
 
 async def _evaluate(run: RunSettings, task: Task, folder: Path, *, resume: bool) -> Evaluated:
@@ -105,7 +109,7 @@ async def _evaluate(run: RunSettings, task: Task, folder: Path, *, resume: bool)
 
 def _folder(task: Task, options: EvaluateOptions, *, several: bool) -> Path:
     if options.out is not None:
-        return options.out / str(task.name) if several else options.out
+        return options.out / _word(task.name) if several else options.out
     base, named = evaluations_folder(task.run), "" if task.name is None else f"-{task.name}"
     if not options.resume:
         return base / f"evaluate-{time.strftime('%Y-%m-%dT%H-%M-%S')}{named}"

@@ -145,6 +145,13 @@ async def score_group(scorer: Scorer, group: SavedGroup, answer_field: str | Non
                 reward=reward.name,
                 row=group.row,
             )
+        if "episode_parts" in reward.asks_for and "episode_reward" not in reward.asks_for:
+            raise SavedError(
+                "episode_parts_not_saved",
+                f"reward '{reward.name}' reads the parts that the agent gave, which no saved group has",
+                reward=reward.name,
+                row=group.row,
+            )
     messages = group.messages or []
     # The reply of a group that was archived as tokens lacks the <think> with which the prompt ends.
     begun = opened_thought(group.prompt_text or "") if group.messages is None else ""

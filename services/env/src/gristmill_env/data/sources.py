@@ -281,9 +281,10 @@ class _NotARowError(Exception):
 
 def _arguments(function: Callable[..., Iterable[Any]], config: DatasetConfig, label: str) -> dict[str, Any]:
     """Returns the arguments of a function of rows. Raises DatasetError for params that it does not take."""
-    hints = typing.get_type_hints(function, include_extras=True) if inspect.isfunction(function) else {}
+    typed = bool(config.rows_params) and inspect.isfunction(function)
+    hints = typing.get_type_hints(function, include_extras=True) if typed else {}
     options = {
-        name: Option(TypeAdapter(hints.get(name, Any)), parameter.default)
+        name: Option(TypeAdapter(hints.get(name, Any) if name in config.rows_params else Any), parameter.default)
         for name, parameter in inspect.signature(function).parameters.items()
         if parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     }

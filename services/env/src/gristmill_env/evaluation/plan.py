@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from gristmill import SamplingParams
+from gristmill.errors import PluginError
 from gristmill_env.data import Item, PromptDataset
 from gristmill_env.errors import DatasetError, EvaluationError
 from gristmill_env.run_settings import RunSettings
@@ -129,7 +130,7 @@ def training_datasets(run: RunSettings, name: str | None) -> list[PromptDataset]
     """
     try:
         return [PromptDataset(part.config.dataset, part.config_folder) for part in _compared(run.by_source(), name)]
-    except DatasetError as error:
+    except (DatasetError, PluginError) as error:
         logger.warning("the evaluation is not compared with the training's rows: %s", error)
         return None
 

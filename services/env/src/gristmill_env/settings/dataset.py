@@ -238,7 +238,7 @@ class DatasetConfig(Settings):
         rewards = [spec.recorded() for spec in self.rewards()]
         written = self.model_dump(mode="json", include=kept)
         if self.rows is not None:
-            written["rows_params"] = without_secrets(self.rows_params)
+            written["rows_params"] = without_secrets(self.rows_params, "base_url")
         public: dict[str, Any] = redact({**written, "reward_functions": rewards})
         return public
 

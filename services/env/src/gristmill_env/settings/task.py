@@ -34,7 +34,8 @@ class EnvironmentSpec(Settings):
 
     def recorded(self) -> dict[str, Any]:
         """Returns the settings that distinguish this environment from others, without secrets and addresses."""
-        return {"type": self.type, "params": without_secrets(self.model_dump(mode="json")["params"], "base_url")}
+        addresses = ("base_url",) if self.type == "openenv" else ()
+        return {"type": self.type, "params": without_secrets(self.model_dump(mode="json")["params"], *addresses)}
 
 
 class AgentSpec(Settings):
@@ -173,16 +174,19 @@ _EVAL_ROWS: Final = frozenset(
 _VERIFIERS: Final = "gristmill_env.adapters.verifiers"
 
 
-def _with_verifiers(task: Any, *, rows: bool = True) -> Any:
+def _with_verifiers(task: Any) -> Any:
     """Reads `environment: {type: verifiers}` as its agent, with the rows of its taskset unless the task names rows."""
     environment = task.get("environment") if isinstance(task, Mapping) else None
+    environment = {"type": environment} if isinstance(environment, str) else environment
     if not isinstance(environment, Mapping) or environment.get("type") != "verifiers" or task.get("agent"):
         return task
     params, dataset = environment.get("params") or {}, task.get("dataset") or {}
+    if not isinstance(params, Mapping) or environment.keys() - {"type", "params", "step_timeout"}:
+        return task  # The check of the settings reports it.
     agent = {"function": f"{_VERIFIERS}:run", "params": params}
     if "step_timeout" in environment:
         agent["timeout"] = environment["step_timeout"]
-    if rows and isinstance(dataset, Mapping) and dataset.keys().isdisjoint(ROW_SOURCES):
+    if isinstance(dataset, Mapping) and dataset.keys().isdisjoint(ROW_SOURCES):
         taskset = {key: params[key] for key in ("taskset",) if key in params}
         dataset = {**dataset, "rows": f"{_VERIFIERS}:rows", "rows_params": taskset}
     others = {key: value for key, value in task.items() if key != "environment"}
@@ -194,16 +198,33 @@ def complete_tasks(values: Mapping[str, Any]) -> dict[str, Any]:
 
     Changes nothing that is not of the expected type, so that the check of the settings can report it.
     """
-    values = _with_verifiers(values, rows=not values.get("sources"))
-    if isinstance(values.get("sources"), list):
-        values = {**values, "sources": [_with_verifiers(source) for source in values["sources"]]}
+    if not values.get("sources"):
+        values = _with_verifiers(values)
     dataset = {key: value for key, value in _plain(values.get("dataset")).items() if key in DatasetConfig.model_fields}
     players = {key: values[key] for key in ("environment", "agent") if values.get(key) is not None}
     complete = dict(values)
     for kind in ("sources", "evaluations"):
         if isinstance(values.get(kind), list):
             complete[kind] = [_completed(task, dataset, players, kind) for task in values[kind]]
+    if values.get("sources"):
+        if isinstance(complete["sources"], list):
+            complete["sources"] = [_with_verifiers(source) for source in complete["sources"]]
+        _check_players(complete.get("evaluations"), players)
     return complete
+
+
+def _check_players(evaluations: Any, players: Mapping[str, Any]) -> None:
+    """Raises PydanticCustomError for an evaluation beside sources that the run's agent would have to play."""
+    for task in evaluations if isinstance(evaluations, list) else []:
+        own = task.get("environment") if isinstance(task, Mapping) else None
+        kind = own.get("type") if isinstance(own, Mapping) else own
+        if kind == "verifiers" or ("agent" in players and kind is None):
+            raise PydanticCustomError(
+                "evaluation_without_environment",
+                "the agent of the run plays its sources, and not the evaluation '{name}'; give the evaluation an "
+                "environment (dataset: single replies), or make it the eval_split of a source",
+                {"name": str(task.get("name")) if isinstance(task, Mapping) else ""},
+            )
 
 
 def _completed(task: Any, dataset: Mapping[str, Any], players: Mapping[str, Any], kind: str) -> Any:

@@ -78,7 +78,7 @@ def _contradictions(config: EnvConfig, trainer: Mapping[str, Any]) -> Iterator[s
 
 def _without_effect(config: EnvConfig) -> Iterator[tuple[str, str]]:
     """Yields the keys that somebody has set although another setting makes them useless, and the reason."""
-    given, dataset = config.model_fields_set, config.dataset
+    given = config.model_fields_set
     evaluates = bool(config.by_evaluation())
     if "steps_per_eval" in given and config.steps_per_eval > 0 and not evaluates:
         yield (
@@ -98,7 +98,9 @@ def _without_effect(config: EnvConfig) -> Iterator[tuple[str, str]]:
                 yield key, "use_wandb is not set"
     if "rollout_timeout_action" in given and config.rollout_timeout is None:
         yield "rollout_timeout_action", "rollout_timeout is not set"
-    if "reward_processes" in given and not any(spec.process for spec in dataset.rewards()):
+    if "reward_processes" in given and not any(
+        spec.process for part in config.by_source().values() for spec in part.dataset.rewards()
+    ):
         yield "reward_processes", "no reward has process: true"
     if config.agent is not None:
         if config.rollout_timeout is not None:

@@ -161,6 +161,7 @@ def _config(
     parse(Hyperparameters, trainer, "--set")
     trainer = {name: value for name, value in trainer.items() if value is not None}
     env = {name: value for name, value in record.env.items() if name not in ("trainer", "model")}
+    of_env = at_each_source(of_env, env)
     env = dollars_kept(recorded_environment(env, of_env, config_dir, trust=run.trust))
     config = merge({**env, "group_size": record.group_size, "run_id": run_id, "steps_per_eval": 0}, of_env)
     if REDACTED in json.dumps(config):
@@ -171,6 +172,18 @@ def _config(
             run=run.run_id,
         )
     return {**in_file(config, config_dir), "trainer": trainer}
+
+
+def at_each_source(changes: Mapping[str, Any], env: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the changes with those of `dataset` at each source too.
+
+    `env`: a record, which has the complete settings of each source. These would override the settings of the run.
+    """
+    sources, own = env.get("sources"), changes.get("sources", {})
+    if not isinstance(sources, dict) or "dataset" not in changes:
+        return dict(changes)
+    shared = {"dataset": changes["dataset"]}
+    return {**changes, "sources": {**own, **{name: merge(shared, own.get(name, {})) for name in sources}}}
 
 
 def in_file(settings: Mapping[str, Any], config_dir: Path) -> dict[str, Any]:
