@@ -78,7 +78,7 @@ fmt: $(DEV_READY) #- format the Python files and apply ruff's safe fixes
 
 # Leaves out the marker `slow` and the folders whose tests import torch (tests/unit/conftest.py). No unit test needs the plug-in
 # schemathesis, whose import takes seconds.
-quick: $(DEV_READY) #- run the fast unit tests: half a minute on two cores
+quick: $(DEV_READY) #- run the fast unit tests: about a minute on two cores
 	$(VENV)/pytest tests/unit -m "not long and not slow" -p no:schemathesis -n 2
 
 packages:
