@@ -11,7 +11,7 @@ from tests.support.errors import raises
 
 from gristmill_env.adapters import reasoning_gym as adapter
 from gristmill_env.data.dataset import PromptDataset
-from gristmill_env.errors import DatasetError
+from gristmill_env.errors import DatasetError, EpisodeError
 from gristmill_env.rewards import Sample, Scorer, WeightedReward, create_reward
 from gristmill_env.settings.dataset import DatasetConfig
 
@@ -70,5 +70,5 @@ def test_unknown_task_and_missing_package_are_named(monkeypatch: pytest.MonkeyPa
     assert "max_therms" in str(failed.value)
     adapter._generator.cache_clear()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with raises(DatasetError, "package_missing", extra="reasoning-gym"):
-        next(adapter.rows(tasks={"chain_sum": None}))
+    with raises(EpisodeError, "package_missing", extra="reasoning-gym"):
+        dataset("train[:2]", tasks={"chain_sum": None})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 from collections.abc import Iterator, Mapping
 from random import Random
@@ -12,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from gristmill.settings import did_you_mean
+from gristmill_env.adapters import require
 from gristmill_env.errors import DatasetError
 
 
@@ -66,14 +66,8 @@ def _made(name: str, options: str, index: int) -> tuple[Any, dict[str, Any]]:
 
 @functools.lru_cache(maxsize=256)
 def _generator(name: str, options: str) -> Any:
-    """`options`: as JSON. Raises DatasetError."""
-    if importlib.util.find_spec("reasoning_gym") is None:
-        raise DatasetError(
-            "package_missing",
-            "the package reasoning-gym is not installed; install the extra reasoning-gym of gristmill-env: "
-            "pip install './services/env[reasoning-gym]'",
-            package="reasoning-gym", extra="reasoning-gym",
-        )  # fmt: skip
+    """`options`: as JSON. Raises DatasetError, and EpisodeError if the package is not installed."""
+    require("reasoning_gym", "reasoning-gym")
     import reasoning_gym
     from reasoning_gym.factory import DATASETS
 

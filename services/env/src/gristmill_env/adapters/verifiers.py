@@ -5,11 +5,11 @@ The configuration's `environment: {type: verifiers}` means `rows` and `run` of t
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from gristmill_env.adapters import require
 from gristmill_env.agents.task import AgentTask, Endpoint
 from gristmill_env.errors import EpisodeError
 
@@ -99,13 +99,7 @@ def _plugin(given: Plugin) -> dict[str, Any]:
 
 def _verifiers() -> Any:
     """Returns verifiers.v1, with the harness of this package. Raises EpisodeError if it is not installed."""
-    if importlib.util.find_spec("verifiers") is None:
-        raise EpisodeError(
-            "package_missing",
-            "the package verifiers is not installed; install the extra verifiers of gristmill-env: "
-            "pip install './services/env[verifiers]'",
-            package="verifiers", extra="verifiers",
-        )  # fmt: skip
+    require("verifiers", "verifiers")
     import verifiers.v1
     import verifiers.v1.utils.loaders
 

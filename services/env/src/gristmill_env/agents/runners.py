@@ -37,7 +37,7 @@ TOKEN_FILE: Final = "GRISTMILL_AGENT_TOKEN_FILE"
 _QUIET = 60.0
 """Seconds without a program that asks for a task, after which a log line says so."""
 _POLL = 20.0
-"""Seconds after which a program that asks for a task is told that there is none."""
+"""Longest wait of a request for a task. The answer then has no task."""
 
 
 class AgentRunner(ABC):

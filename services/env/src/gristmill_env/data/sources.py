@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from gristmill.errors import GristmillError
 from gristmill.plugins import load_plugin
 from gristmill.settings import readable_by_all
 from gristmill_env.data.files import SUFFIXES, FileRows, Rows
@@ -261,6 +262,8 @@ def _from_function(place: str, config: DatasetConfig, folder: Path | None) -> tu
     except _NotARowError as error:
         text = f"row {len(rows)} of {label} is {error}; a row is a dict with names of columns"
         raise DatasetError("not_a_row", text, label=label, row=len(rows)) from None
+    except GristmillError:  # of an adapter that ships, whose package is missing for example
+        raise
     except (Exception, SystemExit) as error:  # the user's code
         frames = traceback.extract_tb(error.__traceback__)[1:]
         at = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
@@ -13,6 +12,7 @@ import msgspec
 
 from gristmill.plugins import is_plugin, load_plugin
 from gristmill.settings import did_you_mean
+from gristmill_env.adapters import require
 from gristmill_env.environments.base import DatasetEnvironment, Environment
 from gristmill_env.environments.tools import Tools, is_tool_class, tool_environment
 from gristmill_env.errors import EpisodeError
@@ -125,7 +125,7 @@ def _find(name: str, folder: Path | None) -> tuple[Any, bool]:
         kind = _REGISTRY[name]
         return kind, not kind.__module__.startswith(f"{__package__}.")
     if name in ADAPTERS:
-        return _adapted(name, ADAPTERS[name]), False
+        return _adapted(ADAPTERS[name]), False
     if is_plugin(name):
         return load_plugin(name, folder), False
     installed = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
@@ -140,16 +140,10 @@ def _find(name: str, folder: Path | None) -> tuple[Any, bool]:
     )
 
 
-def _adapted(name: str, adapter: Adapter) -> Any:
+def _adapted(adapter: Adapter) -> Any:
     """Returns the class of an adapter. Raises EpisodeError if a package of its extra is missing."""
     for package in adapter.packages:
-        if importlib.util.find_spec(package) is None:
-            raise EpisodeError(
-                "package_missing",
-                f"environment '{name}' needs the package {package}, which is not installed; install the extra "
-                f"{adapter.extra} of gristmill-env: pip install './services/env[{adapter.extra}]'",
-                name=name, package=package, extra=adapter.extra,
-            )  # fmt: skip
+        require(package, adapter.extra)
     return load_plugin(adapter.plugin, None)
 
 
