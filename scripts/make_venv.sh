@@ -53,9 +53,13 @@ eval "$settings"
 export UV_PYTHON_DOWNLOADS=never
 [ -x "$venv/bin/python" ] || .venv/bin/uv venv --quiet --python "${PYTHON:-python3.11}" "$venv"
 
-# Without the bytecode, the first start of each program would write it.
+# Python writes the bytecode of a module when a program first imports it, which costs a first run less than compiling the
+# 36,000 modules of the packages. uv compiles them for the tests, which start many programs at once, and where Python may
+# not write bytecode.
+compile=${PYTHONDONTWRITEBYTECODE:-}
+if [ "$part" = dev ]; then compile=yes; fi
 install() {
-    .venv/bin/uv pip install --python "$venv/bin/python" --no-deps --compile-bytecode "$@" 2>&1 | progress >&2
+    .venv/bin/uv pip install --python "$venv/bin/python" --no-deps ${compile:+--compile-bytecode} "$@" 2>&1 | progress >&2
 }
 # Reads uv's messages. On a terminal, shows each download in place. Shows how many packages uv prepared and installed, and all
 # errors. Leaves out the package names, and the hint that a cache on another disk costs a copy.

