@@ -11,7 +11,9 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -24,7 +26,7 @@ from typing import Any
 import openai
 from benchmarks import machine
 from benchmarks.served_gateway import ANSWER
-from tests.support.stack import MODELS_DIR, start_vllm
+from tests.support.stack import MODELS_DIR, VLLM_PYTHON, start_vllm
 
 from gristmill_cli.local.processes import LocalStack, Service, answers, free_port
 from gristmill_model.resolve import resolve
@@ -80,6 +82,9 @@ def main() -> None:
     parts = {"throughput": _throughput, "turn": _turn, "sessions": _sessions}
     lines = ["# The gateway for agents", "", *(f"- {name}: {value}" for name, value in machine.hardware().items())]
     lines += ["", "vLLM, gateway and agents share the cores of this machine. The agents use the openai client."]
+    # The packages of smollm2 are in the model server's environment.
+    variables = os.environ | {"GRISTMILL_MODELS_DIR": str(MODELS_DIR)}
+    subprocess.run([str(VLLM_PYTHON), "-m", "gristmill_model", "build", "smollm2"], env=variables, check=True)
     tokenizer = resolve("smollm2", MODELS_DIR).weights_path
     for name in options.parts:
         print(f"{name} ...", file=sys.stderr)
