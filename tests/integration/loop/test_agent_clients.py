@@ -13,15 +13,15 @@ import pytest
 from tests.support.sampled_by import furthest_from_its_weights
 from tests.support.stack import Vllm
 
-from gristmill import Manifest, Permit, PolicyVersion, SamplingParams, VersionSpan
+from gristmill import Manifest, Permit, PolicyVersion, SamplingParams, TrajectoryGroup, VersionSpan
 from gristmill_env.agents.player import agents
 from gristmill_env.data import Item
 from gristmill_env.gateway import Policy
-from gristmill_env.inference import ModelServers
+from gristmill_env.inference import GenerationRequest, ModelServers
 from gristmill_env.rewards import Score
 from gristmill_env.rollouts.conversations import GroupPrompts
-from gristmill_env.rollouts.groups import RolloutGroup, build_group
-from gristmill_env.rollouts.prompts import PromptBuilder
+from gristmill_env.rollouts.groups import Rollout, RolloutGroup, build_group
+from gristmill_env.rollouts.prompts import PromptBuilder, load_tokenizer
 from gristmill_env.rollouts.turns import Ask
 from gristmill_env.settings.run import ServerConfig
 from gristmill_env.settings.task import AgentSpec
@@ -74,6 +74,25 @@ said = "What is 3 + 4?"
 for _ in range(3):
     said = Runner.run_sync(agent, said).to_input_list() + [{"role": "user", "content": "Sure?"}]
 """
+FORCED = """
+import json
+from openai import OpenAI
+
+client, said = OpenAI(), [{"role": "user", "content": "What is 3 + 4?"}]
+schema = {"type": "object", "properties": {"x": {"enum": ["3", "4"]}}, "required": ["x"], "additionalProperties": False}
+tools = [{"type": "function", "function": {"name": "add", "parameters": schema}}]
+named = {"type": "function", "function": {"name": "add"}}
+for choice in ("required", named):
+    reply = client.chat.completions.create(
+        model="tiny", messages=said, tools=tools, tool_choice=choice, parallel_tool_calls=False, logit_bias=BIAS
+    ).choices[0]
+    (call,) = reply.message.tool_calls
+    assert call.function.name == "add" and json.loads(call.function.arguments)["x"] in "34", reply
+form = {"type": "json_schema", "json_schema": {"name": "sum", "schema": schema}}
+reply = client.chat.completions.create(model="tiny", messages=said, response_format=form, logit_bias=BIAS).choices[0]
+assert json.loads(reply.message.content)["x"] in "34", reply
+client.chat.completions.create(model="tiny", messages=[*said, reply.message, {"role": "user", "content": "Sure?"}])
+"""
 SMOLAGENTS = """
 from smolagents import CodeAgent, OpenAIModel
 from smolagents.agents import EMPTY_PROMPT_TEMPLATES
@@ -110,22 +129,60 @@ def weights(vllm: Vllm) -> Path:
 async def test_sequences_of_a_client_are_what_the_model_sampled(
     vllm: Vllm, weights: Path, tmp_path: Path, program: str, turns: int, branches: int
 ) -> None:
-    (tmp_path / "agent.py").write_text(program)
-    sampling = SamplingParams(temperature=1.0, max_tokens=24)
-    item = Item(row=0, index=0, prompt="What is 3 + 4?", answer="7")
-    async with ModelServers([ServerConfig(base_url=vllm.url)], patience=30) as servers:
-        await servers.connect(patience=30)
-        prompts = PromptBuilder.load(Manifest.read(vllm.models_dir).tokenizer_path)
-        policy = Policy("tiny", prompts, servers, 2048, tools=True)
-        spec, log = AgentSpec(command=[sys.executable, "agent.py"]), tmp_path / "agent.log"
-        async with agents(spec, policy, tmp_path, log, {}) as player:
-            rollout = await player.play(item, Ask(GroupPrompts(prompts), sampling, evaluation=False))
-    assert (rollout.replies, len(rollout.branches)) == (turns, branches), log.read_text()
-    versions = [[VersionSpan("1.0", 0, len(branch.token_ids))] for branch in rollout.branches]
-    score = Score(1.0, {"episode": 1.0})
-    scored = RolloutGroup(item, sampling, [rollout], [score], 1.0)
-    group = build_group(scored, Permit(group_id="g00000000", row=0), "agents", "env-1", versions)
+    rollout, group = await played(vllm, tmp_path, program)
+    log = (tmp_path / "agent.log").read_text()
+    assert (rollout.replies, len(rollout.branches)) == (turns, branches), log
     trained = int(group.mask.sum())
     assert trained == sum(branch.sampled or 0 for branch in rollout.branches), "each sampled token once"
     # A token that was tokenized again, or a wrong place of the mask, would show here.
     assert max(furthest_from_its_weights([group], lambda _: weights).values()) <= 1e-3
+
+
+async def test_forced_replies_have_their_form_and_are_context(vllm: Vllm, weights: Path, tmp_path: Path) -> None:
+    """vLLM's structured outputs. JSON may have any number of spaces, and `tiny` would write no end of them."""
+    tokenizer = load_tokenizer(Manifest.read(vllm.models_dir).tokenizer_path)
+    spaces = {number: -100 for number in range(len(tokenizer)) if tokenizer.decode([number]).isspace()}
+    program = FORCED.replace("BIAS", repr(spaces))
+    rollout, group = await played(vllm, tmp_path, program, tokens=200, off_policy=True)
+    log = (tmp_path / "agent.log").read_text()
+    assert rollout.replies == 4, log
+    (branch,) = rollout.branches  # those without a trained reply are left out
+    assert branch.sampled is not None
+    assert 0 < sum(branch.mask) < branch.sampled, "the last reply alone is trained"
+    assert int(group.mask.sum()) == sum(branch.mask)
+    assert max(furthest_from_its_weights([group], lambda _: weights).values()) <= 1e-3
+
+
+@pytest.mark.parametrize("more", [{"top_k": 1}, {"min_p": 1.0}])
+async def test_further_sampling_parameters_act_on_tokens(vllm: Vllm, weights: Path, more: dict[str, float]) -> None:
+    prompts = PromptBuilder.load(Manifest.read(vllm.models_dir).tokenizer_path)
+    ids = prompts.build([{"role": "user", "content": "What is 3 + 4?"}]).token_ids
+    sampling = SamplingParams(temperature=1.0, max_tokens=24)
+    async with ModelServers([ServerConfig(base_url=vllm.url)], patience=30) as servers:
+        await servers.connect(patience=30)
+        free, most_likely = [
+            await servers.generate(GenerationRequest(token_ids=ids, sampling=sampling, count=8, more=chosen))
+            for chosen in ({}, more)
+        ]
+    assert len({tuple(completion.token_ids) for completion in free}) > 1
+    assert len({tuple(completion.token_ids) for completion in most_likely}) == 1
+
+
+async def played(
+    vllm: Vllm, folder: Path, program: str, *, tokens: int = 24, off_policy: bool = False
+) -> tuple[Rollout, TrajectoryGroup]:
+    """Runs a program as the agent of one rollout. Returns the rollout, and a group of it alone."""
+    (folder / "agent.py").write_text(program)
+    sampling = SamplingParams(temperature=1.0, max_tokens=tokens)
+    item = Item(row=0, index=0, prompt="What is 3 + 4?", answer="7")
+    async with ModelServers([ServerConfig(base_url=vllm.url)], patience=30) as servers:
+        await servers.connect(patience=30)
+        prompts = PromptBuilder.load(Manifest.read(vllm.models_dir).tokenizer_path)
+        policy = Policy("tiny", prompts, servers, 2048, tools=True, untrained=off_policy)
+        spec = AgentSpec(command=[sys.executable, "agent.py"])
+        async with agents(spec, policy, folder, folder / "agent.log", {}) as player:
+            rollout = await player.play(item, Ask(GroupPrompts(prompts), sampling, evaluation=False))
+    versions = [[VersionSpan("1.0", 0, len(branch.token_ids))] for branch in rollout.branches]
+    score = Score(1.0, {"episode": 1.0})
+    scored = RolloutGroup(item, sampling, [rollout], [score], 1.0)
+    return rollout, build_group(scored, Permit(group_id="g00000000", row=0), "agents", "env-1", versions)

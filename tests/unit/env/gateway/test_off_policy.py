@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 QUESTION: list[Any] = [{"role": "user", "content": "2 + 2?"}]
 PARAMETERS = {"type": "object", "properties": {"query": {"type": "string"}}}
-TOOL = {"type": "function", "function": {"name": "search", "parameters": PARAMETERS}}
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "search", "parameters": PARAMETERS}}
 NAMED = {"type": "function", "function": {"name": "search"}}
 JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": PARAMETERS}}
 
@@ -79,6 +79,7 @@ async def test_forced_tools_are_answered_as_calls(running: Running, model: Scrip
     assert [json.loads(call.function.arguments) for call in both.message.tool_calls] == [{"query": "a"}, {"query": "b"}]
     schema = model.server.bodies[-1]["sampling_params"]["structured_outputs"]["json"]
     assert schema["items"]["anyOf"][0]["properties"]["name"] == {"const": "search"}
+    assert "maxItems" not in schema
     (named,) = (await say(NAMED)).message.tool_calls
     assert (named.function.name, json.loads(named.function.arguments)) == ("search", {"query": "c"})
     other: Any = anthropic.AsyncAnthropic(base_url=running.gateway.url, api_key=session.key, max_retries=0)
@@ -91,6 +92,25 @@ async def test_forced_tools_are_answered_as_calls(running: Running, model: Scrip
     with pytest.raises(openai.BadRequestError) as refused:
         await say({"type": "function", "function": {"name": "other"}})
     assert refused.value.param == "tool_choice"
+
+
+async def test_client_that_wants_one_call_gets_one(running: Running, model: ScriptedModel, session: Session) -> None:
+    model.says = [json.dumps([{"name": "search", "parameters": {"query": "a"}}])] * 3
+    asked = client(running, session)
+    await asked.chat.completions.create(
+        model="tiny", messages=QUESTION, tools=[TOOL], tool_choice="required", parallel_tool_calls=False
+    )
+    flat = {"type": "function", **TOOL["function"]}
+    await asked.responses.create(
+        model="tiny", input="2 + 2?", tools=[flat], tool_choice="required", parallel_tool_calls=False
+    )
+    other: Any = anthropic.AsyncAnthropic(base_url=running.gateway.url, api_key=session.key, max_retries=0)
+    await other.messages.create(
+        model="tiny", max_tokens=50, messages=QUESTION, tools=[{"name": "search", "input_schema": PARAMETERS}],
+        tool_choice={"type": "any", "disable_parallel_tool_use": True},
+    )  # fmt: skip
+    forms = [body["sampling_params"]["structured_outputs"] for body in model.server.bodies if "sampling_params" in body]
+    assert [form["json"]["maxItems"] for form in forms] == [1, 1, 1]
 
 
 async def test_responses_have_a_form(running: Running, model: ScriptedModel, session: Session) -> None:

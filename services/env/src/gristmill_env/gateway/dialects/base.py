@@ -173,13 +173,20 @@ def unsupported(field: str, remedy: str) -> RequestError:
 
 
 def constraint(
-    tools: Sequence[JsonObject], choice: object, form: object, more: Mapping[str, Any], form_field: str
+    tools: Sequence[JsonObject],
+    choice: object,
+    form: object,
+    more: Mapping[str, Any],
+    form_field: str,
+    *,
+    parallel: bool,
 ) -> Constraint:
     """Returns a request's constraint. Raises RequestError.
 
     `choice`: "required" for a call of any tool, the name of a tool as {"name"}, or None. `form`: the form of the
     reply, {"type": "json_object"} or {"type": "json_schema", "schema"}, or None. `more`: fields that vLLM's sampling
-    parameters have too. `form_field`: the name of the form in this API.
+    parameters have too. `form_field`: the name of the form in this API. `parallel`: whether a reply may have several
+    calls.
     """
     fields = [name for name, value in more.items() if value]
     sampling = {name: value for name, value in more.items() if value}
@@ -190,7 +197,7 @@ def constraint(
         name = choice.get("name") if isinstance(choice, dict) else None
         if not functions or (choice != "required" and name not in functions):
             raise invalid("'tool_choice' must be auto, none, required, or one of the request's tools", "tool_choice")
-        schema = _arguments(functions[name]) if name is not None else _any_call(list(functions.values()))
+        schema = _arguments(functions[name]) if name is not None else _calls(list(functions.values()), parallel)
         sampling["structured_outputs"] = {"json": schema}
     kind = form.get("type", "text") if isinstance(form, dict) else "text"
     if kind != "text":
@@ -209,7 +216,7 @@ def _arguments(function: JsonObject) -> JsonObject:
     return function.get("parameters") or {"type": "object", "properties": {}}
 
 
-def _any_call(functions: Sequence[JsonObject]) -> JsonObject:
+def _calls(functions: Sequence[JsonObject], parallel: bool) -> JsonObject:
     calls = [
         {
             "type": "object",
@@ -219,7 +226,8 @@ def _any_call(functions: Sequence[JsonObject]) -> JsonObject:
         }
         for function in functions
     ]
-    return {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+    most = {} if parallel else {"maxItems": 1}
+    return {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}}
 
 
 def read_messages(given: object) -> tuple[Message, ...]:

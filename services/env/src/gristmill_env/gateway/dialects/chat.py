@@ -30,6 +30,7 @@ class ChatCompletions(Dialect):
         if body.get("logprobs"):
             raise unsupported("logprobs", "the gateway keeps log-probabilities for the training itself")
         choice = body.get("tool_choice")
+        parallel = body.get("parallel_tool_calls") is not False
         tools = tuple(function_tool(tool) for tool in ([] if choice == "none" else body.get("tools") or []))
         form = body.get("response_format") or {}
         options = body.get("stream_options") or {}
@@ -38,7 +39,7 @@ class ChatCompletions(Dialect):
             tools=tools,
             max_tokens=read_count(body, "max_completion_tokens") or read_count(body, "max_tokens"),
             stop=read_stop(body, "stop"),
-            parallel_tool_calls=body.get("parallel_tool_calls") is not False,
+            parallel_tool_calls=parallel,
             stream=bool(body.get("stream")),
             with_usage=bool(options.get("include_usage")),
             constraint=constraint(
@@ -47,6 +48,7 @@ class ChatCompletions(Dialect):
                 {**form, "schema": (form.get("json_schema") or {}).get("schema")},
                 {name: body.get(name) for name in ("logit_bias", "structured_outputs")},
                 "response_format",
+                parallel=parallel,
             ),
         )
 

@@ -43,15 +43,16 @@ class Messages(Dialect):
         for message in given:
             messages += _from_blocks(message)
         tools = tuple(_tool_of_anthropic(tool) for tool in ([] if choice == "none" else body.get("tools") or []))
+        parallel = not chosen.get("disable_parallel_tool_use")
         forced = {"any": "required", "tool": chosen}.get(choice)
         return ChatRequest(
             messages=read_messages(messages),
             tools=tools,
             max_tokens=read_count(body, "max_tokens"),
             stop=read_stop(body, "stop_sequences"),
-            parallel_tool_calls=not chosen.get("disable_parallel_tool_use"),
+            parallel_tool_calls=parallel,
             stream=bool(body.get("stream")),
-            constraint=constraint(tools, forced, None, {}, "output_format"),
+            constraint=constraint(tools, forced, None, {}, "output_format", parallel=parallel),
         )
 
     def answer(self, reply: Reply) -> JsonObject:

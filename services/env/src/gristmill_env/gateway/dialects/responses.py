@@ -36,12 +36,13 @@ class Responses(ChatCompletions):
             raise invalid("'input' must be text or a list of items", "input")
         messages = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
         choice = body.get("tool_choice")
+        parallel = body.get("parallel_tool_calls") is not False
         tools = tuple(_flat_tool(tool) for tool in ([] if choice == "none" else body.get("tools") or []))
         return ChatRequest(
             messages=read_messages([*messages, *_joined_items(items)]),
             tools=tools,
             max_tokens=read_count(body, "max_output_tokens"),
-            parallel_tool_calls=body.get("parallel_tool_calls") is not False,
+            parallel_tool_calls=parallel,
             stream=bool(body.get("stream")),
             constraint=constraint(
                 tools,
@@ -49,6 +50,7 @@ class Responses(ChatCompletions):
                 (body.get("text") or {}).get("format"),
                 {name: body.get(name) for name in ("logit_bias", "structured_outputs")},
                 "text.format",
+                parallel=parallel,
             ),
         )
 
