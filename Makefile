@@ -8,7 +8,7 @@ endif
 VENV := .venv/bin
 ARGS ?=
 
-.PHONY: setup dev local secure help fmt packages images quick test test-long lint docs wheels types unit browser integration integration-store integration-loop integration-valkey e2e test-gpu bench-gpu resilience mutants bench clean
+.PHONY: setup dev local secure help fmt packages images quick quick-env quick-rest test test-long lint docs wheels types unit unit-torch unit-env unit-rest browser integration integration-store integration-loop integration-valkey e2e test-gpu bench-gpu resilience mutants bench clean
 
 # Targets that make the same environment would make it at the same time. `setup` and `dev` make all of them side by side.
 ifeq ($(MAKELEVEL),0)
@@ -76,10 +76,20 @@ fmt: $(DEV_READY) #- format the Python files and apply ruff's safe fixes
 	$(VENV)/ruff check --fix-only .
 	$(VENV)/ruff format .
 
-# Leaves out the marker `slow` and the folders whose tests import torch (tests/unit/conftest.py). No unit test needs the plug-in
-# schemathesis, whose import takes seconds.
-quick: $(DEV_READY) #- run the fast unit tests: about a minute on two cores
-	$(VENV)/pytest tests/unit -m "not long and not slow" -p no:schemathesis -n 2
+# Both run in a process per part, so that no file is imported twice. Without xdist, because two workers would import every
+# file twice. No unit test needs the plug-in schemathesis, whose import takes seconds.
+UNIT := $(VENV)/pytest -p no:schemathesis -p no:xdist tests/unit
+SIDE_BY_SIDE := $(MAKE) --no-print-directory --keep-going --output-sync -j
+
+# Leaves out the marker `slow` and the folders whose tests import torch (tests/unit/conftest.py).
+quick: $(DEV_READY) #- run the fast unit tests: half a minute on two cores
+	@$(SIDE_BY_SIDE) 2 quick-env quick-rest
+
+quick-env:
+	$(UNIT)/env -m "not long and not slow"
+
+quick-rest:
+	$(UNIT) --ignore tests/unit/env -m "not long and not slow"
 
 packages:
 	scripts/prepare_package.sh prometheus
@@ -106,7 +116,16 @@ types: $(DEV_READY) #- check the types of all Python files with mypy
 	$(VENV)/mypy -n 2 sdk/src view/src cli/src services/*/src scripts tests benchmarks
 
 unit: quick #- run the unit tests
-	$(VENV)/pytest tests/unit -m "not long and slow" -p no:schemathesis -n 3 --dist loadgroup
+	@$(SIDE_BY_SIDE) 3 unit-torch unit-env unit-rest
+
+unit-torch:
+	$(UNIT)/trainer tests/unit/model tests/unit/benchmarks -m "not long and slow"
+
+unit-env:
+	$(UNIT)/env -m "not long and slow"
+
+unit-rest:
+	$(UNIT) $(addprefix --ignore tests/unit/,trainer model benchmarks env) -m "not long and slow"
 
 browser: $(DEV_READY) #- run the page's tests in a real Chromium, over synthetic runs
 	scripts/prepare_package.sh chromium

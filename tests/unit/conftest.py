@@ -19,6 +19,8 @@ MOST_CPU_SECONDS = 10.0
 because processor time grows on a busy machine too, and the first use of a package fills its caches."""
 MOST_IMPORTS = 100
 """A test that imports more modules is the first of its process that needs a package, and may take longer."""
+QUICK, SLOW = "not long and not slow", "not long and slow"
+"""The two parts of `make unit`, as arguments of pytest's -m."""
 WITH_TORCH = ("benchmarks", "model", "trainer")
 """Folders whose tests are all slow, because their imports take seconds."""
 _WHOLE_FILE = re.compile(r"^pytestmark = pytest\.mark\.slow$", re.MULTILINE)
@@ -26,27 +28,35 @@ _WHOLE_FILE = re.compile(r"^pytestmark = pytest\.mark\.slow$", re.MULTILINE)
 
 def pytest_configure(config: pytest.Config) -> None:
     """Hides torch from `make quick`, whose import takes seconds: transformers then works as in the image of `env`."""
-    if "not slow" in config.option.markexpr:
+    if config.option.markexpr == QUICK:
         sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leaves slow files out by their text, because their imports take most of the time of `make quick`."""
-    if "not slow" not in config.option.markexpr:
+    """Leaves files out by their text, because imports take most of the time of `make quick`.
+
+    `make quick` imports no file whose tests are all slow, and the second part of `make unit` no file without the marker.
+    """
+    chosen = config.option.markexpr
+    if chosen not in (QUICK, SLOW):
         return None
-    if collection_path.is_dir():
-        return True if collection_path.parent == Path(__file__).parent and collection_path.name in WITH_TORCH else None
-    return True if collection_path.suffix == ".py" and _WHOLE_FILE.search(collection_path.read_text()) else None
+    with_torch = _folder(collection_path) in WITH_TORCH
+    if collection_path.is_dir() or with_torch:
+        return True if with_torch and chosen == QUICK else None
+    if collection_path.suffix != ".py":
+        return None
+    text = collection_path.read_text()
+    return True if (_WHOLE_FILE.search(text) if chosen == QUICK else "pytest.mark.slow" not in text) else None
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Marks every test of the folders with torch."""
-    if _folder(item) in WITH_TORCH:
+    if _folder(item.path) in WITH_TORCH:
         item.add_marker(pytest.mark.slow)
 
 
-def _folder(item: pytest.Item) -> str:
-    return item.path.relative_to(Path(__file__).parent).parts[0]
+def _folder(path: Path) -> str:
+    return path.relative_to(Path(__file__).parent).parts[0] if path != Path(__file__).parent else ""
 
 
 @pytest.hookimpl(wrapper=True)

@@ -50,3 +50,14 @@ def test_file_of_slow_tests_is_not_imported(tests: pytest.Pytester) -> None:
     (folder / "test_torch.py").write_text("raise RuntimeError\n")
     tests.runpytest_inprocess("-p", "no:schemathesis", "-m", "not long and not slow").assert_outcomes(passed=1)
     tests.runpytest_inprocess("-p", "no:schemathesis", "-m", "not long").assert_outcomes(errors=2)
+
+
+@pytest.mark.slow
+def test_file_without_slow_tests_is_not_imported_for_the_slow_ones(tests: pytest.Pytester) -> None:
+    tests.makepyfile(test_light="raise RuntimeError\n")
+    tests.makepyfile(test_heavy="import pytest\n@pytest.mark.slow\ndef test_heavy(): pass\ndef test_light(): pass\n")
+    folder = Path(tests.mkdir("trainer"))
+    (folder / "test_torch.py").write_text("def test_torch(): pass\n")
+    tests.runpytest_inprocess("-p", "no:schemathesis", "-m", "not long and slow").assert_outcomes(
+        passed=2, deselected=1
+    )

@@ -27,8 +27,6 @@ from gristmill_trainer.learner_factory import LearnerPlan, build_learner
 from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.settings import TrainerSettings
 
-pytestmark = pytest.mark.xdist_group("two processes")  # One worker makes the trainings.
-
 BOTH_WAYS = ("passes with penalties", "checkpointed")
 """Settings whose checkpoints are loaded by the other number of processes."""
 OFTEN = ("plain", *BOTH_WAYS)
