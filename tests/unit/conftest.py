@@ -35,7 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leaves files out by their text, because imports take most of the time of `make quick`.
 
-    `make quick` imports no file whose tests are all slow, and the second part of `make unit` no file without the marker.
+    `make quick` imports no file whose tests are all slow, and the slow part of `make unit` no file without the marker.
     """
     chosen = config.option.markexpr
     if chosen not in (QUICK, SLOW):

@@ -93,17 +93,17 @@ async def test_poll_finds_unpublished_changes_by_its_recheck(monkeypatch: pytest
 
 
 async def test_poll_makes_no_attempt_for_a_client_that_left() -> None:
-    notifications, attempts = Notifications(), list[int]()
+    notifications, attempts, began = Notifications(), list[int](), asyncio.Event()
 
     async def attempt() -> None:
         attempts.append(1)
+        began.set()
 
     async def gone() -> bool:
         return True
 
     waiting = asyncio.create_task(notifications.poll("a", attempt, 30, gone))
-    while not attempts:
-        await asyncio.sleep(0)
+    await began.wait()
     notifications.publish("a")
     await waiting
     assert attempts == [1], "an attempt after the client left would lease groups to no trainer"
