@@ -42,7 +42,9 @@ def test_overview_shows_progress_reward_and_services(page: Any, demo: Demo) -> N
     assert fact(page, "progress") == "60 / 60"
     assert float(fact(page, "reward")) > 0.8
     assert page.locator(".services li").count() == 4
-    assert page.locator(".panel canvas").count() >= 13
+    assert page.locator(".panel canvas").count() >= 14
+    curves = page.locator(".panel", has_text="Reward by source")
+    assert {"sums", "programs"} <= set(curves.inner_text().split())
     assert page.locator(".receipts").all_inner_texts() == [
         "61 of 61 publications proven",
         "http://model:9001 1.60 ok, log-probabilities differ by 2.9e-7 nats, changed by 0.031, 12 ms",

@@ -161,6 +161,8 @@ def _metrics(run: _Run) -> dict[str, _Floats]:
         "reward_std": by_step("reward").std(1),
         "reward_parts.format": by_step("formed").mean(1),
         "reward_parts.accuracy": by_step("right").mean(1),
+        "source_rewards.sums": by_step("right").mean(1),
+        "source_rewards.programs": by_step("formed").mean(1),
         "completion_tokens_mean": by_step("completion_tokens").mean(1),
         "cut_off_share": (columns["finish_reason"].reshape(run.steps, -1) == "length").mean(1),
         "loss": 0.02 * (1 - learned) + noise(0.012),

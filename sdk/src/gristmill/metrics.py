@@ -41,6 +41,7 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     updates_left_out: int = 0
     token_budget_halved: int = 0
     reward_parts: dict[str, float] = msgspec.field(default_factory=dict)
+    source_rewards: dict[str, float] = msgspec.field(default_factory=dict)
     rejected: dict[str, int] = msgspec.field(default_factory=dict)
     staleness: dict[str, int] = msgspec.field(default_factory=dict)
     zero_advantage_share: float = 0.0
@@ -140,6 +141,8 @@ FIELDS: Final = (
         "micro-batch. Its result is the same", COUNTER),
     Field("reward_parts", "mean of each reward before its weight, over the rollouts that it did not skip",
         name="reward_part_mean", label="reward"),
+    Field("source_rewards", "mean reward of each source of a run with `sources`", name="source_reward_mean",
+        label="source"),
     Field("rejected", "rejected sequences and groups by reason (docs/trainer.md, 'Dropped data'). A rejected group "
         "counts once", COUNTER, label="reason"),
     Field("staleness", "groups by staleness in steps; in Prometheus a histogram", HISTOGRAM, name="staleness_steps"),

@@ -27,7 +27,10 @@ SECONDS = {"wait": 1.0, "pack": 0.1, "train": 0.5, "publish": 0.2}
 
 
 def statistics(groups: int = 2) -> Statistics:
-    made = [make_group(f"g{number:08d}", seed=number, version=f"1.{number}") for number in range(groups)]
+    made = [
+        replace(make_group(f"g{number:08d}", seed=number, version=f"1.{number}"), meta={"source": "sums"})
+        for number in range(groups)
+    ]
     limits = Limits(vocabulary=64, seq_len=512, policy=PolicyVersion(1, 3))
     return to_samples(made, limits, TrainerSettings(device="cpu")).statistics
 

@@ -39,6 +39,8 @@ async def test_report_has_curves_evaluations_and_samples(tmp_path: Path) -> None
     text = path.read_text(encoding="utf-8")
     page = Tags(text)
     assert page.tags.count("figure") >= 9
+    assert "Reward by source" in page.text
+    assert "source_rewards." not in page.text, "a line has the name of the source"
     assert "held-out" in page.text
     assert re.findall(r"step (\d+)</span>", text.split("<h2>Samples")[1]) == ["1", "13", "25", "36", "48", "60"]
     assert "trainer.learning_rate" in page.text

@@ -118,6 +118,7 @@ class Curve:
 PANELS: Final = (
     ("Reward", ("reward_mean",)),
     ("Reward by part", ("reward_parts.*",)),
+    ("Reward by source", ("source_rewards.*",)),
     ("Completion length", ("completion_tokens_mean",)),
     ("Entropy", ("entropy_mean",)),
     ("Loss", ("loss",)),
@@ -233,7 +234,7 @@ def _curves(steps: Sequence[int], series: Mapping[str, Any], evaluations: Sequen
         return
     for title, patterns in PANELS:
         columns = {
-            name.removeprefix("reward_parts."): band["mean"]
+            name.removeprefix(pattern.removesuffix("*")) if pattern.endswith(".*") else name: band["mean"]
             for pattern in patterns
             for name, band in series.items()
             if name == pattern or (pattern.endswith(".*") and name.startswith(pattern[:-1]))

@@ -96,6 +96,7 @@ def step_metrics(
         token_budget_halved=result.halved,
         rejected={str(reason): count for reason, count in known.rejected.items()},
         reward_parts=known.reward_parts,
+        source_rewards=known.source_rewards,
         seq_len_cuts=known.seq_len_cuts,
         overlong_filtered=known.overlong_filtered,
         overlong_punished=known.overlong_punished,

@@ -115,9 +115,10 @@ def test_advantages_of_the_environment_are_used_unchanged() -> None:
 
 def test_step_statistics_describe_the_groups_of_the_step() -> None:
     groups = [
-        make_group("g00000001", version="1.5", rewards=(1.0, 0.0)),
+        replace(make_group("g00000001", version="1.5", rewards=(1.0, 0.0)), meta={"source": "sums"}),
         replace(
             make_group("g00000002", version="1.4", rewards=(0.5, 0.5)),
+            meta={"source": 1},  # Another program's, which the trainer does not read.
             reward_parts={"length": [0.5, None], "exact": [1.0, 0.0]},
         ),
     ]
@@ -126,6 +127,7 @@ def test_step_statistics_describe_the_groups_of_the_step() -> None:
     assert found.reward_mean == 0.5
     assert found.reward_std == pytest.approx(np.sqrt(0.125))
     assert found.reward_parts == pytest.approx({"length": 0.5, "exact": 0.5})
+    assert found.source_rewards == {"sums": 0.5}
     assert found.staleness == [0, 1]
     assert found.completion_tokens_mean == 3
     assert found.zero_advantage_share == 0.5

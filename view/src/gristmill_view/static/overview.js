@@ -9,6 +9,7 @@ export const PANELS = [
   { key: "reward", title: "Reward", wide: true, height: 250, format: reward, lines: [["reward_mean", "mean"]], spread: "reward_std", marks: true,
     note: "Mean over all completions of the step; the band is one standard deviation to each side" },
   { key: "parts", title: "Reward by part", height: 250, format: reward, group: "reward_parts.", note: "Mean of each reward before its weight" },
+  { key: "sources", title: "Reward by source", height: 250, format: reward, group: "source_rewards.", note: "Mean reward of each source of the run" },
   { key: "length", title: "Completion length", lines: [["completion_tokens_mean", "tokens"]], zero: true, note: "Mean number of sampled tokens" },
   { key: "shares", title: "Shares", format: percent, zero: true, note: "Groups whose advantages are all zero; completions cut at max_tokens",
     lines: [["zero_advantage_share", "no signal"], ["cut_off_share", "cut off"]] },

@@ -56,6 +56,8 @@ class Statistics:
     """Standard deviation over all rollouts, ddof = 0."""
     reward_parts: dict[str, float]
     """Mean of each reward part, over the sequences with a value for that part."""
+    source_rewards: dict[str, float]
+    """Mean reward of each source of a run with `sources` (`meta.source` of the groups)."""
     completion_tokens_mean: float
     """Sampled tokens per sequence, before the cut at seq_len."""
     cut_off_share: float
@@ -89,6 +91,7 @@ class Statistics:
             reward_mean=_mean(rewards),
             reward_std=float(rewards.std()) if len(rewards) else math.nan,
             reward_parts=_parts(groups),
+            source_rewards=_source_rewards(groups),
             completion_tokens_mean=_mean(lengths),
             cut_off_share=_mean(cuts),
         )
@@ -247,3 +250,11 @@ def _parts(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
         for name in names
     }
     return {name: sum(values) / len(values) for name, values in found.items() if values}
+
+
+def _source_rewards(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    found: dict[str, list[float]] = {}
+    for group in groups:
+        if isinstance(source := group.meta.get("source"), str):
+            found.setdefault(source, []).extend(rollout_rewards(group).tolist())
+    return {source: sum(rewards) / len(rewards) for source, rewards in sorted(found.items())}
