@@ -1,14 +1,19 @@
-"""The sandbox as a service of the stack: the environment reaches it, and a program in it reaches nothing."""
+"""The sandbox as a service of the stack: the environment reaches it, and a program in it reaches nothing. A run with
+programs survives kills of sandbox and environment."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.compose import ComposeStack
 
+from gristmill import ApiError, SyncClient
 from gristmill_env.sandbox import URL
 
 ASK = f"""
@@ -72,3 +77,35 @@ def test_the_container_has_no_secret_no_volume_no_port_and_no_way_out(stack: Com
     out = "import socket; socket.create_connection(('198.51.100.1', 80), timeout=5); print('reached')"
     assert "reached" not in stack.compose("exec", "-T", "sandbox", "python", "-c", out, check=False)
     assert network.endswith("_sandbox")
+
+
+@pytest.mark.long
+def test_mixture_is_trained_across_kills_of_sandbox_and_environment(tmp_path: Path) -> None:
+    steps, sources = 12, {"calculator", "programs", "sums"}
+    override = tmp_path / "short.yaml"
+    override.write_text(f'services: {{trainer: {{command: ["--training_steps", "{steps}"]}}}}\n')
+    settings = {"CONFIG": "mixture", "COMPOSE_PROFILES": "sandbox"}
+    with ComposeStack(tmp_path, "gristmill-mixture", settings, [override]) as stack:
+
+        def trained() -> int:
+            try:
+                rows = api.metrics("mixture", "trainer")
+            except ApiError as error:
+                if error.code != "run_missing":
+                    raise
+                rows = []
+            return rows[-1].step if rows else 0
+
+        stack.up("redis", "api", "model", "sandbox", wait=True)
+        stack.up()
+        with SyncClient(stack.api_url) as api:
+            for service, step in (("sandbox", 2), ("env", 4)):
+                stack.wait_until(lambda step=step: trained() >= step, 600, f"step {step}")  # type: ignore[misc]
+                os.kill(stack.pid(service), signal.SIGKILL)  # The restart policy brings it back.
+            stack.wait_for_end(timeout=900)
+            audit = api.audit("mixture")
+        rows = stack.metrics("mixture", tmp_path)
+    assert [row["step"] for row in rows] == list(range(1, steps + 1))
+    assert all(row["source_rewards"].keys() == sources for row in rows)
+    assert len(set(audit.trained)) == len(audit.trained) == steps * 16
+    assert (audit.ready, audit.leased, audit.dead, list(audit.dropped)) == ([], [], [], [])

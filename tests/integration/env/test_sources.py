@@ -298,19 +298,30 @@ async def test_dropped_rows_are_saved_with_their_source(launch: RunSettings, tra
     assert {group.meta["source"] for group in trainer.groups} == {"many"}
 
 
-async def test_shipped_mixture_feeds_a_run_from_both_of_its_sources(
-    config: Path, environ: dict[str, str], trainer: Trainer
+@pytest.fixture
+def of_several_turns(config: Path, environ: dict[str, str]) -> RunSettings:
+    """A run with a data set and an environment of several turns."""
+    rows = {"dataset_path": str(CONFIGS / "datasets/quickstart/train.jsonl")}
+    sources = [
+        {"name": "sums", "weight": 3, "dataset": rows, "rewards": ["format", "accuracy"]},
+        {"name": "guess", "environment": {"type": "guess", "params": {"tries": 2}}, "dataset": rows,
+         "rewards": ["format", "episode"]},
+    ]  # fmt: skip
+    dataset = {"prompt_field": "question", "answer_field": "answer", "max_tokens": 24}
+    config.write_text(json.dumps({**json.loads(config.read_text()), "dataset": dataset, "sources": sources}))
+    return RunSettings.read(["--config", str(config)], environ, "test")
+
+
+async def test_run_mixes_a_data_set_and_an_environment_of_several_turns(
+    of_several_turns: RunSettings, trainer: Trainer
 ) -> None:
-    named = ["--config", "mixture", "--run_id", "mixed", "--tokenizer_name", str(config.parent / "tokenizer")]
-    flags = [*named, "--group_size", "2", "--steps_per_eval", "0"]
-    launch = RunSettings.read(flags, {**environ, "GRISTMILL_CONFIG_DIR": str(CONFIGS)}, "test")
-    serving = asyncio.create_task(serve(launch, {}))
+    serving = asyncio.create_task(serve(of_several_turns, {}))
     await trainer.take()
     await trainer.train(3)
     await trainer.api.finish("mixed", trainer.incarnation)
     await asyncio.wait_for(serving, 120)
-    sources = [group.meta["source"] for group in trainer.groups]
-    assert [sources.count(name) for name in ("sums", "guess")] == [9, 3]
+    names = [group.meta["source"] for group in trainer.groups]
+    assert [names.count(name) for name in ("sums", "guess")] == [9, 3]
     for group in trainer.groups:
         assert ("episode" in group.reward_parts) == (group.meta["source"] == "guess")
         replies = {"sums": 1, "guess": 2}[group.meta["source"]]

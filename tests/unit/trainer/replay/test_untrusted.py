@@ -35,9 +35,23 @@ def test_settings_of_the_quickstart_need_no_trust() -> None:
     assert recorded_environment(env, {}, CONFIGS, trust=False) == env
 
 
+MIXTURE = """
+dataset: {prompt_field: question, answer_field: answer}
+sources:
+  - name: sums
+    weight: 3
+    dataset: {dataset_path: datasets/quickstart/train.jsonl}
+    rewards: [{type: format, weight: 0.2}, {type: accuracy, weight: 0.8}]
+  - name: guess
+    environment: {type: guess, params: {tries: 2}}
+    dataset: {dataset_path: datasets/quickstart/train.jsonl, seed: 7}
+    rewards: [episode]
+"""
+
+
 def mixture() -> dict[str, Any]:
-    """Returns the environment's part of the record of the shipped configuration with sources."""
-    found = EnvConfig(**load_yaml(CONFIGS / "mixture.yaml")).recorded("tiny")
+    """Returns the environment's part of the record of a configuration with sources."""
+    found = EnvConfig(**yaml.safe_load(MIXTURE)).recorded("tiny")
     return {name: value for name, value in found.items() if name not in ("trainer", "model")}
 
 
