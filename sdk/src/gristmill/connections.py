@@ -46,11 +46,12 @@ _OPTIONS: Final = [
 ]
 _PRIVATE_DOMAINS: Final = (".localhost", ".local", ".internal", ".lan", ".home.arpa", ".svc")
 """Domains that no public name server has. Kubernetes ends the names of its services in .svc or .svc.cluster.local."""
-_LIMITS: Final = httpx.Limits(max_connections=100, max_keepalive_connections=20)
-"""The defaults of httpx."""
-_ONE: Final = httpx.Limits(max_connections=1)
-_IDLE_S: Final = 5.0
-"""Seconds for which a connection without a request stays open."""
+_IDLE_S: Final = 4.0
+"""Seconds for which a connection without a request stays open. uvicorn, also vLLM's, closes it after 5 seconds: a
+request that meets the close fails, and a model server would count as away."""
+_LIMITS: Final = httpx.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=_IDLE_S)
+"""The defaults of httpx, except for the time."""
+_ONE: Final = httpx.Limits(max_connections=1, keepalive_expiry=_IDLE_S)
 
 T = TypeVar("T")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 import yaml
 from pydantic import ValidationError
 
@@ -273,6 +274,12 @@ async def test_request_after_a_cancelled_one_never_waits_for_its_connection(coun
             async with asyncio.timeout(60):
                 answers = await asyncio.gather(*(client.get(f"/after/{number}") for number in range(2)))
             assert [answer.text for answer in answers] == ["/after/0", "/after/1"]
+
+
+def test_idle_connections_are_closed_here_before_uvicorn_closes_them() -> None:
+    for limits in (connections._LIMITS, connections._ONE):
+        assert limits.keepalive_expiry is not None
+        assert limits.keepalive_expiry < uvicorn.Config("app").timeout_keep_alive
 
 
 async def test_idle_connections_are_closed(counting: _Counting, monkeypatch: pytest.MonkeyPatch) -> None:
