@@ -68,10 +68,11 @@ class Adapter(NamedTuple):
     packages: tuple[str, ...]
     """What the module imports and this package does not install."""
     extra: str
-    """The extra of gristmill-env that installs them."""
+    """The extra of gristmill-env that installs them; empty if there are none."""
 
 
 ADAPTERS: Final = {
+    "harbor": Adapter("gristmill_env.adapters.harbor:Harbor", (), ""),
     "openenv": Adapter("gristmill_env.adapters.openenv:OpenEnv", ("websockets",), "openenv"),
 }
 
