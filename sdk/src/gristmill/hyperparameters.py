@@ -7,10 +7,11 @@ them (`gristmill_trainer.settings`). The environment, `check`, the API and the t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from gristmill.errors import ConfigError
@@ -45,6 +46,28 @@ TRAINER_ONLY = frozenset(
 """Settings of the trainer that no run may carry."""
 
 
+_TIME = re.compile(r"(?P<number>\d+(?:\.\d+)?) ?(?P<unit>s|min|h)")
+_SECONDS = {"s": 1, "min": 60, "h": 3600}
+
+
+def _steps_or_time(value: Any) -> Any:
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    found = _TIME.fullmatch(value) if isinstance(value, str) else None
+    above_0 = float(found["number"]) > 0 if found else isinstance(value, int) and value > 0
+    if not above_0 or isinstance(value, bool):
+        raise PydanticCustomError(
+            "interval_invalid",
+            "must be a number of steps from 1, such as 5, or a time above 0, such as 90s, 10min or 2h, not {value}",
+            {"value": repr(value)},
+        )
+    return value
+
+
+Interval = Annotated[int | str, BeforeValidator(_steps_or_time)]
+"""A number of steps as an int, or a time as a text with its unit."""
+
+
 class Hyperparameters(Settings):
     """The settings that a run may give its trainer. They override trainer.yaml."""
 
@@ -52,8 +75,9 @@ class Hyperparameters(Settings):
     """Optimizer steps; the run is finished after them."""
     max_staleness: int = Field(default=0, ge=0)
     """How many steps the environment may run ahead of the trainer. 0 is synchronous."""
-    checkpoint_interval: int = Field(default=5, ge=1)
-    """Steps between checkpoints; a kill costs at most this many steps, and the steps that began while the last one was
+    checkpoint_interval: Interval = "5min"
+    """Time between checkpoints (90s, 5min, 2h), or a number of steps. A kill costs at most this time, or a step if a
+    step takes longer. With a number of steps, it costs these steps and those that began while the last checkpoint was
     written."""
     max_skipped_steps: int = Field(default=3, ge=0)
     """Consecutive steps that may train nothing or leave out an update whose loss or gradient is not finite. The step
@@ -161,6 +185,15 @@ class Hyperparameters(Settings):
     def updates_per_step(self) -> int:
         """Optimizer updates per batch; more than one needs the old policy's log-probabilities."""
         return self.num_epochs * self.minibatches
+
+    @property
+    def checkpoint_seconds(self) -> float | None:
+        """The checkpoint interval in seconds; None if it is a number of steps."""
+        if isinstance(self.checkpoint_interval, int):
+            return None
+        found = _TIME.fullmatch(self.checkpoint_interval)
+        assert found is not None
+        return float(found["number"]) * _SECONDS[found["unit"]]
 
     @property
     def joins_branches(self) -> bool:

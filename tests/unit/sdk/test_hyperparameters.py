@@ -44,6 +44,14 @@ def test_block_that_is_not_a_mapping_is_refused(block: Any) -> None:
     [
         ({"batch_size": 10, "gradient_accumulation_steps": 2}, "partial_groups", {"sequences": 20, "group_size": 8}),
         ({"batch_size": "many"}, "invalid_settings", {"problems": {"batch_size": "int_parsing"}}),
+        *(
+            (
+                {"checkpoint_interval": wrong},
+                "invalid_settings",
+                {"problems": {"checkpoint_interval": "interval_invalid"}},
+            )
+            for wrong in (0, -1, True, 2.5, "0", "0s", "0.0min", "5 minutes", "5m", "1:30", "", None)
+        ),
         ({"clip_epsilon": 1}, "invalid_settings", {"problems": {"settings": "clip_epsilon_too_large"}}),
         ({"token_budget": 8, "seq_len": 9}, "invalid_settings", {"problems": {"settings": "token_budget_too_small"}}),
     ],
@@ -71,3 +79,21 @@ def test_record_holds_the_settings_that_must_not_change() -> None:
     assert {"on_step", "push_to_hub", "resume", "use_wandb", "token_budget", "packing", "compile"}.isdisjoint(record)
     assert record["publisher"] == "none"
     assert record["learning_rate"] == 1e-6
+
+
+@pytest.mark.parametrize(
+    ("written", "interval", "seconds"),
+    [
+        (5, 5, None),
+        ("12", 12, None),
+        ("90s", "90s", 90),
+        ("10min", "10min", 600),
+        ("1.5 h", "1.5 h", 5400),
+    ],
+)
+def test_checkpoint_interval_is_a_number_of_steps_or_a_time(
+    written: Any, interval: int | str, seconds: float | None
+) -> None:
+    found = Hyperparameters(checkpoint_interval=written)
+    assert (found.checkpoint_interval, found.checkpoint_seconds) == (interval, seconds)
+    assert Hyperparameters.model_validate(found.model_dump()) == found

@@ -31,7 +31,6 @@ from gristmill_trainer.errors import AbandonedError, WeightsError
 from gristmill_trainer.export import RunFacts, export_model
 from gristmill_trainer.metrics import StepResult
 from gristmill_trainer.receipts import ANY_PROBES, Expectation, Probes, own_scores, receipt_metrics
-from gristmill_trainer.settings import TrainerSettings
 from gristmill_trainer.stop import StoppedError
 from gristmill_trainer.training import MainRank, Training
 
@@ -95,8 +94,12 @@ def end(training: Training, done: int, error: BaseException) -> None:
 # --- The parts of a step ----------------------------------------------------------------------------------------------
 def lease(training: Training, step: int) -> list[Sample]:
     """Returns the samples of `step` on every rank, once its groups and the receipts of the served weights are there."""
-    with training.phases("wait"):
-        training.on_main(wait_for_batch, step, training.saving)
+    found = False
+    while not found:
+        with training.phases("wait"):
+            found = training.on_main(wait_for_batch, training, step)
+        if not found:
+            checkpoint_if_due(training, step - 1)
     with training.phases("pack"):
         samples = training.on_main(batch_samples)
     with training.phases("publish"):
@@ -104,25 +107,31 @@ def lease(training: Training, step: int) -> list[Sample]:
     return samples
 
 
-def wait_for_batch(main: MainRank, step: int, saving: BackgroundSave) -> None:
+def wait_for_batch(main: MainRank, training: Training, step: int) -> bool:
     """Waits without a time limit for the groups of `step`, and for the receipts of the weights that sampled them.
 
-    Meanwhile acks the groups of a checkpoint that became durable, or raises the error of its thread.
+    Meanwhile acks the groups of a checkpoint that became durable, or raises the error of its thread. Returns False if a
+    checkpoint of the steps before is due first, because the store may be full of groups that only its ack frees.
     """
     batches, publisher = main.batches, main.publisher
-    batches.watchdog.begin()
-    batches.current = None
+    if not batches.waiting:
+        batches.watchdog.begin()
+        batches.waiting, batches.current = True, None
     while batches.current is None:
         main.stop.raise_if_requested()
         main.guard.progress()
-        ack_durable(main, saving.poll())
+        ack_durable(main, training.saving.poll())
         batches.current = batches.source.get(step, _POLL)
         if batches.current is None:
+            if is_time_for_checkpoint(training, step - 1):
+                return False
             torch.cuda.empty_cache()  # A model server on the same GPU may need the memory, for example to restart.
             # A restarted server serves its first weights again, while the environment waits for this trainer's weights.
             publisher.ensure()
             batches.watchdog.check(str(main.session.version(step - 1)), publishing=publisher.publishing)
+    batches.waiting = False
     publisher.settle()  # The receipts arrive while the environment samples, so this seldom waits.
+    return True
 
 
 def batch_samples(main: MainRank) -> list[Sample]:
@@ -197,7 +206,7 @@ def checkpoint_if_due(training: Training, step: int) -> None:
     First waits for the previous checkpoint. Returns when the checkpoint is durable and its groups have their ack: with
     several ranks, and if the training is about to end. Raises TrainerError after too many skipped steps.
     """
-    if training.on_main(is_checkpoint_due, step, training.settings):
+    if training.on_main(is_checkpoint_due, training, step):
         with training.phases("checkpoint"):
             training.on_main(finish_checkpoint, training.saving)
             staged = None if training.on_main(lambda main: main.is_ending) else training.state.staged()
@@ -210,10 +219,18 @@ def checkpoint_if_due(training: Training, step: int) -> None:
     training.on_main(lambda main: main.ledger.skipped.raise_if_too_many())
 
 
-def is_checkpoint_due(main: MainRank, step: int, settings: TrainerSettings) -> bool:
+def is_checkpoint_due(main: MainRank, training: Training, step: int) -> bool:
     """Whether to write a checkpoint after `step`: it is the step's turn, or the training is about to end."""
-    due = step % settings.checkpoint_interval == 0 or step == settings.training_steps
-    return due or main.is_ending
+    interval = training.settings.checkpoint_interval
+    its_turn = step % interval == 0 if isinstance(interval, int) else is_time_for_checkpoint(training, step)
+    return its_turn or step == training.settings.training_steps or main.is_ending
+
+
+def is_time_for_checkpoint(training: Training, step: int) -> bool:
+    """Whether a `checkpoint_interval` of time is over after `step`, on rank 0."""
+    seconds, begun = training.settings.checkpoint_seconds, training.saving.begun
+    since = step - (training.first_step if begun is None else begun)
+    return seconds is not None and training.saving.is_due(since, seconds)
 
 
 def publish(training: Training, step: int, *, moved: bool = False) -> None:
@@ -285,9 +302,9 @@ def save(training: Training, step: int) -> None:
     """
     saving, main = training.saving, training.main
     if training.on_main(needs_checkpoint, saving, step):
-        digests = None if main is None else main.ledger.digests
+        digests, began = None if main is None else main.ledger.digests, time.monotonic()
         training.checkpoints.save(training.state, training.on_main(lambda main: main.ledger.progress(step)), digests)
-        saving.durable = step
+        saving.wrote(step, began)
 
 
 def needs_checkpoint(main: MainRank, saving: BackgroundSave, step: int) -> bool:

@@ -47,17 +47,18 @@ def wait_for_run(api: SyncClient, name: str, stop: StopRequest) -> RunRecord:
 def open_atropos_run(api: SyncClient, settings: TrainerSettings, seq_len: int) -> RunRecord:
     """Registers this training for Atropos environments, which join when the trainer publishes its first weights.
 
-    `seq_len`: tokens; environments drop sequences of this length or longer. Raises TrainerError if
+    `seq_len`: tokens; environments drop sequences of this length or longer. An environment saves its own state every
+    `checkpoint_interval` steps, and not at all if the interval is a time. Raises TrainerError if
     `settings.atropos_run` is not the run that is bound to the API's root.
     """
-    name = settings.atropos_run
+    name, interval = settings.atropos_run, settings.checkpoint_interval
     assert name is not None
     api.register_atropos(
         AtroposRegistration(
             batch_size=settings.sequences_per_step,
             max_token_len=seq_len,
             num_steps=settings.training_steps,
-            save_checkpoint_interval=settings.checkpoint_interval,
+            save_checkpoint_interval=interval if isinstance(interval, int) else 0,
         )
     )
     try:

@@ -18,8 +18,8 @@ from gristmill.hyperparameters import check_run_block
 from gristmill.settings import load_yaml, merge, parse, parse_flags
 
 TRAINER_CONFIG = "trainer.yaml"
-_MAY_CHANGE = frozenset({"token_budget", "packing", "gradient_checkpointing", "compile"})
-"""Hyperparameters that a resumed training may change: they affect memory and speed."""
+_MAY_CHANGE = frozenset({"checkpoint_interval", "token_budget", "packing", "gradient_checkpointing", "compile"})
+"""Hyperparameters that a resumed training may change, because they do not change what is trained."""
 
 
 class TrainerSettings(Hyperparameters):

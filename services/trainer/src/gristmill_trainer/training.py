@@ -80,6 +80,8 @@ class Batches:
     """Reports what a wait for a batch takes so long for."""
     current: Batch | None = None
     """The batch of the step in progress."""
+    waiting: bool = False
+    """Whether a wait has begun and its batch is not there yet."""
 
 
 @dataclass

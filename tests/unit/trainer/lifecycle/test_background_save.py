@@ -19,7 +19,7 @@ from tests.unit.trainer.lifecycle.conftest import SETTINGS, Training, progress, 
 from tests.unit.trainer.lifecycle.test_loop import SKIPS, Trainer
 
 from gristmill import ApiError, ApiUnreachable, PolicyVersion
-from gristmill_trainer.checkpoint import BackgroundSave, CheckpointStore, Resumption, find_resumption, store
+from gristmill_trainer.checkpoint import BackgroundSave, CheckpointStore, Resumption, background, find_resumption, store
 from gristmill_trainer.checkpoint.digests import file_digests, read_digests
 from gristmill_trainer.checkpoint.store import read_progress
 from gristmill_trainer.dist_context import DistContext
@@ -92,6 +92,15 @@ class Transport(NoTransport):
         self.served = version.step
 
 
+class Clock:
+    """Replaces the module `time` of the code under test."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
 def group_of(*steps: int) -> list[Any]:
     return [group for step in steps for group in step_groups(step)]
 
@@ -113,6 +122,13 @@ def wait_for_thread() -> None:
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     return Disk(monkeypatch, "write_manifest")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(background, "time", clock)
+    return clock
 
 
 @pytest.fixture
@@ -217,6 +233,98 @@ def test_next_checkpoint_waits_for_the_previous_one(trainer: Trainer, api: Api, 
     assert api.acks == [["1.1"], ["1.2"], ["1.3"], ["1.4"]]
     written = [read_progress(api.run / "checkpoints" / f"step-00000{step}").covered for step in (3, 4)]
     assert written == [ids(3), ids(4)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "seconds", "due"),
+    [
+        (0, 60, False),  # no step to save
+        (1, 29, False),  # another step of 29 s ends in time
+        (1, 31, True),
+        (5, 49, False),
+        (5, 51, True),
+        (50, 58, False),
+    ],
+)
+def test_checkpoint_is_due_if_another_step_would_exceed_the_interval(
+    clock: Clock, steps: int, seconds: float, due: bool
+) -> None:
+    saving = BackgroundSave()
+    clock.now += seconds
+    assert saving.is_due(steps, 60.0) is due
+
+
+def test_checkpoint_is_due_early_by_the_seconds_of_its_write(clock: Clock) -> None:
+    """A kill before the checkpoint is durable costs the steps since the previous one."""
+    saving = BackgroundSave()
+    began = clock.now
+    clock.now += 20
+    saving.wrote(3, began)
+    assert (saving.begun, saving.durable, saving.slowest) == (3, 3, 20)
+    clock.now = began + 32
+    assert not saving.is_due(8, 60.0)
+    clock.now = began + 36
+    assert saving.is_due(8, 60.0)
+
+
+def test_interval_of_time_counts_from_the_previous_checkpoint(trainer: Trainer, api: Api, clock: Clock) -> None:
+    """Steps of 25 seconds: after the second one, another step would end 75 seconds after the previous checkpoint."""
+    trainer.settings = SKIPS.model_copy(update={"checkpoint_interval": "1min"})
+
+    def lease(step: int) -> None:
+        wait_for_thread()
+        clock.now += 25
+        end_after_four(step)
+
+    trainer.leased = lease
+    with pytest.raises(EndedError):
+        trainer.run()
+    assert api.acks == [["1.1", "1.2"], ["1.3", "1.4"]]
+
+
+def test_checkpoint_of_a_time_is_not_begun_while_one_is_written(
+    trainer: Trainer, api: Api, disk: Disk, clock: Clock
+) -> None:
+    """A step would wait for it. An interval of steps waits, as the user wrote."""
+    trainer.settings = SKIPS.model_copy(update={"checkpoint_interval": "1s"})
+
+    def lease(step: int) -> None:
+        clock.now += 25
+        if step == 4:
+            assert disk.reached.wait(60)
+            disk.released.set()
+            wait_for_thread()
+        end_after_four(step)
+
+    trainer.leased = lease
+    with pytest.raises(EndedError):
+        trainer.run()
+    assert api.acks == [["1.1"], ["1.2", "1.3", "1.4"]]
+
+
+def test_trainer_without_groups_writes_the_checkpoint_whose_time_has_come(
+    trainer: Trainer, api: Api, clock: Clock
+) -> None:
+    """The groups of finished steps may fill the store, so that no environment can submit until they have their ack."""
+    trainer.settings = SKIPS.model_copy(update={"checkpoint_interval": "1h"})
+    del api.ready[len(group_of(1, 2)) :]
+
+    polls = []
+
+    def poll(step: int) -> None:
+        if step == 3:
+            polls.append(clock.now)
+            clock.now += 3600
+        if len(polls) == 2:
+            raise EndedError
+
+    trainer.leased = poll
+    with pytest.raises(EndedError):
+        trainer.run()
+    assert api.acks == [["1.1", "1.2"]]
+    found = resumption(api.run)
+    assert found is not None
+    assert (found.step, found.covered) == (2, ids(1, 2))
 
 
 def test_end_of_the_training_waits_for_its_checkpoint(trainer: Trainer, api: Api, disk: Disk) -> None:

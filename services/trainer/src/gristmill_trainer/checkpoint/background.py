@@ -25,9 +25,12 @@ class BackgroundSave:
         self.slowest = 0.0
         """Seconds of the slowest write."""
         self.durable: int | None = None
-        """Step of the newest checkpoint that this process wrote, also without this object."""
+        """Step of the newest checkpoint that this process wrote."""
+        self.begun: int | None = None
+        """Step of the newest checkpoint that this process began."""
         self._step: int | None = None
-        self._began = 0.0
+        self._began = time.monotonic()
+        """When the newest checkpoint began, at first when the training did."""
         self._thread: threading.Thread | None = None
         self._failure: GristmillError | None = None
 
@@ -42,6 +45,23 @@ class BackgroundSave:
         running = self._thread is not None and self._thread.is_alive()
         return max(0.0, self._began + self.slowest - time.monotonic()) if running else 0.0
 
+    def is_due(self, steps: int, interval: float) -> bool:
+        """Whether to begin a checkpoint now, because after another step it could not be durable within `interval`
+        seconds of the previous one. False while a thread writes.
+
+        `steps`: steps since the previous checkpoint began, or since the start of the training.
+        """
+        if steps == 0 or (self._thread is not None and self._thread.is_alive()):
+            return False
+        since = time.monotonic() - self._began
+        return since + since / steps + self.slowest >= interval
+
+    def wrote(self, step: int, began: float) -> None:
+        """Records a checkpoint that was written without this object. `began`: in `time.monotonic`'s seconds."""
+        self.begun = self.durable = step
+        self._began = began
+        self.slowest = max(self.slowest, time.monotonic() - began)
+
     def begin(
         self, store: CheckpointStore, staged: SavedState, progress: Progress, digests: DigestWriter | None
     ) -> None:
@@ -51,7 +71,8 @@ class BackgroundSave:
         """
         assert not self.pending, f"the checkpoint of step {self._step} is in progress"
         arguments = (store, staged, progress, digests, random_state())
-        self._step, self._began = progress.step, time.monotonic()
+        self.begun = self._step = progress.step
+        self._began = time.monotonic()
         self._thread = threading.Thread(target=self._run, args=arguments, name="checkpoint", daemon=True)
         self._thread.start()
 
