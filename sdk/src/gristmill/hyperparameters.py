@@ -158,8 +158,6 @@ class Hyperparameters(Settings):
     """AdamW's beta 2."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients are clipped to this global norm."""
-    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
-    """adamw_8bit keeps its state in 8 bits. It needs CUDA and the bitsandbytes package."""
     lora_rank: int = Field(default=0, ge=0)
     """Rank of LoRA adapters on all linear layers except the head; 0 trains all weights. Needs the peft package."""
     lora_alpha: float = Field(default=32.0, gt=0)

@@ -294,20 +294,20 @@ def test_run_that_failed_before_its_first_step_is_replaced_by_the_corrected_conf
         settings["dataset"][key] = str(ROOT / "configs" / settings["dataset"][key])
     file = tmp_path / "mine.yaml"
 
-    def attempt(**trainer: object) -> tuple[int, str]:
+    def attempt(*flags: str, **trainer: object) -> tuple[int, str]:
         file.write_text(yaml.safe_dump(settings | {"trainer": settings["trainer"] | {"training_steps": 2} | trainer}))
-        return launches("--config", str(file))
+        return launches("--config", str(file), *flags)
 
     code, output = attempt(learnig_rate=1e-4)
     assert code == 1
     assert "error [unknown_key]: " in output
     assert "learning_rate" in output
     assert not (tmp_path / "state" / "redis").exists(), "refused before a service starts"
-    # A check cannot find this mistake without the trainer's machine.
-    code, output = attempt(optimizer="adamw_8bit")
+    # The trainer finds this mistake, when its run is open.
+    code, output = attempt("--resume", str(tmp_path / "nowhere"))
     assert code == 1
     assert "error [service_ended]: trainer " in output.splitlines()[-1]
-    assert "[needs_cuda] " in output.splitlines()[-1]
+    assert "[checkpoint_missing] " in output.splitlines()[-1]
     assert not (tmp_path / "runs" / "mine" / "metrics.jsonl").exists()
     code, output = attempt()
     assert (code, launches.steps("mine")) == (0, [1, 2]), output

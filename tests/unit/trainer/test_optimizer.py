@@ -79,11 +79,6 @@ def test_optimizer_step_matches_adamw_with_the_settings() -> None:
     torch.testing.assert_close(ours, theirs)
 
 
-def test_optimizer_with_eight_bits_is_refused_without_cuda() -> None:
-    with raises(OptimizerError, "needs_cuda", setting="optimizer"):
-        build_optimizer(Hyperparameters(optimizer="adamw_8bit"), [torch.nn.Parameter(torch.ones(2))])
-
-
 def test_optimizer_without_parameters_is_refused() -> None:
     with raises(OptimizerError, "parameters_missing"):
         build_optimizer(Hyperparameters(), [])

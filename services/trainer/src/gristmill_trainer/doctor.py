@@ -152,7 +152,7 @@ def check_room(settings: TrainerSettings, source: ModelSource, deployment: Deplo
     else:
         yield _check_memory(memory, parameters, settings, source, cuda=cuda)
     whole = _FLOAT32 * parameters
-    moments = MOMENTS[settings.optimizer] * parameters
+    moments = MOMENTS * parameters
     adapters = 0 if memory is None else memory.checkpoint
     checkpoint = adapters if settings.lora_rank else whole + moments
     disk = (settings.checkpoints_kept + 1) * checkpoint + whole + 2 * whole

@@ -187,8 +187,8 @@ class Learner:
             reason = str(error).partition("\n")[0]
             raise OutOfMemoryError(
                 "optimizer_out_of_memory",
-                f"the optimizer's step does not fit in the memory of {self.policy.device} ({reason}); set optimizer: "
-                "adamw_8bit or lora_rank, lower token_budget, or use more GPUs",
+                f"the optimizer's step does not fit in the memory of {self.policy.device} ({reason}); set "
+                "lora_rank, lower token_budget, or use more GPUs",
             ) from error
 
     def logprobs(

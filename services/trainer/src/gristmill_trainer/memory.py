@@ -38,8 +38,8 @@ A few such buffers exist at once. On CPU, a chunk of about the caches' size is f
 """
 _FLOAT32: Final = 4
 _BFLOAT16: Final = 2
-MOMENTS: Final = {"adamw": 8, "adamw_8bit": 2}
-"""Bytes of an optimizer's moments, per trained parameter."""
+MOMENTS: Final = 8
+"""Bytes of AdamW's moments, per trained parameter."""
 _NORMED_QUERIES: Final = frozenset({"qwen3", "qwen3_moe", "gemma3", "gemma3_text", "olmo2"})
 """Model types with norms of queries and keys."""
 _HEAD_BUFFERS: Final = 3
@@ -111,10 +111,10 @@ class Memory:
         return cls(
             weights=weights // gpus,
             gradients=_FLOAT32 * trained // gpus,
-            moments=MOMENTS[settings.optimizer] * trained // gpus,
+            moments=MOMENTS * trained // gpus,
             casts=_BFLOAT16 * linear if cuda and not lora else 0,
             reference=reference if wanted else 0,
-            staged=(_FLOAT32 + MOMENTS[settings.optimizer]) * trained if not cuda and gpus == 1 else 0,
+            staged=(_FLOAT32 + MOMENTS) * trained if not cuda and gpus == 1 else 0,
             head=_HEAD_BUFFERS * CHUNK_BYTES["cuda" if cuda else "cpu"],
             per_token=shape.activations(
                 cuda=cuda,

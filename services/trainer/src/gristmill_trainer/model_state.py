@@ -196,13 +196,6 @@ def check_shardable(settings: Hyperparameters) -> None:
             "lora_rank to 0",
             setting="lora_rank",
         )
-    if settings.optimizer == "adamw_8bit":
-        raise TrainerError(
-            "one_process_only",
-            "adamw_8bit trains in one process; start it without torchrun, or set optimizer to adamw: its state is "
-            "shared out among the processes",
-            setting="optimizer",
-        )
 
 
 def shard(policy: Policy, dist: DistContext) -> None:

@@ -19,14 +19,12 @@ Schedule = Literal["constant", "linear", "cosine"]
 def build_optimizer(settings: Hyperparameters, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
     """Returns AdamW over all `parameters`, biases and norms included (Loshchilov & Hutter 2019).
 
-    Raises OptimizerError without parameters, or if adamw_8bit is requested and not available.
+    Raises OptimizerError without parameters.
     """
     trained = list(parameters)
     if not trained:
         raise OptimizerError("parameters_missing", "the model has no parameters to train; see lora_rank")
     betas = (settings.adam_beta1, settings.adam_beta2)
-    if settings.optimizer == "adamw_8bit":
-        return _adamw_8bit(settings, betas, trained)
     # The fused version makes one pass over the parameters, and takes about half the time of the others on CPU too.
     return torch.optim.AdamW(
         trained, lr=settings.learning_rate, betas=betas, weight_decay=settings.weight_decay, fused=True
@@ -84,28 +82,3 @@ def kept_hyperparameters(optimizer: torch.optim.Optimizer, *, keep: bool) -> Ite
     if keep:
         for group, settings in zip(optimizer.param_groups, own, strict=True):
             group.update(settings)
-
-
-def _adamw_8bit(
-    settings: Hyperparameters, betas: tuple[float, float], trained: list[torch.nn.Parameter]
-) -> torch.optim.Optimizer:
-    """Returns AdamW with blockwise 8-bit state (Dettmers et al. 2022). Raises OptimizerError."""
-    devices = {parameter.device.type for parameter in trained}
-    if devices != {"cuda"}:
-        raise OptimizerError(
-            "needs_cuda",
-            f"adamw_8bit is for CUDA, and the model is on {', '.join(sorted(devices))}; set optimizer to adamw",
-            setting="optimizer",
-        )
-    try:
-        from bitsandbytes.optim import AdamW8bit
-    except ImportError as error:
-        raise OptimizerError(
-            "package_missing",
-            "adamw_8bit needs the bitsandbytes package; pip install bitsandbytes, or set optimizer to adamw",
-            package="bitsandbytes",
-        ) from error
-    optimizer: torch.optim.Optimizer = AdamW8bit(
-        trained, lr=settings.learning_rate, betas=betas, weight_decay=settings.weight_decay
-    )
-    return optimizer

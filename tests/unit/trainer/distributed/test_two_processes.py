@@ -178,10 +178,9 @@ def test_other_ranks_end_with_rank_0_and_report_the_reason(how: str, model_dir: 
         assert "ERROR on rank 0: [model_server_unreachable] {'url': 'http://nowhere'}" in told
 
 
-@pytest.mark.parametrize("setting", [{"lora_rank": 4}, {"optimizer": "adamw_8bit"}], ids=["lora_rank", "optimizer"])
-def test_settings_for_a_single_process_are_refused_with_several(setting: dict[str, Any], tmp_path: Path) -> None:
+def test_lora_is_refused_with_several_processes(tmp_path: Path) -> None:
     nowhere = ModelSource(str(tmp_path / "none"), "none", None, 512)
-    plan = LearnerPlan(nowhere, None, TrainerSettings(device="cpu", **setting), None)
+    plan = LearnerPlan(nowhere, None, TrainerSettings(device="cpu", lora_rank=4), None)
     for rank in range(2):
-        with raises(TrainerError, "one_process_only", setting=next(iter(setting))):
+        with raises(TrainerError, "one_process_only", setting="lora_rank"):
             build_learner(plan, DistContext(rank, 2, rank))
