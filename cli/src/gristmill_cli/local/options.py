@@ -75,6 +75,8 @@ def read_options(arguments: Sequence[str], prog: str) -> argparse.Namespace:
     parser.add_argument("--run_id", help="name of the run (default: the config's)")
     parser.add_argument("--training_steps", type=int, help="optimizer steps (default: the config's); more extend a run")
     parser.add_argument("--resume", help="auto (default), never, or a checkpoint's folder; see docs/operations.md")
+    parser.add_argument("--policy_loss", metavar="FILE.py:NAME", help="a loss of your own; see docs/trainer.md")
+    parser.add_argument("--ref_model", help="reference of the KL divergence: a hub id or a folder")
     parser.add_argument("--publisher", choices=["filesystem", "none"], help="none: the server may not be updated")
     parser.add_argument("--fresh", action="store_true", help="start the run again; its files so far are set apart")
     parser.add_argument("--verbose", action="store_true", help="print the output of all services")

@@ -133,7 +133,7 @@ class Services:
 
     def trainer_settings(self) -> dict[str, str]:
         """Returns the settings of the trainer that the command line gives."""
-        names = ("publisher", "model_name", "resume")
+        names = ("publisher", "policy_loss", "ref_model", "model_name", "resume")
         return {name: value for name in names if (value := getattr(self.options, name))}
 
     def _trainer_flags(self) -> list[str]:

@@ -14,21 +14,24 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+import yaml
 from tests.support.errors import raises
 from tests.unit.trainer.lifecycle.api_stand_in import ApiStandIn
 from tests.unit.trainer.lifecycle.conftest import step_groups
 from tests.unit.trainer.lifecycle.test_loop import SKIPS, Trainer
 
-from gristmill import TrajectoryGroup
+from gristmill import RunRecord, RunState, TrajectoryGroup
 from gristmill.archive.writer import RunWriter
 from gristmill.folders import RunFolder
+from gristmill.hyperparameters import TRAINER_ONLY
 from gristmill.lines import read_jsonl
 from gristmill.metrics import METRICS_FILE
+from gristmill.settings import parse_flags
 from gristmill_trainer.checkpoint.digests import TrainerFacts
 from gristmill_trainer.errors import ModelError
 from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.replay.bisect import bisect
-from gristmill_trainer.replay.fork import _copy_checkpoint
+from gristmill_trainer.replay.fork import _copy_checkpoint, prepare
 from gristmill_trainer.replay.recorded import RecordedRun, ReplayError
 from gristmill_trainer.replay.retrain import Request, retrain, verify
 from gristmill_trainer.replay.untrusted import UntrustedError
@@ -158,3 +161,61 @@ def test_fork_of_a_pruned_step_trains_up_to_it_again(run: RecordedRun, tmp_path:
     ).read_bytes()
     assert json.loads((tmp_path / "3" / "trainer_state.json").read_text())["step"] == 3
     assert len(said) == 1, "no checkpoint of the way there differs"
+
+
+LOSS, REFERENCE = "mine.py:loss", "some/reference"
+
+
+@pytest.fixture
+def with_a_loss(run: RecordedRun, monkeypatch: pytest.MonkeyPatch) -> RecordedRun:
+    """The run, as if its trainer had had settings that only a trainer may set. Not trusted."""
+    record = RunRecord.model_construct(
+        run_id="run", state=RunState.FINISHED, env={"dataset": {"prompt_field": "question"}}, group_size=2
+    )
+    monkeypatch.setattr(RunFolder, "record", lambda self: record)
+    given = {"policy_loss": LOSS, "ref_model": REFERENCE, "publisher": "none", "device": "cpu"}
+    checkpoints = [
+        msgspec.structs.replace(
+            one, trainer=msgspec.structs.replace(one.trainer, settings=one.trainer.settings | given)
+        )
+        for one in run.checkpoints
+    ]
+    return RecordedRun(run.folder, checkpoints, run.groups)
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ({}, {"policy_loss": LOSS, "ref_model": REFERENCE, "publisher": "none"}),
+        (
+            {"policy_loss": "other.py:loss", "publisher": "filesystem"},
+            {"policy_loss": "other.py:loss", "ref_model": REFERENCE, "publisher": "filesystem"},
+        ),
+    ],
+)
+def test_fork_takes_over_what_only_a_trainer_may_set(
+    with_a_loss: RecordedRun, tmp_path: Path, own: dict[str, str], expected: dict[str, str]
+) -> None:
+    with_a_loss.trust = True
+    folder = tmp_path / "forked"
+    settings = {"learning_rate": 0.5, **own}
+    fork = prepare(with_a_loss, 2, settings, folder, tmp_path, tmp_path, None, lambda text: None)
+    flags = parse_flags(fork.flags, TrainerSettings, "trainer")
+    assert flags == {"resume": str(folder / "origin" / "step-000002"), **expected}
+    config = yaml.safe_load(fork.config.read_text())
+    trainer = config.pop("trainer")
+    assert (trainer["learning_rate"], trainer["training_steps"]) == (0.5, SKIPS.training_steps - 2)
+    assert TRAINER_ONLY.isdisjoint(trainer)
+    assert not TRAINER_ONLY.intersection(config), "the environment does not know them"
+
+
+def test_fork_of_a_record_with_code_needs_trust_or_a_value_of_ones_own(
+    with_a_loss: RecordedRun, tmp_path: Path
+) -> None:
+    folder = tmp_path / "forked"
+    with raises(UntrustedError, "untrusted_record", settings=["ref_model", "policy_loss"]):
+        prepare(with_a_loss, 2, {}, folder, tmp_path, tmp_path, None, lambda text: None)
+    assert not folder.exists()
+    own = {"policy_loss": "own.py:loss", "ref_model": "own/reference"}
+    fork = prepare(with_a_loss, 2, own, folder, tmp_path, tmp_path, None, lambda text: None)
+    assert fork.settings == {**own, "publisher": "none"}

@@ -25,11 +25,11 @@ from gristmill_trainer.checkpoint.contents import Progress, read_manifest
 from gristmill_trainer.disk import writing
 from gristmill_trainer.errors import CheckpointError, ModelError
 from gristmill_trainer.policy import ModelSource
-from gristmill_trainer.settings import TrainerSettings
+from gristmill_trainer.settings import OF_TRAINING, TrainerSettings
 
 DIGESTS_FILE: Final = "digests.jsonl"
-_SETTINGS = frozenset({*Hyperparameters.model_fields, "policy_loss", "ref_model", "device"})
-"""The settings that may change a checkpoint's bytes. No other setting is in the file, so it has no secrets."""
+RECORDED = frozenset({*Hyperparameters.model_fields, *OF_TRAINING, "device"})
+"""The settings with which a retraining begins. No other setting is in the file, so it has no secrets."""
 
 
 class TrainerFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +62,7 @@ class TrainerFacts(msgspec.Struct, frozen=True, kw_only=True):
         max_completion_length: int | None,
     ) -> TrainerFacts:
         return cls(
-            settings=settings.model_dump(include=set(_SETTINGS)),
+            settings=settings.model_dump(include=set(RECORDED)),
             model=source.weights,
             model_sha256=source.sha256,
             max_model_len=source.max_model_len,

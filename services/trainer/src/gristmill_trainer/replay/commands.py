@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -117,8 +118,8 @@ def _fork(arguments: Sequence[str], here: Here) -> int:
     parser.add_argument("--at", type=int, required=True, metavar="STEP", help="begin with the weights after this step")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE",
-        help="a hyperparameter such as learning_rate=1e-5, or a setting of the environment such as "
-        "dataset.temperature=0.8; may be repeated",
+        help="a hyperparameter such as learning_rate=1e-5, policy_loss, ref_model or publisher, or a setting of the "
+        "environment such as dataset.temperature=0.8; may be repeated",
     )  # fmt: skip
     parser.add_argument("--id", metavar="NAME", help="id of the new run (default: RUN-fork-STEP)")
     options = parser.parse_args(arguments)
@@ -136,7 +137,7 @@ def _fork(arguments: Sequence[str], here: Here) -> int:
     if startable:
         return fork.start(prepared, here.api, runs_dir)
     _say(f"no trajectory API answers at {here.api}. Start the fork with all services:")
-    _say(f"  gristmill run {prepared.config} --resume {prepared.checkpoint} --runs_dir {runs_dir}")
+    _say(f"  {shlex.join(['gristmill', 'run', str(prepared.config), *prepared.flags, '--runs_dir', str(runs_dir)])}")
     return 0
 
 

@@ -30,6 +30,7 @@ from gristmill_trainer.checkpoint.digests import file_digests
 from gristmill_trainer.replay.recorded import RecordedRun, ReplayError, check_step
 from gristmill_trainer.replay.retrainer import recorded_training
 from gristmill_trainer.replay.untrusted import dollars_kept, recorded_environment
+from gristmill_trainer.settings import OF_TRAINING, TrainerSettings
 
 _CONFIG = "fork.yaml"
 _LAST_SECONDS = 60.0
@@ -45,6 +46,14 @@ class Fork:
     """The environment's configuration."""
     checkpoint: Path
     """The checkpoint that the trainer resumes from."""
+    settings: Mapping[str, str]
+    """Settings of the trainer that no run may set, as `settings.OF_TRAINING` has them."""
+
+    @property
+    def flags(self) -> list[str]:
+        """The trainer's command line."""
+        given = {"resume": str(self.checkpoint), **self.settings}
+        return [word for name, value in given.items() for word in (f"--{name}", value)]
 
 
 def prepare(
@@ -59,7 +68,8 @@ def prepare(
 ) -> Fork:
     """Writes `folder`, the folder of a new run, whose name is the run's id. Raises ReplayError and UntrustedError.
 
-    `settings`: hyperparameters by name, and settings of the environment with dots, such as dataset.temperature.
+    `settings`: hyperparameters and settings of `OF_TRAINING` by name, and settings of the environment with dots, such
+    as dataset.temperature.
     `config_dir`: the folder in which relative data sets are searched. `model`, `models_dir`: as in
     `TrainerFacts.find_source`.
     """
@@ -74,7 +84,10 @@ def prepare(
         )
     if folder.exists():
         raise ReplayError("folder_taken", f"{folder} exists; name another run id: --id NAME", folder=folder)
-    config = _config(run, record, at, settings, folder.name, config_dir)
+    of_trainer = {name: value for name, value in settings.items() if name in OF_TRAINING}
+    trainer = run.settings(at, of_trainer)
+    of_env = {name: value for name, value in settings.items() if name not in OF_TRAINING}
+    config = _config(run, record, trainer, at, of_env, folder.name, config_dir)
     folder.mkdir(parents=True)
     try:
         checkpoint = folder / ORIGIN_FOLDER / f"step-{at:06d}"
@@ -86,7 +99,8 @@ def prepare(
     path.write_text(yaml.safe_dump(config, sort_keys=False))
     about = {"run": run.run_id, "step": at, "settings": dict(settings)}
     (folder / FORK_FILE).write_text(json.dumps(about, indent=2) + "\n")
-    return Fork(folder.name, path, checkpoint)
+    kept = trainer.model_dump(include=set(OF_TRAINING), exclude_none=True)
+    return Fork(folder.name, path, checkpoint, {name: str(value) for name, value in kept.items()})
 
 
 def can_start(api: str, token: str | None) -> bool:
@@ -115,7 +129,7 @@ def start(fork: Fork, api: str, runs_dir: Path) -> int:
     """Runs the environment and the trainer of a fork to the end. Returns 0, or the exit code of the one that failed."""
     environ = {**os.environ, "GRISTMILL_API_URL": api, "GRISTMILL_RUNS_DIR": str(runs_dir), "GRISTMILL_RUN_ID": ""}
     commands = [
-        ["gristmill_trainer", "--resume", str(fork.checkpoint)],
+        ["gristmill_trainer", *fork.flags],
         ["gristmill_env", "serve", "--config", str(fork.config)],
     ]
     processes = [subprocess.Popen([sys.executable, "-m", *command], env=environ) for command in commands]
@@ -143,7 +157,13 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
 
 
 def _config(
-    run: RecordedRun, record: RunRecord, at: int, settings: Mapping[str, Any], run_id: str, config_dir: Path
+    run: RecordedRun,
+    record: RunRecord,
+    recorded: TrainerSettings,
+    at: int,
+    settings: Mapping[str, Any],
+    run_id: str,
+    config_dir: Path,
 ) -> dict[str, Any]:
     """Returns the environment's configuration with the trainer's block. Raises ReplayError and ConfigError."""
     hyperparameters = {name: value for name, value in settings.items() if name in Hyperparameters.model_fields}
@@ -155,9 +175,9 @@ def _config(
             for section in sections:
                 place = place.setdefault(section, {})
             place[key] = value
-    recorded = {name: value for name, value in run.facts(at).settings.items() if name in Hyperparameters.model_fields}
-    left = max(1, int(recorded["training_steps"]) - at)
-    trainer = merge({**recorded, "training_steps": left}, hyperparameters)
+    left = max(1, recorded.training_steps - at)
+    trainer = recorded.model_dump(include=set(Hyperparameters.model_fields))
+    trainer = merge({**trainer, "training_steps": left}, hyperparameters)
     parse(Hyperparameters, trainer, "--set")
     trainer = {name: value for name, value in trainer.items() if value is not None}
     env = {name: value for name, value in record.env.items() if name not in ("trainer", "model")}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gristmill import Hyperparameters, PolicyVersion, TrajectoryGroup
+from gristmill import PolicyVersion, TrajectoryGroup
 from gristmill.archive import GroupIndex
 from gristmill.archive.drops import read_drops
 from gristmill.folders import ORIGIN_FOLDER, RunFolder
@@ -17,6 +17,7 @@ from gristmill_trainer.checkpoint import Checkpoint
 from gristmill_trainer.checkpoint.contents import STATE, verify
 from gristmill_trainer.checkpoint.digests import (
     DIGESTS_FILE,
+    RECORDED,
     CheckpointRecord,
     TrainerFacts,
     file_digests,
@@ -30,8 +31,8 @@ from gristmill_trainer.errors import CheckpointError, TrainerError
 from gristmill_trainer.replay.untrusted import UntrustedError
 from gristmill_trainer.settings import TrainerSettings
 
-_OF_TRAINER = frozenset({"publisher", "policy_loss", "ref_model", "device", "peak_tflops"})
-"""Settings, besides hyperparameters, that a retraining takes from a record. Others name code, files or addresses."""
+_LOADED = ("ref_model", "policy_loss")
+"""Settings with which a record loads code or a model."""
 
 
 class ReplayError(TrainerError):
@@ -117,11 +118,15 @@ class RecordedRun:
         """Returns the inputs of the trainer that took `step`."""
         return self._of_step[step].trainer
 
-    def settings(self, step: int) -> TrainerSettings:
-        """Returns the settings of the trainer that took `step`."""
+    def settings(self, step: int, own: Mapping[str, Any] | None = None) -> TrainerSettings:
+        """Returns the settings of the trainer that took `step`, with `own` in place of the recorded ones.
+
+        Raises UntrustedError for a recorded setting that loads code or a model, unless `trust`.
+        """
+        own = own or {}
         where = f"{DIGESTS_FILE} of run {self.run_id}, step {step}"
-        recorded = self.facts(step).settings
-        loaded = [name for name in ("ref_model", "policy_loss") if recorded.get(name)]
+        recorded = {name: value for name, value in self.facts(step).settings.items() if name in RECORDED - own.keys()}
+        loaded = [name for name in _LOADED if recorded.get(name)]
         if loaded and not self.trust:
             named = ", ".join(f"{name}: {recorded[name]}" for name in loaded)
             raise UntrustedError(
@@ -129,8 +134,7 @@ class RecordedRun:
                 f"{where} loads {named}. If you trust whoever wrote the run, add --trust",
                 settings=loaded,
             )
-        names = {*Hyperparameters.model_fields, *_OF_TRAINER}
-        return parse(TrainerSettings, {name: value for name, value in recorded.items() if name in names}, where)
+        return parse(TrainerSettings, {**recorded, **own}, where)
 
     def batch(self, step: int) -> list[TrajectoryGroup]:
         """Returns the groups of a step. Raises ReplayError if the archive does not have all of them."""
