@@ -5,6 +5,7 @@
     staleness    the quickstart, synchronous and with the environment up to 1, 2 and 4 steps ahead
     agent        an agent of two requests in its own process, through the gateway for agents
     smollm2      SmolLM2-135M, a real model, on sums of reasoning-gym that it is sometimes right on
+    curriculum   the quickstart mixed with rows that are too easy and too hard, with and without a curriculum
     retrained    one quickstart of GRPO, trained again with each objective, against the live runs of `objectives`
 
 `make bench ARGS="learning objectives"`; results lie in benchmarks/results/learning-*.
@@ -13,6 +14,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import tempfile
 import time
 from collections.abc import Sequence
@@ -20,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import machine
-from benchmarks.learning import report, retrained, sums
+from benchmarks.learning import curriculum, report, retrained, sums
 from benchmarks.learning.runs import Case, Curve, train
 from benchmarks.services import start_services
 
@@ -55,6 +57,9 @@ def main() -> None:
         with start_services(folder / "services", study.model) as started:
             for case in study.cases:
                 curves.append(train(started, case))
+                if options.study == "curriculum":  # the rewards of the quickstart's rows alone
+                    rewards = curriculum.rewards(started.folder / "runs" / case.name)
+                    curves[-1] = dataclasses.replace(curves[-1], rewards=rewards)
                 _say(f"{case.name}: reward {report.last(curves[-1]):.3f} at the end, {curves[-1].seconds:.0f} s")
                 if options.results is not None:
                     _write(options.results / f"learning-{options.study}", study, facts, curves)
@@ -108,8 +113,13 @@ def _study(options: argparse.Namespace, folder: Path) -> Study:
             "through the gateway for agents."
         )
         return Study("tiny", "agent", "An agent of two requests", text, 0.8, cases)
-    config = sums.write(folder)
-    cases = [Case("smollm2", str(config), seed, {}) for seed in range(options.seeds)]
+    if options.study == "curriculum":
+        config = str(curriculum.write(folder))
+        both: dict[str, dict[str, object]] = {"without": {}, "curriculum": {"curriculum": dict(curriculum.SETTINGS)}}
+        cases = [Case(label, config, seed, {}, more) for seed in range(options.seeds) for label, more in both.items()]
+        return Study("tiny", "rows", "Quickstart among rows of other difficulty", curriculum.TEXT, _TARGET, cases)
+    config = str(sums.write(folder))
+    cases = [Case("smollm2", config, seed, {}) for seed in range(options.seeds)]
     return Study("smollm2", "model", f"SmolLM2-135M, {sums.WHAT}", sums.TEXT, None, cases)
 
 
@@ -126,7 +136,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks learning", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("study", choices=("objectives", "staleness", "agent", "smollm2", "retrained"))
+    parser.add_argument("study", choices=("objectives", "staleness", "agent", "smollm2", "curriculum", "retrained"))
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each")
     parser.add_argument("--steps", type=int, default=60, help="steps of the study retrained")
     parser.add_argument("--results", type=Path, help="folder to write to; default: only show them")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ class Case:
     """Seed of the rows' order and of the trainer."""
     trainer: Mapping[str, Any]
     """Settings of the trainer, which override the configuration."""
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """Further settings of the run, which override the configuration."""
 
     @property
     def name(self) -> str:
@@ -43,13 +45,14 @@ class Case:
         source = Path(self.config) if self.config.endswith(".yaml") else ROOT / "configs" / f"{self.config}.yaml"
         settings = yaml.safe_load(source.read_text())
         dataset = settings["dataset"]
-        dataset["dataset_path"] = str(source.parent / dataset["dataset_path"])
+        if "sources" not in settings:
+            dataset["dataset_path"] = str(source.parent / dataset["dataset_path"])
         if "agent" in settings:
             settings["agent"] = str(source.parent / settings["agent"])
         settings["dataset"] = {**dataset, "shuffle_dataset": True, "seed": self.seed}
         settings["steps_per_eval"] = 0  # The measured times contain no evaluation.
         settings["trainer"] = {**settings.get("trainer", {}), **self.trainer, "seed": self.seed}
-        (folder / f"{self.name}.yaml").write_text(yaml.safe_dump(settings))
+        (folder / f"{self.name}.yaml").write_text(yaml.safe_dump({**settings, **self.more}))
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from gristmill.run import PermitGrant as PermitGrant
     from gristmill.run import Progress as Progress
     from gristmill.run import Protocol as Protocol
+    from gristmill.run import RowResult as RowResult
     from gristmill.run import RunEvent as RunEvent
     from gristmill.run import RunRecord as RunRecord
     from gristmill.run import RunState as RunState
@@ -86,7 +87,7 @@ _NAMES = {
     "leases": "LeaseSession",
     "permits": "PermitSession",
     "run": "AtroposRegistration Claim DeadLetter Environment Example GroupAudit MetricsRow Permit "
-    "PermitGrant Progress Protocol RunEvent RunRecord RunState RunStatus",
+    "PermitGrant Progress Protocol RowResult RunEvent RunRecord RunState RunStatus",
     "sequence": "Sequence",
     "sync_client": "SyncClient",
 }

@@ -18,7 +18,7 @@ from typing import Literal
 from gristmill.client import Client
 from gristmill.errors import ApiError, ApiUnreachable, ErrorCode, GristmillError, RunReplacedError
 from gristmill.group import PolicyVersion, TrajectoryGroup
-from gristmill.run import Permit, PermitGrant, RunState
+from gristmill.run import Permit, PermitGrant, RowResult, RunState
 
 _LOG = logging.getLogger(__name__)
 HEARTBEAT = 8.0
@@ -202,31 +202,33 @@ class PermitSession:
         """
         self.slots.generated(permit.group_id)
 
-    async def submit(self, group: TrajectoryGroup) -> bool:
+    async def submit(self, group: TrajectoryGroup, result: RowResult | None = None) -> bool:
         """Submits the group for its permit. Returns False if the group is not needed any more.
 
-        Raises ApiError for any other refusal, such as `bad_group`.
+        `result`: of the group, in a run whose rows may rest. Raises ApiError for any other refusal, such as
+        `bad_group`.
         """
         self._settling.add(group.group_id)
         try:
             with self._refusing_another_run():
-                await self._api.submit(group, self._holder, creation=self.creation)
+                await self._api.submit(group, self._holder, result=result, creation=self.creation)
         except ApiError as error:
             return self._not_needed(group.group_id, error)
         self._dropped.clear()
         self._warn_at = _DROPPED_IN_A_ROW
         return True
 
-    async def drop(self, permit: Permit, reason: str) -> bool:
+    async def drop(self, permit: Permit, reason: str, result: RowResult | None = None) -> bool:
         """Gives the permit up; its row is spent. Returns False if this process no longer had the permit.
 
-        `reason`: 1 to 64 lower-case letters, digits and underscores. The run's status counts the reasons.
+        `reason`: 1 to 64 lower-case letters, digits and underscores. The run's status counts the reasons. `result`: of
+        the group, if it was scored, in a run whose rows may rest.
         """
         self._settling.add(permit.group_id)
         try:
             with self._refusing_another_run():
                 await self._api.return_permit(
-                    self._run_id, self._holder, permit.group_id, reason, creation=self.creation
+                    self._run_id, self._holder, permit.group_id, reason, result=result, creation=self.creation
                 )
         except ApiError as error:
             return self._not_needed(permit.group_id, error)

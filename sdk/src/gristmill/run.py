@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -124,6 +124,29 @@ class Permit(_Record):
     """The name of the process that asked for the permit. The client sets it."""
 
 
+MOST_TURNS = 64
+"""Most turns for which a row can rest."""
+MOST_GROUPS_OF_ROW = 16
+"""Most groups of a row over which its mean reward is taken."""
+
+
+class RowResult(_Record):
+    """The reward of a group of a data row, by which the API decides whether the row rests (docs/data.md#curriculum)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    row: str = Field(pattern=r"^[A-Za-z0-9_./-]{1,100}$")
+    """The data row, whatever the permit: its index in the data, as INDEX or SOURCE/INDEX."""
+    reward: float = Field(allow_inf_nan=False)
+    """Mean reward of the group's rollouts."""
+    band: tuple[Annotated[float, Field(allow_inf_nan=False)], Annotated[float, Field(allow_inf_nan=False)]]
+    """Least and greatest mean reward of a row that does not rest."""
+    groups: int = Field(default=1, ge=1, le=MOST_GROUPS_OF_ROW)
+    """The mean is over this number of the row's last groups. A row with fewer groups does not rest."""
+    turns: list[Annotated[int, Field(ge=0, le=2**53)]] = Field(max_length=MOST_TURNS)
+    """The numbers of the row's next permits (`Permit.row`), which are passed over if the row rests."""
+
+
 class AtroposRegistration(_Record):
     """The trainer's settings for Atropos' environments, named as in their protocol (POST /register)."""
 
@@ -176,6 +199,11 @@ class RunStatus(_Record):
     left_out: dict[str, int] = Field(default_factory=dict)
     """Groups of Atropos' clients that were stored without an optional field that did not fit their tokens, by field."""
     rows_issued: int
+    """Permits of new rows."""
+    rows_passed_over: int = 0
+    """Turns of rows that rested (RowResult)."""
+    rows: dict[str, int] = Field(default_factory=dict)
+    """Data rows with a result (RowResult) by the place of their mean reward: below, within or above the band."""
     bytes: int
     """Payload bytes held."""
     archiving: int = 0

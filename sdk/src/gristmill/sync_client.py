@@ -38,6 +38,7 @@ from gristmill.run import (
     MetricsRow,
     PermitGrant,
     Progress,
+    RowResult,
     RunEvent,
     RunRecord,
     RunStatus,
@@ -218,31 +219,42 @@ class SyncClient:
         return lost
 
     def return_permit(
-        self, run_id: str, holder: str, group_id: str, reason: str, *, creation: str | None = None
+        self,
+        run_id: str,
+        holder: str,
+        group_id: str,
+        reason: str,
+        *,
+        result: RowResult | None = None,
+        creation: str | None = None,
     ) -> None:
         """Returns a permit to the API.
 
         With `reason` "abandoned", another holder may get the permit. Any other reason drops the group. A reason has 1
-        to 64 lower-case letters, digits and underscores. Raises ApiError `permit_lost`, or `conflict` if the group was
-        submitted.
+        to 64 lower-case letters, digits and underscores. `result`: of the dropped group, if it was scored, in a run
+        whose rows may rest. Raises ApiError `permit_lost`, or `conflict` if the group was submitted.
         """
-        body = {"holder": holder, "group_id": group_id, "reason": reason}
+        body: dict[str, Any] = {"holder": holder, "group_id": group_id, "reason": reason}
+        if result is not None:
+            body["result"] = result.model_dump(mode="json")
         self._call("POST", f"/v1/runs/{run_id}/permits/return", json=body, creation=creation)
 
     def abandon_permits(self, run_id: str, holder: str, *, creation: str | None = None) -> None:
         """Returns all permits of the holder to the API."""
         self._call("POST", f"/v1/runs/{run_id}/permits/abandon", json={"holder": holder}, creation=creation)
 
-    def submit(self, group: TrajectoryGroup, holder: str, *, creation: str | None = None) -> bool:
+    def submit(
+        self, group: TrajectoryGroup, holder: str, *, result: RowResult | None = None, creation: str | None = None
+    ) -> bool:
         """Stores a group. Returns False if the API had already stored the same group.
 
-        Raises ApiError `permit_lost` if the holder no longer has the permit, `conflict` if another group has the id,
-        `bad_group`, `too_large`, `finished`, `suspended`.
+        `result`: of the group, in a run whose rows may rest. Raises ApiError `permit_lost` if the holder no longer has
+        the permit, `conflict` if another group has the id, `bad_group`, `too_large`, `finished`, `suspended`.
         """
         answer = self._call(
             "PUT",
             f"/v1/runs/{group.run_id}/groups/{group.group_id}",
-            params={"holder": holder},
+            params={"holder": holder, **({} if result is None else {"result": result.model_dump_json()})},
             creation=creation,
             content=group.encode(),
             headers={"Content-Type": GROUP_MEDIA_TYPE},

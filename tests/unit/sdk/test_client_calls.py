@@ -14,11 +14,12 @@ from fastapi import FastAPI
 from tests.support.errors import raises
 from tests.support.groups import make_group
 
-from gristmill import ApiError, Client, ErrorCode, GroupError, PolicyVersion, SyncClient
+from gristmill import ApiError, Client, ErrorCode, GroupError, PolicyVersion, RowResult, SyncClient
 from gristmill_api.routes import native
 
 RUN, GROUP, ENV, SOURCE = "the-run", "g00000007", "the-env", "the-source"
 IDS = {RUN: "{run_id}", GROUP: "{group_id}", ENV: "{env_id}", SOURCE: "{source}"}
+RESULT = RowResult(row="3", reward=0.5, band=(0.1, 0.9), turns=[11])
 CALLS: dict[str, dict[str, Any]] = {
     "create_run": {"run_id": RUN, "env": {}, "group_size": 2},
     "list_runs": {},
@@ -32,9 +33,9 @@ CALLS: dict[str, dict[str, Any]] = {
     "delete_run": {"run_id": RUN},
     "permits": {"run_id": RUN, "holder": ENV, "count": 1, "wait": 0},
     "renew_permits": {"run_id": RUN, "holder": ENV, "group_ids": [GROUP]},
-    "return_permit": {"run_id": RUN, "holder": ENV, "group_id": GROUP, "reason": "abandoned"},
+    "return_permit": {"run_id": RUN, "holder": ENV, "group_id": GROUP, "reason": "same_scores", "result": RESULT},
     "abandon_permits": {"run_id": RUN, "holder": ENV},
-    "submit": {"group": make_group(GROUP, RUN), "holder": ENV},
+    "submit": {"group": make_group(GROUP, RUN), "holder": ENV, "result": RESULT},
     "read_group": {"run_id": RUN, "group_id": GROUP},
     "read_example": {"run_id": RUN, "group_id": GROUP},
     "audit": {"run_id": RUN},

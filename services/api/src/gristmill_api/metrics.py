@@ -58,6 +58,9 @@ METRICS: Final = {
         _row("oldest_ready_seconds", "age of the group at the head of the queue", "run"),
         _row("oldest_ready_staleness", "steps between that group and the newest weights", "run"),
         _count("dropped_groups", "groups given up, by reason, over all environments", "run", "reason"),
+        _row("rows", "data rows whose mean reward is `below`, `within` or `above` the band of the curriculum",
+            "run", "place"),
+        _count("rows_passed_over", "turns of rows that rested", "run"),
         _count("lease_expiries", "leases that ran out", "run"),
         _count("redeliveries", "groups that were leased again after a lease ended without an ack", "run"),
         _count("left_out_fields", "groups of Atropos' clients that were stored without an optional field that did not "
@@ -158,6 +161,8 @@ _BY_RUN: Final[Mapping[str, Callable[[RunStatus], _Samples]]] = {
     "environments": lambda run: [([], run.envs)],
     "oldest_ready_seconds": lambda run: [([], run.oldest_ready_s)],
     "oldest_ready_staleness": lambda run: [([], run.oldest_ready_staleness)],
+    "rows": lambda run: [([place], count) for place, count in run.rows.items()],
+    "rows_passed_over": lambda run: [([], run.rows_passed_over)],
     "lease_expiries": lambda run: [([], run.lease_expiries)],
     "redeliveries": lambda run: [([], run.redeliveries)],
 }

@@ -32,6 +32,7 @@ from gristmill import (
     Permit,
     PermitSession,
     PolicyVersion,
+    RowResult,
     RunRecord,
     RunState,
     TrajectoryGroup,
@@ -51,7 +52,15 @@ from gristmill_env.preflight import first_warnings
 from gristmill_env.progress import Pace, Tally
 from gristmill_env.prometheus import EnvMetrics
 from gristmill_env.rollouts.generator import UnscoredGroup
-from gristmill_env.rollouts.groups import RolloutGroup, build_group, drop_reason, is_version, trainable, version_spans
+from gristmill_env.rollouts.groups import (
+    RolloutGroup,
+    build_group,
+    drop_reason,
+    is_version,
+    mean_total,
+    trainable,
+    version_spans,
+)
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved import Attempt, DroppedSaver, GroupSaver, GroupWriter, set_other_groups_aside
 from gristmill_env.session import (
@@ -171,6 +180,9 @@ class ServeLoop:
         self._trainer: _Trainer | None = None
         self._generating: dict[str, _Generation] = {}
         """By group id."""
+        self._newest_row: int | None = None
+        """The greatest row number of this process' permits."""
+        self._all_rest = False
         self._pace = Pace(run.run_id)
 
     async def run(self) -> None:
@@ -188,11 +200,28 @@ class ServeLoop:
                     self._trainer = await self._meet_trainer(version.incarnation)
                 if self._evaluations is not None:
                     self._evaluations.begin_if_due(version, tasks)
+                self._note_rest(grant.permits)
                 for permit in grant.permits:
                     tasks.create_task(self._row(permit, version))
             ageing.cancel()
             if self._evaluations is not None:
                 await self._evaluations.at_end(self._permits.version)
+
+    def _note_rest(self, permits: Sequence[Permit]) -> None:
+        """Logs once that the API has passed over a whole epoch, because every row rests."""
+        curriculum = self._config.curriculum
+        if curriculum is None:
+            return
+        for permit in permits:
+            gap = permit.row - self._newest_row if self._newest_row is not None else 0
+            if gap > self._session.epoch and not self._all_rest:
+                self._all_rest = True
+                logger.warning(
+                    "run %s: all rows rest, so they come in their plain order as their rest ends; their rewards are "
+                    "outside of the band [%g, %g] of `curriculum`",
+                    self._run_id, *curriculum.band,
+                )  # fmt: skip
+            self._newest_row = max(permit.row, self._newest_row or 0)
 
     async def _meet_trainer(self, incarnation: int) -> _Trainer:
         """Reads whether the run's trainer publishes its weights. If so, only published weights may sample."""
@@ -261,11 +290,14 @@ class ServeLoop:
             reason = drop_reason(
                 scored, least=config.least_rollouts, ensure_scores_are_not_same=config.ensure_scores_are_not_same
             )
+            # Solved and hopeless rows are exactly those whose scores are all the same.
+            counts = reason in (None, DropReason.SAME_SCORES)
+            result = self._result(source, row, scored) if counts else None
             if reason is None:
-                await self._submit(permit, source, scored, versions, version, attempt)
+                await self._submit(permit, source, scored, versions, version, attempt, result)
             else:
                 errors = dict.fromkeys(score.error for score in scored.scores if score.error is not None)
-                await self._drop(permit, reason, "; ".join(errors), attempt)
+                await self._drop(permit, reason, "; ".join(errors), attempt, result)
 
     @contextlib.contextmanager
     def _ageing(self, group_id: str, bound: asyncio.Timeout) -> Iterator[_Generation]:
@@ -289,14 +321,14 @@ class ServeLoop:
 
     async def _submit(
         self, permit: Permit, source: Source, scored: RolloutGroup, versions: list[list[VersionSpan]],
-        version: PolicyVersion, attempt: Attempt,
+        version: PolicyVersion, attempt: Attempt, result: RowResult | None,
     ) -> None:  # fmt: skip
         group = build_group(
             scored, permit, self._run_id, self._worker_id, versions,
             include_messages=self._config.include_messages, correctness=source.task.scorer.correctness,
         )  # fmt: skip
         try:
-            if not await self._permits.submit(group):
+            if not await self._permits.submit(group, result):
                 return
         except ApiError as error:
             if error.code != "bad_group" and error.status != 413:
@@ -312,13 +344,30 @@ class ServeLoop:
         self._pace.group(int(group.mask.sum()), version.step, self._trainer.steps if self._trainer else None)
         await self._observers.submitted(group, [in_words(rollout) for rollout in kept], self.tally, scored)
 
-    async def _drop(self, permit: Permit, reason: DropReason, why: str, attempt: Attempt) -> None:
-        """Saves what exists of the row's group, and gives the permit back. `why`: the row's error.
+    def _result(self, source: Source, row: int, scored: RolloutGroup) -> RowResult | None:
+        """Returns what decides whether the source's `row`-th row rests; None in a run without a curriculum."""
+        curriculum = self._config.curriculum
+        if curriculum is None:
+            return None
+        name, index = source.task.name, scored.item.index
+        return RowResult(
+            row=str(index) if name is None else f"{name}/{index}",
+            reward=mean_total(scored),
+            band=curriculum.band,
+            groups=curriculum.groups,
+            turns=self._session.turns(source, row, curriculum.rest),
+        )
+
+    async def _drop(
+        self, permit: Permit, reason: DropReason, why: str, attempt: Attempt, result: RowResult | None = None
+    ) -> None:
+        """Saves what exists of the row's group, and gives the permit back. `why`: the row's error. `result`: of the
+        group, if it was scored.
 
         Raises EnvError if every row fails.
         """
         await self._observers.dropping(permit, reason, why, attempt)
-        if not await self._permits.drop(permit, reason.value):
+        if not await self._permits.drop(permit, reason.value, result):
             return
         self.tally.add(reason, why, attempt.source)
         count = self.tally.dropped[reason.value]

@@ -198,6 +198,25 @@ class Session:
         name, row = self.schedule.at(number)
         return next(source for source in self.sources if source.task.name == name), row
 
+    @property
+    def epoch(self) -> int:
+        """The permits after which every row of every source had a turn."""
+        if self.schedule is None:
+            return len(self.sources[0].task.dataset)
+        return max(
+            self.schedule.number(name, len(source.task.dataset))
+            for source in self.sources
+            if (name := source.task.name) is not None
+        )
+
+    def turns(self, source: Source, row: int, count: int) -> list[int]:
+        """Returns the row numbers of the permits for the next `count` turns of the source's `row`-th row."""
+        rows = source.task.dataset.turns(row, count)
+        if self.schedule is None:
+            return rows
+        assert source.task.name is not None
+        return [self.schedule.number(source.task.name, turn) for turn in rows]
+
 
 @contextlib.asynccontextmanager
 async def open_session(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import logging
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from redis.exceptions import RedisError
 
-from gristmill import GROUP_MEDIA_TYPE, Example, GroupAudit, GroupError, TrajectoryGroup
+from gristmill import GROUP_MEDIA_TYPE, Example, GroupAudit, GroupError, RowResult, TrajectoryGroup
 from gristmill.group import check_submitted
 from gristmill.logs import line
 from gristmill_api import errors
@@ -24,6 +27,8 @@ from gristmill_api.store.keys import row_of
 _LOG = logging.getLogger(__name__)
 _ID_BYTES: Final = 16
 """Of a group id, about."""
+_MOST_RESULT: Final = 4096
+"""Characters of a row's result."""
 router = APIRouter(prefix="/v1/runs/{run_id}/groups", tags=["groups"], route_class=FastRoute)
 
 
@@ -51,13 +56,17 @@ async def submit(
     run_id: RunId,
     group_id: GroupId,
     holder: Annotated[str, Query(pattern=r"^[A-Za-z0-9._:-]{1,128}$")],
+    result: Annotated[str | None, Query(max_length=_MOST_RESULT)] = None,
 ) -> Response:
     """Store a group under its permit: 201 stored, 200 the store already holds this group with the same bytes.
 
-    The body is what `gristmill.TrajectoryGroup.encode` returns. The store keeps the body as it arrived.
+    The body is what `gristmill.TrajectoryGroup.encode` returns. The store keeps the body as it arrived. `result`: a
+    `gristmill.RowResult` as JSON, in a run whose rows may rest.
     """
+    found = None if result is None else _result(result)
     try:
         group = await _read(request, run_id, group_id, holder, ctx.limits.max_body_bytes)
+        group = group if found is None else dataclasses.replace(group, result=found)
         stored = await ctx.store.queue.submit(run_id, holder, group)
     except (ApiProblem, RedisError) as error:
         refused = errors.from_redis(error) if isinstance(error, RedisError) else error
@@ -103,6 +112,14 @@ async def audit(ctx: Ctx, run_id: RunId) -> Response:
     found = await ctx.store.runs.audit(run_id)
     ids = sum(len(getattr(found, name)) for name in GroupAudit.model_fields)
     return Response(await offload(ids * _ID_BYTES, found.model_dump_json), media_type="application/json")
+
+
+def _result(given: str) -> RowResult:
+    try:
+        return RowResult.model_validate_json(given)
+    except ValidationError as error:
+        problems = [{**problem, "loc": ("query", "result", *problem["loc"])} for problem in error.errors()]
+        raise RequestValidationError(problems) from error
 
 
 async def _read(request: Request, run_id: str, group_id: str, holder: str, limit: int) -> Submission:

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Request
 from pydantic import Field, StringConstraints
 
-from gristmill import PermitGrant, RunState
+from gristmill import PermitGrant, RowResult, RunState
 from gristmill.logs import line
 from gristmill_api.context import Ctx, Id, Name, RequestModel, RunId
 from gristmill_api.store import keys
@@ -37,6 +37,8 @@ class Return(RequestModel):
     group_id: Id
     reason: Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{1,64}$")]
     """ "abandoned": another holder may have it. Any other word drops the group and is counted."""
+    result: RowResult | None = None
+    """Of the dropped group, if it was scored, in a run whose rows may rest."""
 
 
 class Abandon(RequestModel):
@@ -71,7 +73,7 @@ async def renew(ctx: Ctx, run_id: RunId, body: Renew) -> Renewal:
 @router.post("/return")
 async def give_back(ctx: Ctx, run_id: RunId, body: Return) -> dict[str, str]:
     """Give one permit back."""
-    new = await ctx.store.permits.return_permit(run_id, body.holder, body.group_id, body.reason)
+    new = await ctx.store.permits.return_permit(run_id, body.holder, body.group_id, body.reason, body.result)
     if new:
         _LOG.info(line("drop", run=run_id, group=body.group_id, reason=body.reason, holder=body.holder))
     return {}

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gristmill import Permit, PermitGrant, RunState
+from gristmill import Permit, PermitGrant, RowResult, RunState
 from gristmill_api import errors
 from gristmill_api.settings import Limits
 from gristmill_api.store.keys import milliseconds, row_of
-from gristmill_api.store.records import text, version
+from gristmill_api.store.records import result_words, text, version
 from gristmill_api.store.scripts import Scripts
 
 MOST_REASONS: Final = 64
@@ -61,12 +61,16 @@ class Permits:
         )
         return Renewal(int(renewed), [group_id.decode() for group_id in lost])
 
-    async def return_permit(self, run_id: str, holder: str, group_id: str, reason: str) -> bool:
+    async def return_permit(
+        self, run_id: str, holder: str, group_id: str, reason: str, result: RowResult | None = None
+    ) -> bool:
         """Return one permit. With the reason "abandoned" it is issued again; any other reason drops the group.
 
-        False: an earlier call returned the permit.
+        `result`: of the dropped group. False: an earlier call returned the permit.
         """
-        (status,) = await self._scripts.call("return_permits", run_id, holder, group_id, reason, MOST_REASONS)
+        (status,) = await self._scripts.call(
+            "return_permits", run_id, holder, group_id, reason, MOST_REASONS, result_words(result)
+        )
         if status == "LOST":
             raise errors.permit_lost(run_id, group_id, f"{holder!r} does not hold it")
         if status == "SUBMITTED":

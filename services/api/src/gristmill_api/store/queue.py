@@ -11,12 +11,12 @@ from typing import Any, Final, Literal
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError  # noqa: A004
 
-from gristmill import PolicyVersion
+from gristmill import PolicyVersion, RowResult
 from gristmill_api import errors
 from gristmill_api.settings import Limits
 from gristmill_api.store import keys
 from gristmill_api.store.keys import milliseconds
-from gristmill_api.store.records import text
+from gristmill_api.store.records import result_words, text
 from gristmill_api.store.scripts import Scripts
 
 _MOST_TRAINERS: Final = 64
@@ -37,6 +37,8 @@ class Submission:
     env_id: str
     versions: Sequence[PolicyVersion]
     """The weights that sampled it, the oldest first."""
+    result: RowResult | None = None
+    """Of the group's row, in a run whose rows may rest."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,7 @@ class GroupQueue:
             self._limits.max_run_groups,
             len(group.body),
             sent,
+            result_words(group.result),
             *ends,
             payloads={sent: group.body},
         )

@@ -8,11 +8,14 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from gristmill import PolicyVersion, Protocol, RunRecord, RunState, RunStatus
+from gristmill import PolicyVersion, Protocol, RowResult, RunRecord, RunState, RunStatus
 from gristmill_api import errors
 
 MOST_SETTINGS_BYTES = 128 * 1024
 """Of the settings of an environment, or of a trainer, as JSON."""
+
+PLACES = ("below", "within", "above")
+"""Of the mean reward of a row, compared with the band of the run's curriculum."""
 
 
 def canonical(settings: dict[str, Any]) -> str:
@@ -46,6 +49,14 @@ def version(incarnation: bytes | None, step: bytes | None) -> str | None:
     return str(PolicyVersion(int(incarnation), int(step))) if incarnation and step else None
 
 
+def result_words(result: RowResult | None) -> str:
+    """Returns the result of a row as lua/_difficulty.lua reads it; "" for None."""
+    if result is None:
+        return ""
+    numbers = [result.reward, *result.band]
+    return " ".join([result.row, *(f"{number:.6g}" for number in numbers), *map(str, [result.groups, *result.turns])])
+
+
 def run_status(reply: Sequence[Any]) -> RunStatus:
     """From the reply of status.lua."""
     state, incarnation, step, *numbers, age, oldest_step, now, counters, drops = reply
@@ -73,7 +84,9 @@ def run_status(reply: Sequence[Any]) -> RunStatus:
         left_out={
             name.removeprefix("left_out:"): count for name, count in counts.items() if name.startswith("left_out:")
         },
-        rows_issued=counted("rows"),
+        rows_issued=counted("rows") - counted("passed"),
+        rows_passed_over=counted("passed"),
+        rows={place: counts[f"rows_{place}"] for place in PLACES if f"rows_{place}" in counts},
         bytes=counted("bytes"),
         archiving=archiving,
         archive_lost=counted("archive_lost"),

@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gristmill.run import MOST_TURNS
 from gristmill.settings import did_you_mean
 from gristmill_env.data.messages import Message, message_problem, template_form, user
 from gristmill_env.data.sources import load_rows
@@ -97,6 +98,10 @@ class PromptDataset:
     def index(self, row: int) -> int:
         """Returns the index into the data set of the `row`-th row."""
         return self._order.index(row)
+
+    def turns(self, row: int, count: int) -> list[int]:
+        """Returns the numbers of the next `count` rows with the data of the `row`-th row, one in each epoch."""
+        return self._order.turns(row, count)
 
     def item_at(self, index: int) -> Item:
         """Returns the item at an index, in the data set's order. Raises DatasetError as `item` does."""
@@ -209,11 +214,28 @@ class RowOrder:
         self._seed = seed
         self._shuffle = shuffle
         self._permutation = lru_cache(maxsize=2)(self._permute)  # two: epochs overlap at their seam
+        self._place = lru_cache(maxsize=MOST_TURNS + 2)(self._invert)
 
     def index(self, row: int) -> int:
         """Returns the index into the data set for the `row`-th requested row."""
         epoch, position = divmod(row, self._length)
         return int(self._permutation(epoch)[position]) if self._shuffle else position
+
+    def turns(self, row: int, count: int) -> list[int]:
+        """Returns the numbers of the next `count` requests for the data of the `row`-th: one in each later epoch."""
+        epochs = range(row // self._length + 1, row // self._length + 1 + count)
+        if not self._shuffle:
+            return [epoch * self._length + row % self._length for epoch in epochs]
+        index = self.index(row)
+        return [epoch * self._length + int(self._place(epoch)[index]) for epoch in epochs]
+
+    def _invert(self, epoch: int) -> npt.NDArray[np.int32]:
+        """Returns the position of each index in an epoch."""
+        import numpy as np
+
+        places = np.empty(self._length, np.int32)
+        places[self._permute(epoch)] = np.arange(self._length, dtype=np.int32)
+        return places
 
     def _permute(self, epoch: int) -> npt.NDArray[np.int64]:
         import numpy as np

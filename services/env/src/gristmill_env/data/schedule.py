@@ -38,12 +38,19 @@ class Schedule:
                 period=period,
             )
         self._order = _order(self._weights, period)
+        self._places = {name: [at for at, (other, _) in enumerate(self._order) if other == name] for name in whole}
+        """The numbers of each source in the first period."""
 
     def at(self, number: int) -> tuple[str, int]:
         """Returns the source of a number, and the row of that source."""
         periods, place = divmod(number, len(self._order))
         name, row = self._order[place]
         return name, periods * self._weights[name] + row
+
+    def number(self, name: str, row: int) -> int:
+        """Returns the number of a row of a source: the inverse of `at`."""
+        periods, place = divmod(row, self._weights[name])
+        return periods * len(self._order) + self._places[name][place]
 
 
 def _order(weights: Mapping[str, int], period: int) -> list[tuple[str, int]]:

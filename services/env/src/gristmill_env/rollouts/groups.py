@@ -138,6 +138,12 @@ def drop_reason(group: RolloutGroup, *, least: int, ensure_scores_are_not_same: 
     return None
 
 
+def mean_total(group: RolloutGroup) -> float:
+    """Returns the mean total of the trainable rollouts; at least one."""
+    totals = [total for n in trainable(group) if (total := group.scores[n].total) is not None]
+    return sum(totals) / len(totals)
+
+
 def version_spans(rollout: Rollout, granted: str, *, published: bool) -> list[VersionSpan]:
     """Returns the spans of the rollout's sampled tokens by policy version.
 

@@ -123,6 +123,7 @@ def settings_of(config: EnvConfig, model: str) -> dict[str | None, dict[str, Any
     for source, part in config.by_source().items():
         recorded = part.recorded(model)
         del recorded["trainer"], recorded["ensure_scores_are_not_same"]
+        recorded.pop("curriculum", None)
         found[source] = {"group_size": config.group_size, **recorded}
     return found
 

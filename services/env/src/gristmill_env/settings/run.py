@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_core import PydanticCustomError
 
 from gristmill.deployment import API_URL, MODEL_URL, RUN_ID
@@ -20,6 +20,7 @@ from gristmill_env.data.schedule import Schedule
 from gristmill_env.settings.dataset import DatasetConfig
 from gristmill_env.settings.task import (
     AgentSpec,
+    CurriculumSpec,
     EnvironmentSpec,
     EvaluationSpec,
     SourceSpec,
@@ -123,6 +124,10 @@ def _count_or_computed(value: int) -> int:
             "no_workers", "0 workers do nothing; write 1 or more, or -1 for max_num_workers_per_node a server"
         )
     return value
+
+
+def _shortest_curriculum(value: Any) -> Any:
+    return {} if value is True else None if value is False else value
 
 
 class EnvConfig(Settings):
@@ -288,6 +293,10 @@ class EnvConfig(Settings):
     sources: list[SourceSpec] = Field(default_factory=list, max_length=64)
     """Several tasks in one run, each with its name, its weight, its rows and rewards (docs/data.md)."""
 
+    curriculum: Annotated[CurriculumSpec | None, BeforeValidator(_shortest_curriculum)] = None
+    """Leaves out rows for some epochs that are too easy or too hard for the model now (docs/data.md#curriculum).
+    `true`: the defaults of its keys."""
+
     evaluations: list[EvaluationSpec] = Field(default_factory=list, max_length=32)
     """Held-out evaluations by name, in addition to the evaluation set of `dataset` or of each source
     (docs/evaluation.md)."""
@@ -424,6 +433,7 @@ class EnvConfig(Settings):
             **({} if self.agent is None else {"agent": self.agent.recorded()}),
             "dataset": self.dataset.recorded(),
             **({"sources": {source.name: source.recorded() for source in self.sources}} if self.sources else {}),
+            **({} if self.curriculum is None else {"curriculum": self.curriculum.model_dump(mode="json")}),
             "trainer": self.trainer_block(),
             **self._thinking(),
         })  # fmt: skip

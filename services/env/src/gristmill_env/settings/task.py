@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from gristmill.run import MOST_GROUPS_OF_ROW, MOST_TURNS
 from gristmill.settings import Settings
 from gristmill_env.settings.dataset import ROW_SOURCES, DatasetConfig, RewardSpec, without_secrets
 
@@ -145,6 +146,30 @@ class SourceSpec(Settings):
             **({} if self.agent is None else {"agent": self.agent.recorded()}),
             "dataset": self.dataset.recorded(),
         }
+
+
+class CurriculumSpec(Settings):
+    """Rows that rest because they are too easy or too hard. `true` means {}: the defaults."""
+
+    band: tuple[Annotated[float, Field(allow_inf_nan=False)], Annotated[float, Field(allow_inf_nan=False)]] = (0.1, 0.9)
+    """Least and greatest mean reward of a row that does not rest, in the units of the run's rewards."""
+
+    groups: int = Field(default=1, ge=1, le=MOST_GROUPS_OF_ROW)
+    """The mean is over this number of the row's last groups. A row with fewer groups does not rest."""
+
+    rest: int = Field(default=3, ge=1, le=MOST_TURNS)
+    """Epochs for which such a row is left out. Then it is played again."""
+
+    @model_validator(mode="after")
+    def _low_is_first(self) -> Self:
+        low, high = self.band
+        if low >= high:
+            raise PydanticCustomError(
+                "band_order",
+                "band is [{low}, {high}]; it is the least and the greatest mean reward, such as [0.1, 0.9]",
+                {"low": f"{low:g}", "high": f"{high:g}"},
+            )
+        return self
 
 
 class EvaluationSpec(Settings):

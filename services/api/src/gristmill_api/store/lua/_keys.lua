@@ -4,10 +4,11 @@
 --                         deleted and created again has another); after a take also trainer,
 --                         taker (of the last take), incarnation, groups_per_step, training_steps, max_staleness; after a version also
 --                         version_incarnation, version_step. env and trainer are JSON as received, never parsed here.
---   counters      HASH    rows (issued so far, the next row), seq (submits so far), accepted (stored, and neither dead nor
+--   counters      HASH    rows (the next row; those before it were issued, or passed over as resting), seq (submits so far), accepted (stored, and neither dead nor
 --                         dropped since), trained, bytes (payload bytes held); <state>_sequences and <state>_bytes of
 --                         the states ready, leased and dead; expiries (leases that ran out), redeliveries;
 --                         lately_accepted, lately_dropped, ahead (_ahead.lua);
+--                         rows_below, rows_within, rows_above, passed (_difficulty.lua);
 --                         submitted_ms, asked_ms, registered_ms (of the last submit, request for permits to within a second, and registration);
 --                         buffered (groups in Atropos' buffers); archive_lost (trained groups let go without being archived, as their disk failed or was full);
 --                         left_out:<field> (Atropos' groups stored without an optional field that did not fit)
@@ -44,7 +45,10 @@
 --   fates         LIST    JSON of what became of groups that are not in the archive (dropped, dead, replayed, let go), until
 --                         the archiver has written it to drops.jsonl; the newest 65536
 --   tombs         LIST    the ids in trained and dropped, oldest first: the newest 65536 stay. Of a finished run all three
---                         expire
+--                         expire, and so do the next two
+--   difficulty    HASH    row -> "<groups> <below|within|above> <mean rewards of its last groups, the newest first>", 131072 rows
+--                         at most; only of a run with a curriculum (_difficulty.lua)
+--   resting       STRING  bits: number of a row's turn -> 1 if the row rests then
 --
 --   envs          ZSET    environment id -> deadline, ms, of registered environments; they are alive until then
 --   env:<id>      HASH    weight, min_batch_allocation, heartbeat_s ('' for none), registered_ms; word (random, of the
@@ -82,6 +86,7 @@ local LEASES, EXPIRED, ACKED = P .. 'leases', P .. 'expired', P .. 'acked'
 local PERMITS, HOLDERS, REISSUE, LAPSED = P .. 'permits', P .. 'holders', P .. 'reissue', P .. 'lapsed'
 local DROPPED, DROPS, TOMBSTONES = P .. 'dropped', P .. 'drops', P .. 'tombs'
 local FATES, VERSIONS = P .. 'fates', P .. 'versions'
+local DIFFICULTY, RESTING = P .. 'difficulty', P .. 'resting'
 local ENVS, LATEST, METRICS, LOG = P .. 'envs', P .. 'latest', P .. 'metrics', P .. 'events'
 local CLAIMS, CLAIMANTS = P .. 'claims', P .. 'claimants'
 local DELETED, FENCE = P .. 'deleted', P .. 'fence'

@@ -3,7 +3,8 @@
 -- include: _atropos.lua
 -- include: _ahead.lua
 -- include: _shares.lua
--- Hand out up to `count` permits: rows that came back first, then new ones, as far as the run's capacity goes.
+-- include: _difficulty.lua
+-- Hand out up to `count` permits: rows that came back first, then new ones that do not rest, as far as the run's capacity goes.
 -- A holder that is registered with a weight holds no more of them than its share among the live environments' weights.
 -- Others leave the permits for an environment with a min_batch_allocation that it needs for its share (_shares.lua).
 -- Capacity: _ahead.lua. Nothing before a trainer took the run and recorded a version.
@@ -76,7 +77,7 @@ for _ = 1, math.min(count, free - kept_for_others(), share()) do
   if id then
     leave_reissue(id)
   else
-    id = string.format('g%08d', redis.call('HINCRBY', COUNTERS, 'rows', 1) - 1)
+    id = string.format('g%08d', issue_number())
   end
   redis.call('ZADD', PERMITS, at + ttl, id)
   redis.call('HSET', HOLDERS, id, holder)

@@ -2,12 +2,14 @@
 -- include: _keys.lua
 -- include: _moves.lua
 -- include: _ahead.lua
+-- include: _difficulty.lua
 -- Return one permit of a holder, or all of its permits. Reason "abandoned": the row is issued again. Any other reason
 -- drops the group.
--- ARGV: holder, group id or '' for all, reason, most reasons that are counted by name: others are counted as "other"
+-- ARGV: holder, group id or '' for all, reason, most reasons that are counted by name: others are counted as "other",
+--       result of the row or '' (_difficulty.lua)
 -- -> one: {MISSING} | {OK} | {ALREADY} | {LOST} | {SUBMITTED}
 --    all, which have the reason "abandoned": {MISSING} | {OK, count}
-local holder, id, reason, most = unpack(ARGV)
+local holder, id, reason, most, result = unpack(ARGV)
 
 if not state() then return {'MISSING'} end
 local refused = foreign(holder)
@@ -49,6 +51,7 @@ else
   log_fate(id, 'dropped', reason, holder)
   count_lately('lately_dropped')
   one_less_ahead()
+  record_result(result)
 end
 publish('permits')
 return {'OK'}

@@ -2,17 +2,18 @@
 -- include: _keys.lua
 -- include: _moves.lua
 -- include: _ahead.lua
+-- include: _difficulty.lua
 -- Store a group and consume its permit. Not flagged allow-oom: at maxmemory Redis refuses this script, and its like.
 -- The payload was set before, under a separate key: a long argument costs Lua ten times what SET costs.
 -- ARGV: group id, holder, digest (32 raw bytes), sequences, tokens, env id, step, byte cap of all runs,
---       byte cap and group cap of a run, bytes of the payload, its key, for each trainer whose weights sampled the group:
---       incarnation, first step, last step
+--       byte cap and group cap of a run, bytes of the payload, its key, result of the row or '' (_difficulty.lua), for each
+--       trainer whose weights sampled the group: incarnation, first step, last step
 -- -> {STORED} | {SAME} | {OTHER} | {MISSING} | {FINISHED} | {SUSPENDED} | {DROPPED, reason} | {LOST} | {UNKNOWN} | {SIZE, group size}
 --  | {VERSION, incarnation, step}: never published | {SURPLUS}: the run has all groups that it needs, and the row is issued again
 --  | {FULL, bytes of all runs} | {RUN_FULL, bytes of the run, groups of the run} | {GONE}: so is the payload
 local id, holder, digest, sequences, tokens, env_id, step = unpack(ARGV, 1, 7)
 local max_bytes, max_run_bytes, max_run_groups = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
-local bytes, sent = tonumber(ARGV[11]), ARGV[12]
+local bytes, sent, result = tonumber(ARGV[11]), ARGV[12], ARGV[13]
 
 local function refuse(...)
   redis.call('DEL', sent)
@@ -38,7 +39,7 @@ if size > most or size < math.min(2, most) then return refuse('SIZE', record[2])
 -- Only weights that the model servers had. A trainer publishes weights before it records their version, so a group may be
 -- one step ahead of the record, also a group of a trainer that recorded none.
 local lowest, highest = unpack(redis.call('HMGET', VERSIONS, 'lowest', 'highest'))
-for i = 13, lowest and #ARGV or 0, 3 do
+for i = 14, lowest and #ARGV or 0, 3 do
   local trainer, first, last = unpack(ARGV, i, i + 2)
   local from, to = string.match(redis.call('HGET', VERSIONS, trainer) or '0 ' .. highest, '^(%S+) (%S+)$')
   if tonumber(first) < tonumber(from) or tonumber(trainer) < tonumber(lowest) then return refuse('VERSION', trainer, first) end
@@ -72,4 +73,5 @@ redis.call('PERSIST', payload(id))
 enqueue_new(id, {digest = digest, bytes = bytes, sequences = sequences, tokens = tokens,
   env_id = env_id, step = step})
 count_lately('lately_accepted')
+record_result(result)
 return {'STORED'}
