@@ -18,14 +18,14 @@ from gristmill.saved import saved_groups
 
 ROWS: Final = 32
 """Rows that are too easy, and as many that are too hard."""
-STEPS: Final = 120
-SETTINGS: Final[Mapping[str, Any]] = {"band": [0.05, 0.8], "groups": 1, "rest": 8}
+STEPS: Final = 150
+SETTINGS: Final[Mapping[str, Any]] = {"band": [0.05, 0.8], "groups": 1, "rest": 16}
 TEXT: Final = (
-    "One prompt of three is a sum of the quickstart. One is too easy: one of "
-    f"{ROWS} sums for which the number in any form counts, and which the model adds from the start. One is too hard: one "
-    f"of {ROWS} products of three-digit numbers, which the model never gets right. The curriculum is "
-    f"`{json.dumps(dict(SETTINGS))}`. The reward is the mean over the quickstart's sums of a step. Each of the 800 sums "
-    "comes once before one comes again, so until then the sums that rest do not bias it."
+    f"One prompt of three is a sum of the quickstart. One is too easy: one of {ROWS} sums for which the number in any "
+    f"form counts, and which the model adds from the start. One is too hard: one of {ROWS} products of three-digit "
+    f"numbers, which the model never gets right. The curriculum is `{json.dumps(dict(SETTINGS))}`. The reward is the "
+    "mean over the quickstart's sums of a step. Each of the 800 sums comes once before one comes again, so until then "
+    "the sums that rest do not bias it."
 )
 _SAVED: Final = "groups.jsonl"
 
@@ -47,9 +47,9 @@ def write(folder: Path) -> Path:
     number = {"type": "accuracy", "params": {"last_number": True}}
     settings["dataset"] = {key: dataset[key] for key in shared}
     settings["sources"] = [
-        {"name": "sums", "dataset": {"dataset_path": str(quickstart / "train.jsonl")}, "rewards": rewards},
-        {"name": "easy", "dataset": {"dataset_path": str(folder / "easy.jsonl")}, "rewards": [number]},
-        {"name": "hard", "dataset": {"dataset_path": str(folder / "hard.jsonl")}, "rewards": [number]},
+        {"name": "sums", "weight": 1, "dataset": {"dataset_path": str(quickstart / "train.jsonl")}, "rewards": rewards},
+        {"name": "easy", "weight": 4, "dataset": {"dataset_path": str(folder / "easy.jsonl")}, "rewards": [number]},
+        {"name": "hard", "weight": 5, "dataset": {"dataset_path": str(folder / "hard.jsonl")}, "rewards": [number]},
     ]
     settings["data_path_to_save_groups"] = _SAVED
     settings["trainer"]["training_steps"] = STEPS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import os
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from redis.asyncio import Redis
 from rich.console import Console
 from tests.integration.env.conftest import TRAINER
 from tests.support.api_server import ApiServer
@@ -159,10 +161,11 @@ async def test_serve_takes_the_sources_of_a_run_by_their_weights(launch: RunSett
     assert {group.meta["source"] for group in trainer.groups} == set(WEIGHTS)
 
 
-@pytest.mark.long
-async def test_killed_environment_changes_no_source_and_no_row(
+@contextlib.asynccontextmanager
+async def killed_twice(
     config: Path, environ: dict[str, str], trainer: Trainer, model: Model, tmp_path: Path
-) -> None:
+) -> AsyncIterator[None]:
+    """Trains with two environments, of which one is killed twice. The block runs before the end of the run."""
     command = [sys.executable, "-m", "gristmill_env", "serve", "--config", str(config)]
     everything = {**os.environ, **environ, "TMPDIR": str(tmp_path)}
 
@@ -183,13 +186,81 @@ async def test_killed_environment_changes_no_source_and_no_row(
             first = start()
             await trainer.train(1)
         await trainer.train(1)
+        yield
         await trainer.api.finish("mixed", trainer.incarnation)
         assert [await asyncio.to_thread(process.wait, 120) for process in (first, second)] == [0, 0]
     finally:
         for process in (first, second):
             process.kill()
             process.wait()
+
+
+@pytest.mark.long
+async def test_killed_environment_changes_no_source_and_no_row(
+    config: Path, environ: dict[str, str], trainer: Trainer, model: Model, tmp_path: Path
+) -> None:
+    async with killed_twice(config, environ, trainer, model, tmp_path):
+        pass
     trainer.check()
+
+
+@pytest.fixture
+def curriculum(config: Path) -> Path:
+    """A run in plain order, whose even rows always have the reward 1. Their groups are dropped."""
+    (config.parent / "own.py").write_text(
+        "def solved(completions, prompts):\n"
+        "    return [1.0 if int(p.split()[1][:-1]) % 2 == 0 else n % 2 for n, p in enumerate(prompts)]\n"
+    )
+    changed = {**json.loads(config.read_text()), "curriculum": {"rest": 2}, "ensure_scores_are_not_same": True}
+    changed["dataset"]["shuffle_dataset"] = False
+    for source in changed["sources"]:
+        source["rewards"] = ["own.py:solved"]
+    config.write_text(json.dumps(changed))
+    return config
+
+
+async def issued(url: str) -> set[int]:
+    """Returns the numbers of all permits of an open run. Checks that the rows of the other numbers may rest."""
+    async with Redis.from_url(url) as redis, redis.pipeline(transaction=True) as pipe:  # all at one instant
+        for name in ("trained", "leased", "dropped", "counters"):
+            pipe.hgetall(f"gm:{{mixed}}:{name}")
+        for name in ("ready", "permits", "reissue"):
+            pipe.zrange(f"gm:{{mixed}}:{name}", 0, -1)
+        trained, leased, dropped, counters, *others = await pipe.execute()
+    found = {int(name[1:]) for names in (trained, leased, dropped, *others) for name in names}
+    schedule = Schedule(WEIGHTS)
+    for number in set(range(max(found))) - found:
+        source, row = schedule.at(number)
+        assert row % ROWS[source] % 2 == 0
+        earlier = [row - epochs * ROWS[source] for epochs in (1, 2) if row >= epochs * ROWS[source]]
+        assert any(schedule.number(source, turn) in found for turn in earlier), "it rests for two epochs"
+    assert set(dropped.values()) == {b"same_scores"}
+    assert (counters[b"rows_within"], counters[b"rows_above"]) == (b"5", b"7"), "odd rows and even rows"
+    assert int(counters[b"passed"]) == max(found) + 1 - len(found) > 0
+    return found
+
+
+async def test_solved_rows_rest_in_each_source_although_their_groups_are_dropped(
+    curriculum: Path, environ: dict[str, str], trainer: Trainer, redis_url: str
+) -> None:
+    serving = asyncio.create_task(serve(RunSettings.read(["--config", str(curriculum)], environ, "test"), {}))
+    await trainer.take()
+    await trainer.train(9)
+    found, schedule = await issued(redis_url), Schedule(WEIGHTS)
+    await trainer.api.finish("mixed", trainer.incarnation)
+    await asyncio.wait_for(serving, 120)
+    epochs = {
+        number: (row // ROWS[source], row % ROWS[source]) for number in found for source, row in [schedule.at(number)]
+    }
+    assert all(epoch % 3 == 0 for epoch, index in epochs.values() if index % 2 == 0)
+
+
+@pytest.mark.long
+async def test_killed_environment_changes_no_row_that_rests(
+    curriculum: Path, environ: dict[str, str], trainer: Trainer, model: Model, tmp_path: Path, redis_url: str
+) -> None:
+    async with killed_twice(curriculum, environ, trainer, model, tmp_path):
+        await issued(redis_url)
 
 
 @pytest.fixture

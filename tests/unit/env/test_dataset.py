@@ -647,6 +647,14 @@ def test_template_that_writes_half_a_character_is_an_error_of_its_row(tmp_path: 
         dataset.item(3)
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_turns_are_the_next_numbers_with_the_same_data(tmp_path: Path, shuffle: bool) -> None:
+    dataset = load(dataset_path=str(write(tmp_path, ".jsonl")), shuffle_dataset=shuffle)
+    numbers = [number for number in range(10, 80) if dataset.index(number) == dataset.index(13)]
+    assert numbers[0] == 13
+    assert dataset.turns(13, 6) == numbers[1:]
+
+
 def test_epoch_has_each_row_once_in_an_order_that_depends_on_the_seed(tmp_path: Path) -> None:
     path = str(write(tmp_path, ".jsonl"))
     one, again, other = (load(dataset_path=path, shuffle_dataset=True, seed=seed) for seed in (1, 1, 2))

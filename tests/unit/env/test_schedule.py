@@ -39,6 +39,12 @@ def test_order_depends_on_the_numbers_alone(weights: dict[str, float], asked: li
     assert found == {number: again.at(number) for number in range(60)}, "nor on the order of the sources"
 
 
+@given(WEIGHTS, st.integers(0, 500))
+def test_number_of_a_row_is_the_number_that_plays_it(weights: dict[str, float], number: int) -> None:
+    schedule = Schedule(weights)
+    assert schedule.number(*schedule.at(number)) == number
+
+
 def test_rows_of_later_periods_continue() -> None:
     schedule = Schedule({"a": 1, "b": 2})
     rows = [row for name, row in map(schedule.at, range(3_000_000, 3_000_030)) if name == "b"]

@@ -35,6 +35,12 @@ def test_settings_of_the_quickstart_need_no_trust() -> None:
     assert recorded_environment(env, {}, CONFIGS, trust=False) == env
 
 
+def test_recorded_curriculum_needs_no_trust() -> None:
+    env = recorded(curriculum={"rest": 5})
+    assert recorded_environment(env, {}, CONFIGS, trust=False) == env
+    assert EnvConfig(**env).curriculum == EnvConfig(**env, trainer={}).curriculum
+
+
 MIXTURE = """
 dataset: {prompt_field: question, answer_field: answer}
 sources:

@@ -1,0 +1,58 @@
+"""`curriculum:` its shortest form, values without a meaning, and its place in the records of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gristmill import ConfigError
+from gristmill_env.run_settings import RunSettings
+from gristmill_env.saved.group import settings_of
+from gristmill_env.settings.task import CurriculumSpec
+
+
+def read(folder: Path, *flags: str, **settings: Any) -> RunSettings:
+    (folder / "run.yaml").write_text(json.dumps({"dataset": {"dataset_path": "sums.jsonl"}, **settings}))
+    return RunSettings.read(["--config", str(folder / "run.yaml"), *flags], {}, "test")
+
+
+def test_true_means_the_defaults_and_false_none(tmp_path: Path) -> None:
+    assert read(tmp_path, curriculum=True).config.curriculum == CurriculumSpec()
+    assert read(tmp_path, curriculum={"rest": 7}).config.curriculum == CurriculumSpec(rest=7)
+    assert read(tmp_path, curriculum=False).config.curriculum is None
+    assert read(tmp_path).config.curriculum is None
+    flags = ("--set", "curriculum.band=[-1, 2.5]")
+    assert read(tmp_path, *flags, curriculum={"groups": 2}).config.curriculum == CurriculumSpec(
+        band=(-1, 2.5), groups=2
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "key", "code"),
+    [
+        ({"band": [0.9, 0.1]}, "curriculum", "band_order"),
+        ({"band": [0.5, 0.5]}, "curriculum", "band_order"),
+        ({"band": [0.5]}, "curriculum.band.1", "missing"),
+        ({"groups": 0}, "curriculum.groups", "greater_than_equal"),
+        ({"groups": 17}, "curriculum.groups", "less_than_equal"),
+        ({"rest": 0}, "curriculum.rest", "greater_than_equal"),
+        ({"rest": 65}, "curriculum.rest", "less_than_equal"),
+        ({"epochs": 3}, "curriculum.epochs", "unknown_key"),
+    ],
+)
+def test_values_without_a_meaning_are_refused_with_their_place(
+    tmp_path: Path, wrong: dict[str, Any], key: str, code: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read(tmp_path, curriculum=wrong)
+    assert refused.value.values["problems"] == {key: code}
+
+
+def test_curriculum_distinguishes_runs_but_not_the_groups_that_they_save(tmp_path: Path) -> None:
+    plain, with_it = (read(tmp_path, curriculum=value).config for value in (None, True))
+    assert "curriculum" not in plain.recorded("tiny")
+    assert with_it.recorded("tiny")["curriculum"] == {"band": [0.1, 0.9], "groups": 1, "rest": 3}
+    assert settings_of(plain, "tiny") == settings_of(with_it, "tiny")
