@@ -70,17 +70,14 @@ class Queue:
         """None: the trainer has not asked for a batch yet, and has not published its weights over /v1."""
         share = "" if env.min_batch_allocation is None else repr(env.min_batch_allocation)
         facts = env.max_token_length, repr(env.weight), env.group_size, share
-        status, *rest = await self._write(
-            "atropos_env", "register", env.desired_name, *facts, self._env_ttl_ms, MOST_ENVS
-        )
-        if status == "WAIT":
-            return None
-        if status == "ENVS":
-            raise errors.too_many(
-                "envs", f"{MOST_ENVS} environments registered with run {self.run_id!r}", "Reset: GET /reset_data."
-            )
-        number, namesakes, trainer = rest
-        return NewEnv(number, namesakes, _texts(trainer))
+        match await self._write("atropos_env", "register", env.desired_name, *facts, self._env_ttl_ms, MOST_ENVS):
+            case ["OK", number, namesakes, trainer]:
+                return NewEnv(number, namesakes, _texts(trainer))
+            case ["ENVS"]:
+                raise errors.too_many(
+                    "envs", f"{MOST_ENVS} environments registered with run {self.run_id!r}", "Reset: GET /reset_data."
+                )
+        return None
 
     async def disconnect(self, number: int) -> bool:
         """False: the environment does not exist."""
@@ -123,18 +120,19 @@ class Queue:
             self._version = version = text(reply[1])
             stored = await offload(_BYTES_PER_TOKEN * tokens, _stored, groups, self.run_id, version)
             reply = await self._opened(functools.partial(self._send, receipt, groups, stored, version))
-        status, *rest = reply
-        if status == "NAMES":
-            raise errors.too_many(
-                "groups", f"run {self.run_id!r} has stored {int(rest[0])} groups", "Set ATROPOS_RUN to another id."
-            )
-        if status == "GONE":
-            raise ConnectionError("the groups' bytes expired before they were stored.")
-        if status == "FULL":
-            raise errors.store_full(f"{int(rest[0])} bytes are stored of {self._limits.max_stored_bytes}.")
-        if status == "RUN_FULL":
-            raise errors.run_full(self.run_id, int(rest[0]), int(rest[1]))
-        return [None if size < 0 else size for size in rest[0]]
+        match reply:
+            case ["NAMES", names]:
+                raise errors.too_many(
+                    "groups", f"run {self.run_id!r} has stored {int(names)} groups", "Set ATROPOS_RUN to another id."
+                )
+            case ["GONE"]:
+                raise ConnectionError("the groups' bytes expired before they were stored.")
+            case ["FULL", held]:
+                raise errors.store_full(f"{int(held)} bytes are stored of {self._limits.max_stored_bytes}.")
+            case ["RUN_FULL", held, count]:
+                raise errors.run_full(self.run_id, int(held), int(count))
+        _, sizes = reply
+        return [None if size < 0 else size for size in sizes]
 
     async def _send(
         self, receipt: str, groups: Sequence[SubmittedGroup], stored: Sequence[Stored], version: str

@@ -98,7 +98,7 @@ class GroupQueue:
             ends += (incarnation, steps[0], steps[-1])
         if len(ends) > 3 * _MOST_TRAINERS:
             raise errors.bad_group(group.group_id, f"weights of more than {_MOST_TRAINERS} trainers sampled it")
-        status, *rest = await self._scripts.call(
+        reply = await self._scripts.call(
             "submit",
             run_id,
             group.group_id,
@@ -117,37 +117,36 @@ class GroupQueue:
             *ends,
             payloads={sent: group.body},
         )
-        if status == "GONE":
-            raise ConnectionError("the group's bytes expired before they were stored.")
-        if status == "OTHER":
-            raise errors.conflict(run_id, group.group_id, "was submitted with other content")
-        if status == "FINISHED":
-            raise errors.finished(run_id)
-        if status == "LOST":
-            raise errors.permit_lost(run_id, group.group_id, "it expired and went to another holder")
-        if status == "DROPPED":
-            raise errors.permit_lost(run_id, group.group_id, f"it was dropped ({rest[0].decode()})")
-        if status == "UNKNOWN":
-            raise errors.permit_lost(run_id, group.group_id, "none was ever issued to this holder")
-        if status == "SURPLUS":
-            why = "the run has all groups of the step, so the row is issued again for the next one"
-            raise errors.permit_lost(run_id, group.group_id, why)
-        if status == "SIZE":
-            raise errors.bad_group(
-                group.group_id,
-                f"it has {group.sequences} rollouts, the run's group_size is {int(rest[0])}: as many, or at least 2",
-            )
-        if status == "VERSION":
-            raise errors.bad_group(
-                group.group_id, f"weights {text(rest[0])}.{text(rest[1])} sampled it, and the run never published them"
-            )
-        if status == "FULL":
-            raise errors.store_full(
-                f"{int(rest[0])} bytes are stored; {len(group.body)} more would pass {self._limits.max_stored_bytes}."
-            )
-        if status == "RUN_FULL":
-            raise errors.run_full(run_id, int(rest[0]), int(rest[1]))
-        return bool(status == "STORED")
+        match reply:
+            case ["GONE"]:
+                raise ConnectionError("the group's bytes expired before they were stored.")
+            case ["OTHER"]:
+                raise errors.conflict(run_id, group.group_id, "was submitted with other content")
+            case ["FINISHED"]:
+                raise errors.finished(run_id)
+            case ["LOST"]:
+                raise errors.permit_lost(run_id, group.group_id, "it expired and went to another holder")
+            case ["DROPPED", reason]:
+                raise errors.permit_lost(run_id, group.group_id, f"it was dropped ({text(reason)})")
+            case ["UNKNOWN"]:
+                raise errors.permit_lost(run_id, group.group_id, "none was ever issued to this holder")
+            case ["SURPLUS"]:
+                why = "the run has all groups of the step, so the row is issued again for the next one"
+                raise errors.permit_lost(run_id, group.group_id, why)
+            case ["SIZE", size]:
+                raise errors.bad_group(
+                    group.group_id,
+                    f"it has {group.sequences} rollouts, the run's group_size is {int(size)}: as many, or at least 2",
+                )
+            case ["VERSION", trainer, step]:
+                why = f"weights {text(trainer)}.{text(step)} sampled it, and the run never published them"
+                raise errors.bad_group(group.group_id, why)
+            case ["FULL", stored]:
+                most = self._limits.max_stored_bytes
+                raise errors.store_full(f"{int(stored)} bytes are stored; {len(group.body)} more would pass {most}.")
+            case ["RUN_FULL", stored, groups]:
+                raise errors.run_full(run_id, int(stored), int(groups))
+        return bool(reply == ["STORED"])
 
     async def lease(
         self,
@@ -184,7 +183,7 @@ class GroupQueue:
         """Lease the next batch of Atropos' protocol: whole groups with exactly as many sequences as its trainer
         registered. The same id returns the same batch. None: no trainer of that protocol is registered."""
         reply = await self._lease(run_id, None, batch_id, "packed", "", ttl_s)
-        return None if reply[0] == "UNREGISTERED" else _batch(reply)
+        return None if reply == ["UNREGISTERED"] else _batch(reply)
 
     async def atropos_registration(self, run_id: str) -> tuple[dict[bytes, bytes], int]:
         """Returns what the trainer of Atropos' protocol registered, with its step, and how many groups are ready. The
@@ -208,9 +207,9 @@ class GroupQueue:
         partial: bool = False,
         look: bool = True,
     ) -> list[Any]:
-        settled = [0, 0]
+        all_dead = all_stale = 0
         while True:
-            status, *reply = await self._scripts.call_as_trainer(
+            reply = await self._scripts.call_as_trainer(
                 "lease",
                 run_id,
                 incarnation,
@@ -224,14 +223,16 @@ class GroupQueue:
                 milliseconds(self._limits.env_ttl_s),
                 "" if max_staleness is None else max_staleness,
             )
-            if status == "ACKED":
-                raise errors.batch_acked(run_id, batch_id)
-            if status == "UNREGISTERED":
-                return [status]
-            settled = [settled[0] + reply[0], settled[1] + reply[1]]
-            # A call drops and gives up a bounded number of groups, because other calls wait meanwhile.
-            if status == "OK" or not (reply[0] or reply[1]):
-                return [status, *settled, *reply[2:]]
+            match reply:
+                case ["ACKED"]:
+                    raise errors.batch_acked(run_id, batch_id)
+                case ["UNREGISTERED"]:
+                    return reply
+                case [status, dead, stale, *groups]:
+                    all_dead, all_stale = all_dead + dead, all_stale + stale
+                    # A call drops and gives up a bounded number of groups, because other calls wait meanwhile.
+                    if status == "OK" or not (dead or stale):
+                        return [status, all_dead, all_stale, *groups]
 
     async def payload(self, run_id: str, group_id: str) -> bytes | None:
         """Returns a stored group's bytes; None if the group was trained meanwhile."""

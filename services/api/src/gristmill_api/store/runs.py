@@ -71,7 +71,7 @@ class Runs:
         digest = hashlib.sha256(canonical({"env": env, "group_size": group_size}).encode()).hexdigest()
         compared: tuple[str, str] = ("", "")
         while True:
-            status, *rest = await self._scripts.call(
+            reply = await self._scripts.call(
                 "create",
                 run_id,
                 run_id,
@@ -86,55 +86,54 @@ class Runs:
                 self._archive,
                 MOST_UNTAKEN_RUNS,
             )
-            if status == "DELETING":
-                await self._delete(run_id, "continue")
-            elif status == "ARCHIVING":
-                raise errors.replaced_later(run_id, int(rest[0]))
-            elif status == "UNTAKEN":
-                with contextlib.suppress(ApiProblem):  # Another call deleted it.
-                    await self._delete(text(rest[0]), "abandoned")
-            elif status == "WAITING":
-                raise errors.too_many(
-                    "runs",
-                    f"the store holds {MOST_UNTAKEN_RUNS} runs that no trainer took, each with a living environment",
-                    "Stop some of these environments.",
-                )
-            elif status == "FULL":
-                raise errors.too_many(
-                    "runs", f"the store holds {MOST_RUNS} runs", "Delete finished runs: DELETE /v1/runs/RUN."
-                )
-            elif status == "BUSY":
-                raise errors.run_open(run_id, text(rest[0]), stack or "", self._living(rest[1:]))
-            elif status == "IN_USE":
-                raise errors.run_in_use(
-                    text(rest[0]), f"{int(rest[1])} permits are out", math.ceil(float(rest[2]) / 1000)
-                )
-            elif status == "WORKING":
-                why = f"environment {text(rest[0])!r} of another process is alive"
-                raise errors.run_in_use(run_id, why, math.ceil(float(rest[1]) / 1000))
-            elif status == "DIFFERS":
-                old = {"group_size": int(rest[1]), "stack": text(rest[2]) or None, "protocol": text(rest[3])}
-                new = {"group_size": group_size, "stack": stack, "protocol": protocol.value}
-                was, known = json.loads(rest[0]), text(rest[4])
-                finished_steps, living = bool(rest[6]), self._living(rest[7:])
-                replaceable = old["protocol"] == new["protocol"] == Protocol.GRISTMILL and not finished_steps
-                if old == new and env_extends(was, env, rest[5] and int(rest[5])):
-                    compared = ("extend", known)
-                elif replaceable and not living:
-                    compared = ("replace", known)
-                else:
-                    blocking = living if replaceable else ()
-                    raise errors.config_differs(run_id, "environment", {**was, **old}, {**env, **new}, blocking)
-            else:
-                return run_record(pairs(rest[0])), status == "CREATED"
+            match reply:
+                case ["DELETING"]:
+                    await self._delete(run_id, "continue")
+                case ["ARCHIVING", waiting]:
+                    raise errors.replaced_later(run_id, int(waiting))
+                case ["UNTAKEN", abandoned]:
+                    with contextlib.suppress(ApiProblem):  # Another call deleted it.
+                        await self._delete(text(abandoned), "abandoned")
+                case ["WAITING"]:
+                    raise errors.too_many(
+                        "runs",
+                        f"the store holds {MOST_UNTAKEN_RUNS} runs without a trainer, each with a living environment",
+                        "Stop some of these environments.",
+                    )
+                case ["FULL"]:
+                    raise errors.too_many(
+                        "runs", f"the store holds {MOST_RUNS} runs", "Delete finished runs: DELETE /v1/runs/RUN."
+                    )
+                case ["BUSY", other, now, *alive]:
+                    raise errors.run_open(run_id, text(other), stack or "", self._living(now, alive))
+                case ["IN_USE", other, permits, left_ms]:
+                    why = f"{int(permits)} permits are out"
+                    raise errors.run_in_use(text(other), why, math.ceil(float(left_ms) / 1000))
+                case ["WORKING", name, left_ms]:
+                    why = f"environment {text(name)!r} of another process is alive"
+                    raise errors.run_in_use(run_id, why, math.ceil(float(left_ms) / 1000))
+                case ["DIFFERS", recorded, size, its_stack, its_protocol, its_digest, steps, is_started, now, *alive]:
+                    old = {"group_size": int(size), "stack": text(its_stack) or None, "protocol": text(its_protocol)}
+                    new = {"group_size": group_size, "stack": stack, "protocol": protocol.value}
+                    was, living = json.loads(recorded), self._living(now, alive)
+                    replaceable = old["protocol"] == new["protocol"] == Protocol.GRISTMILL and not is_started
+                    if old == new and env_extends(was, env, steps and int(steps)):
+                        compared = ("extend", text(its_digest))
+                    elif replaceable and not living:
+                        compared = ("replace", text(its_digest))
+                    else:
+                        blocking = living if replaceable else ()
+                        raise errors.config_differs(run_id, "environment", {**was, **old}, {**env, **new}, blocking)
+                case [status, fields, *_]:
+                    return run_record(pairs(fields)), status == "CREATED"
 
-    def _living(self, reply: Sequence[Any]) -> list[errors.LivingEnv]:
-        """From a script's {now, environment, deadline, ...}."""
-        at, *envs = reply
+    def _living(self, now: bytes, alive: Sequence[Any]) -> list[errors.LivingEnv]:
+        """From a script's time and its {environment, deadline, ...}, in ms."""
+        at = int(now)
         ttl_ms = milliseconds(self._limits.env_ttl_s)
         return [
             errors.LivingEnv(text(name), (ttl_ms - (int(until) - at)) / 1000, (int(until) - at) / 1000)
-            for name, until in zip(envs[::2], envs[1::2], strict=True)
+            for name, until in zip(alive[::2], alive[1::2], strict=True)
         ]
 
     async def record(self, run_id: str) -> RunRecord:
@@ -205,7 +204,7 @@ class Runs:
         plan = TrainerPlan.read(trainer, record.group_size)
         compared = ""
         while True:
-            status, *rest = await self._scripts.call(
+            reply = await self._scripts.call(
                 "take",
                 run_id,
                 canonical(trainer),
@@ -219,43 +218,44 @@ class Runs:
                 taker or "",
                 *covered,
             )
-            if status != "DIFFERS":
-                break
-            compared = text(rest[0])
-            old = json.loads(compared)
-            if not extends(old, trainer):
-                raise errors.config_differs(run_id, "trainer", old, trainer)
-        if status == "BUSY":
-            raise errors.run_open(run_id, text(rest[0]), record.stack or "", self._living(rest[1:]))
-        if status == "OTHER":
-            raise errors.other_creation(run_id, creation, text(rest[0]))
-        if status == "FINISHED":
-            raise errors.finished(run_id)
-        return run_record(pairs(rest[0]))
+            match reply:
+                case ["DIFFERS", recorded]:
+                    compared = text(recorded)
+                    old = json.loads(compared)
+                    if not extends(old, trainer):
+                        raise errors.config_differs(run_id, "trainer", old, trainer)
+                case ["BUSY", other, now, *alive]:
+                    raise errors.run_open(run_id, text(other), record.stack or "", self._living(now, alive))
+                case ["OTHER", its_creation]:
+                    raise errors.other_creation(run_id, creation, text(its_creation))
+                case ["FINISHED"]:
+                    raise errors.finished(run_id)
+                case [_, fields, *_]:
+                    return run_record(pairs(fields))
 
     async def record_version(self, run_id: str, incarnation: int, step: int) -> RunRecord:
         """Record the policy version that the model server serves from now on."""
-        status, *rest = await self._scripts.call_as_trainer("version", run_id, incarnation, step)
+        status, found = await self._scripts.call_as_trainer("version", run_id, incarnation, step)
         if status == "BACKWARDS":
-            raise errors.version_backwards(run_id, step, int(rest[0]))
-        return run_record(pairs(rest[0]))
+            raise errors.version_backwards(run_id, step, int(found))
+        return run_record(pairs(found))
 
     async def finish(self, run_id: str, incarnation: int) -> RunRecord:
-        _, *rest = await self._scripts.call_as_trainer("finish", run_id, incarnation, milliseconds(TOMBSTONES_S))
-        return run_record(pairs(rest[0]))
+        _, fields = await self._scripts.call_as_trainer("finish", run_id, incarnation, milliseconds(TOMBSTONES_S))
+        return run_record(pairs(fields))
 
     async def close(self, run_id: str) -> RunRecord:
         """End the run for an operator, whatever trainer has it. The run's data stays; no process continues it."""
-        _, *rest = await self._scripts.call("finish", run_id, "", milliseconds(TOMBSTONES_S))
-        return run_record(pairs(rest[0]))
+        _, fields = await self._scripts.call("finish", run_id, "", milliseconds(TOMBSTONES_S))
+        return run_record(pairs(fields))
 
     async def delete(self, run_id: str) -> None:
         """Delete a finished run and all its data."""
-        status, *rest = await self._delete(run_id, "begin")
-        if status == "OPEN":
-            raise errors.run_not_finished(run_id)
-        if status == "ARCHIVING":
-            raise errors.archiving(run_id, int(rest[0]))
+        match await self._delete(run_id, "begin"):
+            case ["OPEN"]:
+                raise errors.run_not_finished(run_id)
+            case ["ARCHIVING", waiting]:
+                raise errors.archiving(run_id, int(waiting))
 
     async def _delete(self, run_id: str, what: Literal["begin", "continue", "abandoned"]) -> list[Any]:
         """Returns the last reply of delete.lua. A crash in between leaves a run that is missing, and in gm:deleting."""
