@@ -10,7 +10,6 @@ needs no token because it holds no data, and `api_routes`, which its guard prote
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import gzip
@@ -35,7 +34,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gristmill import hosts
 from gristmill_view.feed import Feeds
-from gristmill_view.source import ORDERS, Download, RolloutQuery, Source, ViewError
+from gristmill_view.source import ORDERS, Download, RolloutQuery, Source, ViewError, in_thread
 
 _LOG = logging.getLogger(__name__)
 POLICY: Final = (
@@ -236,7 +235,7 @@ async def _packed(request: Request, response: Response) -> Response:
         return response
     if not _accepts_gzip(request.headers):
         return response
-    body = await asyncio.to_thread(gzip.compress, response.body, _LEVEL)
+    body = await in_thread(gzip.compress, response.body, _LEVEL)
     headers = {**_DATA_HEADERS, **_GZIPPED, "Vary": "Accept-Encoding"}
     return Response(body, response.status_code, media_type=response.media_type, headers=headers)
 

@@ -37,6 +37,7 @@ from gristmill_view.source import (
     Series,
     Timeline,
     ViewError,
+    in_thread,
 )
 from gristmill_view.tables import load_table_reader
 from gristmill_view.trouble import LOST
@@ -160,7 +161,7 @@ class RunSource:
                 raise
             found = {"step": []}
         if not found["step"] and facts is not None:
-            found = await asyncio.to_thread(series, facts.rows, names, points)
+            found = await in_thread(series, facts.rows, names, points)
         return cast(Series, found)
 
     async def news(self, run: str, after_step: int) -> News:
@@ -213,9 +214,9 @@ class RunSource:
     async def download(self, run: str, query: RolloutQuery, kind: Download) -> AsyncIterator[bytes]:
         """Yields a file of the selected rollouts."""
         path = Path(await self._ask("download", run, query, kind))
-        file = await asyncio.to_thread(_opened, path)
+        file = await in_thread(_opened, path)
         with file:
-            while part := await asyncio.to_thread(file.read, _CHUNK):
+            while part := await in_thread(file.read, _CHUNK):
                 yield part
 
     async def compare(self, runs: Sequence[str]) -> dict[str, Any]:

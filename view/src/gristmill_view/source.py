@@ -7,12 +7,24 @@ A float that JSON cannot hold (NaN, infinity) becomes null.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, NotRequired, Protocol, TypedDict
+from typing import Any, Final, NotRequired, Protocol, TypedDict, TypeVar
 
 from gristmill.errors import GristmillError
+
+T = TypeVar("T")
+_THREADS: Final = ThreadPoolExecutor(4, thread_name_prefix="page")
+
+
+async def in_thread(work: Callable[..., T], *args: Any) -> T:
+    """Runs work of the page in one of its own threads. The trajectory API, which serves the page, needs the event
+    loop's threads for submits and for the archive, and work of the page may wait for a slow Redis or disk.
+    """
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, work, *args)
 
 
 class ViewError(GristmillError):

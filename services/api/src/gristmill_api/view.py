@@ -19,7 +19,7 @@ from gristmill import Environment, MetricsRow, RunEvent, RunRecord, RunState, Ru
 from gristmill.sync_client import SyncClient
 from gristmill_api.store import Store
 from gristmill_view.facts import ApiReader, Facts
-from gristmill_view.source import ViewError
+from gristmill_view.source import ViewError, in_thread
 
 T = TypeVar("T")
 _MOST_RUNS: Final = 50
@@ -87,7 +87,7 @@ class _Reader:
     async def read(self) -> Facts:
         async with self.turn:
             if self.facts is None or time.monotonic() - self.read_at > _FRESH_S:
-                self.facts = await asyncio.to_thread(self.reader.read)
+                self.facts = await in_thread(self.reader.read)
                 self.read_at = time.monotonic()
             return self.facts
 
