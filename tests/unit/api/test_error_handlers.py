@@ -12,6 +12,7 @@ from gristmill_api.app import app
 from gristmill_api.http.error_handlers import REFUSALS, Refusal
 
 
+@pytest.mark.slow
 def test_openapi_lists_every_error_status() -> None:
     calls = [node for node in ast.walk(ast.parse(inspect.getsource(errors))) if isinstance(node, ast.Call)]
     made = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "ApiProblem"]

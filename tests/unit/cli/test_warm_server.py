@@ -23,6 +23,8 @@ from gristmill_cli.local.warm_server import Record, WarmServer
 from gristmill_env.run_settings import RunSettings
 from gristmill_model import revision
 
+pytestmark = pytest.mark.slow
+
 SERVER = """
 import http.server, json, os, sys
 from pathlib import Path

@@ -112,6 +112,7 @@ def test_every_resource_is_in_the_namespace(folder: str) -> None:
         assert resource["kind"] == "Namespace" or resource["metadata"]["namespace"] == "gristmill", resource["metadata"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SERVICES)
 def test_container_has_the_variables_of_its_compose_service(name: str) -> None:
     given = {variable["name"] for variable in container(name).get("env", [])}
@@ -227,6 +228,7 @@ def test_a_drained_node_does_not_count_as_a_failure_of_a_run() -> None:
         ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "folder"), [("model", "cuda/stack"), ("trainer", "cuda/run")])
 def test_cuda_folders_give_a_gpu(name: str, folder: str) -> None:
     assert container(name, folder)["resources"]["limits"]["nvidia.com/gpu"] == 1

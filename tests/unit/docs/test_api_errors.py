@@ -6,6 +6,8 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 from gristmill import ErrorCode
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -33,6 +35,7 @@ def _is_text(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
+@pytest.mark.slow
 def test_guide_lists_every_error_code_with_its_status() -> None:
     section = (ROOT / "docs" / "api.md").read_text().split("\n## Error codes\n")[1].split("\n## ")[0]
     listed = re.findall(r"^\| `(\w+)` \| (\d+) \|", section, re.MULTILINE)
@@ -40,6 +43,7 @@ def test_guide_lists_every_error_code_with_its_status() -> None:
     assert set(listed) == raised()
 
 
+@pytest.mark.slow
 def test_sdk_has_every_error_code_and_one_for_answers_without_a_code() -> None:
     assert {code.value for code in ErrorCode} == {code for code, _ in raised()} | {ErrorCode.UNEXPECTED}
     assert [code.name.lower() for code in ErrorCode] == [code.value for code in ErrorCode]

@@ -15,6 +15,8 @@ import gristmill
 from gristmill import TrajectoryGroup
 from gristmill_view import sql
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("duckdb")
 GUIDE = (Path(__file__).parents[3] / "docs" / "look-at-a-run.md").read_text()
 PAGE = GUIDE.partition("\n## The table of rollouts\n")[2].partition("\n## ")[0]
@@ -74,7 +76,6 @@ def test_page_has_ten_questions() -> None:
     assert len(QUESTIONS) == 10
 
 
-@pytest.mark.slow
 def test_worst_groups_are_of_the_last_ten_steps(run: Path) -> None:
     found = answer(run, "worst")
     assert len(found) == 20
@@ -82,7 +83,6 @@ def test_worst_groups_are_of_the_last_ten_steps(run: Path) -> None:
     assert [row["reward"] for row in found] == sorted(row["reward"] for row in found)
 
 
-@pytest.mark.slow
 def test_hard_rows_have_lower_rewards_than_easy_rows(run: Path) -> None:
     found = answer(run, "hard rows")
     assert [row["part"] for row in found] == [1, 2, 3, 4]
@@ -167,7 +167,6 @@ def test_length_of_a_rollout_is_the_length_of_all_its_branches(run: Path, branch
     assert tokens[1] == pytest.approx(tokens[0] + 20 * 6 * 3), "three further branches per group train one token each"
 
 
-@pytest.mark.slow
 def test_python_blocks_of_the_page_run(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

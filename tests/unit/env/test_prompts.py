@@ -199,6 +199,7 @@ def test_text_that_the_tokenizer_refuses_is_an_error_of_the_prompt(tokenizer: Pr
         PromptBuilder(broken).build("Hi")
 
 
+@pytest.mark.slow
 def test_a_saved_tokenizer_is_loaded_and_a_missing_one_named(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

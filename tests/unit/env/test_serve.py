@@ -42,6 +42,7 @@ def test_relative_path_for_saved_groups_is_in_the_runs_folder(folder: Path) -> N
     assert launch(folder, "--data_path_to_save_groups", "/data/g.jsonl").groups_file == Path("/data/g.jsonl")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "takes_tokens", "warned"),
     [

@@ -177,6 +177,7 @@ async def test_group_archived_as_tokens_is_scored_with_the_opened_thought() -> N
         assert [score.total for score in await score_group(scorer, group, None)] == [0.0, 1.0]
 
 
+@pytest.mark.slow
 async def test_conversation_of_a_group_archived_as_tokens_has_the_opened_thought(tmp_path: Path) -> None:
     code = """
 def closed(completion, conversation):

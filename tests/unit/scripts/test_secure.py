@@ -157,6 +157,7 @@ def test_secrets_folder_is_ignored_by_git() -> None:
         assert (ROOT / "compose" / "no-auth" / name).read_bytes() == b"", "the default stack has no secrets"
 
 
+@pytest.mark.slow
 def test_secure_runs_without_our_packages(tmp_path: Path) -> None:
     for folder in ("scripts", "cli/src"):
         shutil.copytree(ROOT / folder, tmp_path / folder)

@@ -28,6 +28,7 @@ def bomb(mib: int) -> bytes:
     return b"".join([*(compressor.compress(bytes(1 << 20)) for _ in range(mib)), compressor.flush()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compress", [deflate, streamed])
 @given(content=st.binary(max_size=3000))
 def test_inflate_reads_whole_frames(compress: object, content: bytes) -> None:

@@ -112,6 +112,7 @@ def test_groups_of_a_removed_segment_are_reported_while_they_are_still_on_disk(t
     assert reported + left == written
 
 
+@pytest.mark.slow
 def test_groups_are_reported_after_their_removal_if_the_disk_has_no_room_before(tmp_path: Path) -> None:
     folder = tmp_path / "rollouts"
     reported: list[str] = []

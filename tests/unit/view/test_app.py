@@ -90,6 +90,7 @@ def test_host_of_another_site_is_refused(client: TestClient, path: str) -> None:
         assert client.get(path, headers={"host": host}).status_code == 200
 
 
+@pytest.mark.slow
 def test_files_and_large_answers_travel_in_gzip(client: TestClient) -> None:
     for path in ("/view/static/vendor/uplot.js", "/view/api/runs/long/series?names=reward_mean,loss"):
         packed = client.get(path)

@@ -160,6 +160,7 @@ def test_file_counts_from_the_first_folder_that_has_it(run: RunFolderWriter, tmp
     assert (folder / "run.json").is_file()
 
 
+@pytest.mark.slow
 def test_tokenizer_of_the_model_travels_with_a_run_without_records(run: RunFolderWriter, tmp_path: Path) -> None:
     tokenizer = run.path / "trained" / "tokenizer" / "tokenizer.json"
     texts = sql(run.path, "SELECT completion FROM rollouts ORDER BY group_id, sequence").to_pylist()

@@ -137,6 +137,7 @@ def test_step_has_no_groups_of_an_earlier_run_with_the_same_id(run: RunFolderWri
     assert highlights_of((tmp_path,), "test", [1]) == []
 
 
+@pytest.mark.slow
 def test_step_without_groups_of_a_run_with_records_is_recorded(run: RunFolderWriter, tmp_path: Path) -> None:
     run.trained(record_of(group(), 1))
     run.archive(group())
@@ -263,6 +264,7 @@ def test_rollout_counts_once_in_every_number_of_a_step(run: RunFolderWriter, tmp
     assert f"(mean {mean})" in repr(group)
 
 
+@pytest.mark.slow
 def test_list_of_rollouts_has_the_last_branch_that_fits_its_filters(run: RunFolderWriter, tmp_path: Path) -> None:
     group = branched()
     run.archive(group)

@@ -169,6 +169,7 @@ def content(group_id: str, *completions: dict[str, Any], **fields: Any) -> bytes
     return json.dumps(line | {"completions": completions} | fields).encode() + b"\n"
 
 
+@pytest.mark.slow
 def test_dropped_groups_have_the_content_that_the_environment_kept(tmp_path: Path) -> None:
     run = RunFolderWriter(tmp_path)
     folder = run.path / "dropped"
@@ -246,6 +247,7 @@ def test_lost_group_with_a_record_has_a_row_per_sequence(tmp_path: Path) -> None
     assert all(row["advantage"] is not None for row in found)
 
 
+@pytest.mark.slow
 def test_updates_read_only_what_is_new_and_settle_what_was_open(tmp_path: Path) -> None:
     run = RunFolderWriter(tmp_path)
     first, second, third = groups("g00000000", "g00000001", "g00000002")
@@ -308,6 +310,7 @@ def test_table_of_another_schema_version_is_made_again(tmp_path: Path, monkeypat
     assert counts(build(run.path)) == {"trained": 1, "rows": 2, "without_record": 1}
 
 
+@pytest.mark.slow
 def test_run_that_was_deleted_and_created_again_has_the_rows_of_both(tmp_path: Path) -> None:
     older = RunFolderWriter(tmp_path)
     older.archive(*groups("g00000000"))
@@ -374,6 +377,7 @@ def test_evaluation_has_rows_that_are_final_when_it_is_finished(tmp_path: Path) 
     assert [found[name] for name in names] == expected
 
 
+@pytest.mark.slow
 def test_evaluation_of_an_earlier_training_is_not_a_row_of_this_one(tmp_path: Path) -> None:
     run = RunFolderWriter(tmp_path)
     synchronous(run)
@@ -424,6 +428,7 @@ def test_run_without_a_tokenizer_has_no_texts_and_a_warning(
     assert "tokenizer" in caplog.text
 
 
+@pytest.mark.slow
 def test_damaged_segment_is_reported_and_the_others_are_read(tmp_path: Path) -> None:
     run = RunFolderWriter(tmp_path, max_bytes=40_000)
     for number in range(12):

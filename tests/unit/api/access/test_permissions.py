@@ -57,6 +57,7 @@ def test_route_without_a_role_is_found_and_is_for_the_admin(app: FastAPI) -> Non
     assert needed("POST", "/v1/runs/a/rewind") is Need.ADMIN
 
 
+@pytest.mark.slow
 def test_table_lists_only_routes_that_exist(app: FastAPI) -> None:
     there = {(method, _plain(path)) for method, path in _routes(app)}
     assert [f"{method} {path}" for method, path, _ in rules() if (method, path) not in there] == []

@@ -121,6 +121,7 @@ def test_thinking_never_changes_the_answer(thought: str, said: str) -> None:
     assert after_thinking(f"{thought}</think>{said}") == said
 
 
+@pytest.mark.slow
 @given(st.recursive(st.sampled_from(["", "x", "1", r"\{", r"\}", r"\\"]), lambda inner: st.one_of(
     inner.map(lambda text: "{" + text + "}"), st.tuples(inner, inner).map("".join)
 )))  # fmt: skip

@@ -19,6 +19,8 @@ from gristmill_env.run_settings import RunSettings
 
 from .conftest import shown
 
+pytestmark = pytest.mark.slow
+
 ROWS = [{"question": f"What is {n} + 1?", "answer": f"{n} + 1 = {n + 1}\n#### {n + 1}"} for n in range(20)]
 RUN = {
     "max_token_length": 64,
@@ -169,7 +171,6 @@ async def test_check_fails_if_a_reward_does_not_accept_the_gold_answer(folder: P
     assert re.search(r"\bone_off\b.* 2 of 2\b", wrong(console, "answers_not_known"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reward", "tried"),
     [
@@ -208,7 +209,6 @@ def trl(completions, answer, **kwargs):
 """
 
 
-@pytest.mark.slow
 async def test_rewards_that_are_not_tried_are_named(folder: Path, console: Console) -> None:
     (folder / "judges.py").write_text(JUDGES)
     rewards = ["r1", "judges.py:of_ground_truth", "judges.py:counts_tokens_too", "trl:judges.py:trl"]
@@ -260,7 +260,6 @@ def no_value(completion):
 """
 
 
-@pytest.mark.slow
 async def test_check_calls_every_reward_and_names_the_rows_on_which_one_fails(folder: Path, console: Console) -> None:
     (folder / "mine.py").write_text(MINE)
     (folder / "rows.jsonl").write_text("".join(f'{{"question": "{n}?", "gold": "{n}"}}\n' for n in range(20)))
@@ -271,7 +270,6 @@ async def test_check_calls_every_reward_and_names_the_rows_on_which_one_fails(fo
     assert "│ near   │ 20   │ 19 (95.0%)" in shown(console)  # its column is the answer, under its own name
 
 
-@pytest.mark.slow
 async def test_check_is_not_well_if_a_reward_gives_no_value(folder: Path, console: Console) -> None:
     (folder / "mine.py").write_text(MINE)
     lines = await checked(folder, console, "--max_token_length", "200", "--reward_functions", "mine.py:no_value")
@@ -294,7 +292,6 @@ async def test_check_warns_if_the_tokenizer_is_of_another_model(folder: Path, co
         assert [line[9:33] for line in found] == warned
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "code"), [("agent.py:run", None), ("agent.py:gone", "plugin_attribute_missing")])
 async def test_check_loads_the_agent(folder: Path, console: Console, name: str, code: str | None) -> None:
     (folder / "agent.py").write_text("async def run(task, endpoint):\n    return 1.0\n")

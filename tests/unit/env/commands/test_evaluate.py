@@ -60,6 +60,7 @@ async def test_report_that_the_api_refuses_does_not_end_the_command(
     assert "created again" in caplog.text
 
 
+@pytest.mark.slow
 async def test_exports_and_replay_read_an_evaluation_as_they_read_saved_groups(
     tmp_path: Path, failing_server: FailingServer, console: Console
 ) -> None:

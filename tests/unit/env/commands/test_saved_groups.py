@@ -95,6 +95,7 @@ def test_dropped_group_is_saved_with_all_that_replay_and_the_table_need(tmp_path
     assert [one.why for one in found.completions] == ["judge: KeyError: board", None]
 
 
+@pytest.mark.slow
 def test_dropped_groups_take_a_bounded_place_and_the_newest_are_kept(tmp_path: Path) -> None:
     bound = 40_000
     for number in range(40):
@@ -115,6 +116,7 @@ def test_dropped_groups_take_a_bounded_place_and_the_newest_are_kept(tmp_path: P
     assert (long.completions, long.prompt, long.error) == ([], "1 / 0?", "judge: KeyError: board")
 
 
+@pytest.mark.slow
 def test_dropped_groups_of_several_writers_never_mix(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: drop(tmp_path, number, "x" * 100, 60_000), range(40)))

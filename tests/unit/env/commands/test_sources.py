@@ -25,6 +25,8 @@ from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved import SavedGroup
 from gristmill_env.saved.reader import split_conversations
 
+pytestmark = pytest.mark.slow
+
 ROWS = [{"question": f"{n} + 1?", "answer": f"#### {n + 1}"} for n in range(5)]
 SUMS = ["--dataset_path", "rows.jsonl", "--prompt_field", "question", "--answer_field", "answer"]
 

@@ -122,6 +122,7 @@ def test_evaluation_is_compared_with_every_training_row(folder: Path) -> None:
     assert count_training_rows(evaluated, len(evaluated), *training) == 3
 
 
+@pytest.mark.slow
 def test_plan_samples_one_completion_greedily_and_several_as_in_training(folder: Path) -> None:
     greedy, sampled = planned(folder).sampling, planned(folder, "--eval_samples", "4").sampling
     assert (greedy.temperature, greedy.top_p) == (0, 1)
@@ -131,6 +132,7 @@ def test_plan_samples_one_completion_greedily_and_several_as_in_training(folder:
         planned(folder, "--eval_samples", "4", "--eval_temperature", "0")
 
 
+@pytest.mark.slow
 def test_number_of_prompts_follows_the_limit(folder: Path) -> None:
     assert planned(folder).prompts == 9
     assert planned(folder, limit=4).prompts == 4
@@ -144,6 +146,7 @@ def test_plan_uses_the_first_comparing_reward_for_correctness(folder: Path) -> N
     assert (without.decides, without.compares) == ("length", False)
 
 
+@pytest.mark.slow
 def test_plan_digest_depends_only_on_settings_that_change_results(folder: Path) -> None:
     plan = planned(folder)
     for same in (("--seed", "7"), ("--max_eval_workers", "2"), ("--group_size", "3"), ("--testing",)):
@@ -198,6 +201,7 @@ def test_evaluations_of_a_run_are_those_of_its_sources_and_its_own(folder: Path)
     assert "evaluations" not in run.config.recorded("tiny")
 
 
+@pytest.mark.slow
 def test_evaluation_takes_the_rows_of_the_run_if_it_names_none(folder: Path) -> None:
     evaluations = "evaluations:\n  - {name: rest, dataset: {split: 'train[7:]'}}\n"
     (folder / "sums.yaml").write_text(CONFIG + evaluations)

@@ -277,6 +277,7 @@ def test_reasoning_steps_never_falls_with_more_lines(text: str, other: str, want
     assert 0.0 <= alone <= longer <= 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bomb", "score"),
     [("#" * 200_000, 0.0), (" " * 200_000, 0.0), ("Step " * 50_000, 0.0), ("> * " * 50_000, 1 / 3), (". " * 9**6, 0.0)],

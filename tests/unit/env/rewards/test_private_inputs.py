@@ -60,6 +60,7 @@ def spoils_for_trl(completions: list[str], tests: list[list[str]], **kwargs: Any
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "expected"),
     [
