@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from _pytest.mark import ParameterSet
 
 
 def part_of_grid(*axes: Iterable[Any], every: int) -> list[Any]:
@@ -22,4 +23,18 @@ def part_of_grid(*axes: Iterable[Any], every: int) -> list[Any]:
             marks=[] if sum(places) % every == 0 else [pytest.mark.long],
         )
         for places in itertools.product(*(range(len(axis)) for axis in values))
+    ]
+
+
+def rest_is_long(*values: Any, first: int = 1) -> list[Any]:
+    """Returns the values of a parameter for `pytest.mark.parametrize`. All but the `first` ones are `long`.
+
+    A value may be a tuple for several parameters, or a `pytest.param`.
+    """
+    made = [
+        one if isinstance(one, ParameterSet) else pytest.param(*(one if isinstance(one, tuple) else (one,)))
+        for one in values
+    ]
+    return [
+        one if number < first else one._replace(marks=(*one.marks, pytest.mark.long)) for number, one in enumerate(made)
     ]

@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from tests.integration.api.store_harness import StoreHarness, trainer
 from tests.support.api_server import ApiServer
+from tests.support.grids import rest_is_long
 from tests.support.groups import make_group
 from tests.support.redis_server import RedisServer
 
@@ -140,7 +141,7 @@ async def test_archive_contains_only_acked_groups(
     assert ids(tmp_path) == ["g00000000", "g00000001"]
 
 
-@pytest.mark.parametrize("environ", [{"GRISTMILL_RUNS_DIR": ""}, {"API_ARCHIVE_MAX_BYTES": "0"}])
+@pytest.mark.parametrize("environ", rest_is_long({"GRISTMILL_RUNS_DIR": ""}, {"API_ARCHIVE_MAX_BYTES": "0"}))
 async def test_api_with_archiving_turned_off_writes_no_segments(
     redis: Redis,
     redis_url: str,

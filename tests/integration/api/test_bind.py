@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.api_server import ApiServer
+from tests.support.grids import rest_is_long
 
 from gristmill_api.background import listening
 
@@ -42,7 +43,7 @@ def test_api_with_several_workers_warns_if_other_machines_can_reach_it() -> None
         assert f"listens at 0.0.0.0:{server.port}" in _log(server)
 
 
-@pytest.mark.parametrize("case", ["loopback", "compose", "token"])
+@pytest.mark.parametrize("case", rest_is_long("token", "loopback", "compose"))
 def test_api_on_loopback_in_compose_or_with_tokens_does_not_warn(case: str, tmp_path: Path) -> None:
     environ = {"loopback": {}, "compose": {"API_IN_COMPOSE": "1"}, "token": {}}[case]
     if case == "token":

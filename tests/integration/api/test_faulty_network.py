@@ -149,8 +149,9 @@ def cut(direction: Direction, after: int) -> Fault:
     return Fault(request=way, times=1) if direction == "request" else Fault(answer=way, times=1)
 
 
-@pytest.mark.parametrize("link", ["client-api", "api-redis"])
-@pytest.mark.parametrize("direction", ["request", "answer"])
+@pytest.mark.parametrize(
+    ("link", "direction"), part_of_grid(["client-api", "api-redis"], ["request", "answer"], every=2)
+)
 async def test_run_continues_after_a_connection_reset_at_any_byte(
     chain: Chain, link: str, direction: Direction
 ) -> None:

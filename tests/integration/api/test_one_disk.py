@@ -12,6 +12,7 @@ import pytest
 from redis.asyncio import Redis
 from tests.integration.api.test_archive import RUN, Loop, ids, until
 from tests.support.api_server import ApiServer
+from tests.support.grids import rest_is_long
 from tests.support.redis_server import RedisServer
 from tests.support.small_disk import mounted
 
@@ -120,7 +121,7 @@ async def fill(disk: Path, done: Callable[[], bool]) -> None:
         await asyncio.sleep(0.1)
 
 
-@pytest.mark.parametrize("user", ["info allowed", "info not allowed"])
+@pytest.mark.parametrize("user", rest_is_long("info not allowed", "info allowed"))
 async def test_metrics_lack_only_the_redis_gauges_if_info_is_forbidden(
     disk: Path, server: RedisServer, user: str
 ) -> None:

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from tests.integration.api.store_harness import RUN, trainer
 from tests.support.api_server import ApiServer
+from tests.support.grids import rest_is_long
 from tests.support.groups import make_group
 from tests.support.redis_server import PASSWORD, RedisServer
 
@@ -35,7 +36,7 @@ def api(server: RedisServer, request: pytest.FixtureRequest) -> Iterator[ApiServ
         yield api
 
 
-over_both = pytest.mark.parametrize("api", ["tcp", "unix"], indirect=True)
+over_both = pytest.mark.parametrize("api", rest_is_long("tcp", "unix"), indirect=True)
 
 
 async def start(client: Client) -> int:
@@ -132,7 +133,7 @@ async def test_long_poll_continues_across_a_redis_restart(server: RedisServer, a
         assert [group.group_id for group in batch] == [permit.group_id]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", rest_is_long(signal.SIGTERM, signal.SIGHUP))
 async def test_stop_does_not_wait_for_long_polls(server: RedisServer, api: ApiServer, number: signal.Signals) -> None:
     async with Client(api.url, patience=5) as client:
         waiting = asyncio.create_task(client.open_run(wait=50))
@@ -141,7 +142,8 @@ async def test_stop_does_not_wait_for_long_polls(server: RedisServer, api: ApiSe
         assert await waiting is None
 
 
-@pytest.mark.parametrize("victim", ["both", *(pytest.param(one, marks=pytest.mark.long) for one in ("redis", "api"))])
+@pytest.mark.long  # test_kill_loop.py kills every service in `make test`
+@pytest.mark.parametrize("victim", ["both", "redis", "api"])
 async def test_nothing_acknowledged_is_lost_by_kills(server: RedisServer, api: ApiServer, victim: str) -> None:
     """Two environments and a trainer work while the victim is killed three times."""
     acknowledged: set[str] = set()

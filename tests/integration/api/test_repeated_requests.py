@@ -12,6 +12,7 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 from tests.support.api_server import ApiServer
+from tests.support.grids import rest_is_long
 from tests.support.ledger import Ledger
 from tests.support.redis_server import RedisServer
 from tests.support.scripted_env import serve
@@ -120,7 +121,7 @@ async def every_verb(http: httpx.AsyncClient) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("order", ["in turn", "at once"])
+@pytest.mark.parametrize("order", rest_is_long("at once", "in turn"))
 async def test_every_request_sent_twice_has_the_effect_of_one(redis_url: str, api: ApiServer, order: Order) -> None:
     seen = []
     for how in ("once", order):
@@ -135,7 +136,7 @@ async def test_every_request_sent_twice_has_the_effect_of_one(redis_url: str, ap
     assert seen[0] == seen[1]
 
 
-@pytest.mark.parametrize("order", ["in turn", "at once"])
+@pytest.mark.parametrize("order", rest_is_long("in turn", "at once"))
 async def test_run_with_repeated_requests_trains_every_group_once(
     redis_url: str, api: ApiServer, tmp_path: Path, order: Order
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 import redis
 from tests.integration.api.store_harness import trainer
 from tests.support.api_server import ApiServer
+from tests.support.grids import rest_is_long
 
 from gristmill import PolicyVersion, RunRecord, RunState, SyncClient
 from gristmill.archive.run_file import RUN_FILE, read_run_file
@@ -126,7 +127,7 @@ def lost_runs(server: ApiServer) -> list[str]:
     return [line.split()[-1] for line in lines if line.startswith("gristmill_api_lost_runs ")]
 
 
-@pytest.mark.parametrize("api_runs", [True, False], ids=["while the API runs", "before the API starts"])
+@pytest.mark.parametrize("api_runs", rest_is_long(True, False), ids=["while the API runs", "before the API starts"])
 def test_api_reports_open_runs_that_redis_has_lost(
     api: SyncClient, server: ApiServer, redis_url: str, tmp_path: Path, api_runs: bool
 ) -> None:

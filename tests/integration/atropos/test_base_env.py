@@ -61,6 +61,7 @@ def numbers(batch: list[dict[str, list[list[int]]]]) -> list[int]:
     return [group["tokens"][0][0] for group in batch]
 
 
+@pytest.mark.long
 def test_base_env_registers_fills_batches_and_stops_at_total_steps(api: ApiServer, tmp_path: Path) -> None:
     trainer = StockTrainer(api.url, BATCH, STEPS)
     trainer.register()

@@ -117,6 +117,7 @@ def test_submit_to_a_full_store_waits_and_then_gets_503(redis_url: str) -> None:
         assert [numbers(draws.draw()), numbers(draws.draw()), draws.ask()] == [[1], [3], None]
 
 
+@pytest.mark.long
 def test_redis_at_its_maxmemory_can_be_drained_and_filled_again() -> None:
     with (
         RedisServer("--maxmemory", "16mb", "--maxmemory-policy", "noeviction") as redis,

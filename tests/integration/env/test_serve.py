@@ -128,6 +128,7 @@ def test_groups_with_equal_scores_are_dropped_and_counted(
     assert all("same_scores" in (hint or ()) for hint in hints)
 
 
+@pytest.mark.long
 def test_a_reward_that_fails_on_most_completions_ends_the_process_with_its_error(
     environments: Environments, trainer: HandTrainer
 ) -> None:

@@ -52,6 +52,7 @@ def test_serve_evaluates_a_run_from_its_first_version_to_its_last(
     assert caplog.text.count("evaluated run=sums") == 3
 
 
+@pytest.mark.long
 def test_two_replicas_evaluate_once_and_continue_rollouts_meanwhile(
     environments: Environments, trainer: HandTrainer, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ import pytest
 from tests.integration.env.conftest import TRAINER
 from tests.support.api_server import ApiServer
 from tests.support.errors import raises
+from tests.support.grids import rest_is_long
 from tests.unit.env.conftest import FailingServer, tokenizer  # noqa: F401
 from tests.unit.env.inference.conftest import GENERATE, choice
 
@@ -170,7 +171,12 @@ EVALUATED = {
                                       "reward_functions": ["rewards.py:scored_with_hint"]}], ids=[""])  # fmt: skip
 @pytest.mark.parametrize(
     ("files", "evaluated"),
-    [({"rewards.py": REWARDS, "rows.jsonl": TRAINED, "eval.jsonl": rows}, steps) for rows, steps in EVALUATED.values()],
+    rest_is_long(
+        *(
+            ({"rewards.py": REWARDS, "rows.jsonl": TRAINED, "eval.jsonl": rows}, steps)
+            for rows, steps in EVALUATED.values()
+        )
+    ),
     ids=EVALUATED,
 )
 async def test_failing_evaluation_does_not_end_or_change_the_training(run: Run, evaluated: list[int]) -> None:
@@ -253,7 +259,7 @@ REFUSES_SYSTEM = (
 
 @pytest.mark.parametrize(
     ("files", "dataset", "environment", "words", "kept"),
-    [
+    rest_is_long(
         (
             {"tokenizer/chat_template.jinja": REFUSES_SYSTEM},
             {"system_prompt": "Think.", "eval_split": None},
@@ -268,7 +274,7 @@ REFUSES_SYSTEM = (
             ("Game.step", "no board"),
             ("environment_error", range(1, GROUP_SIZE + 1)),
         ),
-    ],
+    ),
     ids=["template refuses every prompt", "step always raises"],
 )
 async def test_run_in_which_every_row_fails_ends_with_the_first_error(

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.grids import rest_is_long
 from tests.support.sampled_by import furthest_from_its_weights
 from tests.support.stack import Vllm
 
@@ -117,14 +118,14 @@ def weights(vllm: Vllm) -> Path:
 
 @pytest.mark.parametrize(
     ("program", "turns", "branches"),
-    [
+    rest_is_long(
         pytest.param(OPENAI, 3, 2, id="openai"),
         pytest.param(RESPONSES, 3, 1, id="responses"),
         pytest.param(ANTHROPIC, 3, 1, id="anthropic"),
         pytest.param(OPENAI_AGENTS, 3, 1, id="openai-agents"),
         # It adds "</c>" to the replies in its history, so that no request continues a reply: each is a branch.
         pytest.param(SMOLAGENTS, 3, 3, id="smolagents"),
-    ],
+    ),
 )
 async def test_sequences_of_a_client_are_what_the_model_sampled(
     vllm: Vllm, weights: Path, tmp_path: Path, program: str, turns: int, branches: int

@@ -25,6 +25,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from tests.support.grids import rest_is_long
 from tests.support.ports import free_port
 from tests.support.recorded_run import EVERY, RUN, STEPS, record
 from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis, start_vllm
@@ -163,6 +164,7 @@ def test_retrained_run_has_the_checkpoint_files_of_the_original(run: Path) -> No
     assert min(row["effective_sample_size"] for row in again) > 0.99, "the run was on policy"
 
 
+@pytest.mark.long
 def test_verify_names_the_first_checkpoint_that_differs_and_the_software(run: Path) -> None:
     file = run / DIGESTS_FILE
     rows = [json.loads(line) for line in file.read_text().splitlines()]
@@ -177,6 +179,7 @@ def test_verify_names_the_first_checkpoint_that_differs_and_the_software(run: Pa
     assert "torch: 2.0.0 in the original" in done.stdout
 
 
+@pytest.mark.long
 def test_verify_from_a_checkpoint_on_disk_trains_the_steps_after_it(run: Path) -> None:
     done = gristmill(run, "retrain", RUN, "--verify", "--at", "5")
     assert done.returncode == 0
@@ -198,15 +201,26 @@ def test_run_without_digests_is_refused(run: Path) -> None:
     assert (done.returncode, code_of(done)) == (1, "run_not_recorded")
 
 
-def test_missing_model_is_named_with_its_remedy(run: Path) -> None:
+def lose_the_model(run: Path) -> str:
+    """Changes the run's record to a model that does not exist. Returns the name of the model that was recorded."""
     file = run / DIGESTS_FILE
     rows = [json.loads(line) for line in file.read_text().splitlines()]
-    model = rows[0]["trainer"]["model"]
+    model: str = rows[0]["trainer"]["model"]
     for row in rows:
         row["trainer"]["model"] = str(run / "gone")
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return model
+
+
+def test_missing_model_is_named(run: Path) -> None:
+    lose_the_model(run)
     done = gristmill(run, "retrain", RUN, "--verify")
     assert (done.returncode, code_of(done)) == (1, "model_missing")
+
+
+@pytest.mark.long
+def test_other_model_takes_the_place_of_a_missing_one(run: Path) -> None:
+    model = lose_the_model(run)
     assert gristmill(run, "retrain", RUN, "--verify", "--until", "2", "--model", model).returncode == 0
 
 
@@ -214,6 +228,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return read_jsonl(folder / "metrics.jsonl")
 
 
+@pytest.mark.long
 def test_other_settings_act_after_the_step_and_make_the_data_off_policy(run: Path) -> None:
     done = gristmill(run, "retrain", RUN, "--objective", "cispo", "--learning_rate", "5e-4", "--at", "3", "--out", "b")
     assert done.returncode == 0
@@ -245,6 +260,7 @@ def test_retraining_stops_at_a_small_effective_sample_size_unless_forced(run: Pa
     assert len(rows_of(run.parent / f"{RUN}-retrained")) == STEPS, "the second retraining replaces the first"
 
 
+@pytest.mark.long
 def test_setting_with_the_recorded_value_changes_nothing(run: Path) -> None:
     done = gristmill(run, "retrain", RUN, "--objective", "dapo", "--until", "2")
     assert done.returncode == 0
@@ -253,7 +269,7 @@ def test_setting_with_the_recorded_value_changes_nothing(run: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "code"),
-    [
+    rest_is_long(
         (["--verify", "--learning_rate", "1"], "verify_with_settings"),
         (["--out", "../elsewhere"], "run_id_invalid"),
         (["--out", RUN], "folder_taken"),
@@ -262,7 +278,8 @@ def test_setting_with_the_recorded_value_changes_nothing(run: Path) -> None:
         (["--verify", "--until", "1"], "nothing_compared"),
         (["--objectiv", "cispo"], "unknown_flag"),
         (["--learning_rate", "fast"], "invalid_settings"),
-    ],
+        first=4,
+    ),
 )
 def test_wrong_arguments_are_refused(run: Path, arguments: list[str], code: str) -> None:
     done = gristmill(run, "retrain", RUN, *arguments)
@@ -270,7 +287,8 @@ def test_wrong_arguments_are_refused(run: Path, arguments: list[str], code: str)
     assert [path.name for path in run.parent.iterdir()] == [RUN]
 
 
-@pytest.mark.parametrize("metric", ["grad_norm", pytest.param("kl_rollout", marks=pytest.mark.long)])
+@pytest.mark.long  # unit/trainer/replay/test_again.py has a bisect in `make test`
+@pytest.mark.parametrize("metric", ["grad_norm", "kl_rollout"])
 def test_bisect_finds_the_sequence_that_causes_a_spike(run: Path, metric: str) -> None:
     """The log-probabilities and the advantages of one sequence are spoilt in the archive."""
     ids = next(one.batches[5] for one in lineage(read_digests(run / DIGESTS_FILE)) if 5 in one.batches)
@@ -374,6 +392,7 @@ def test_packed_run_is_verified_on_another_machine(packed: Path) -> None:
     assert [path.name for path in packed.parent.iterdir()] == [packed.name]
 
 
+@pytest.mark.long
 def test_packed_run_is_retrained_into_the_folder_of_runs(packed: Path) -> None:
     assert gristmill(packed, "retrain", str(packed), "--until", "2").returncode == 0
     retrained = packed.parent / f"{RUN}-retrained"
@@ -389,6 +408,7 @@ def test_bisect_searches_a_packed_run(packed: Path) -> None:
     assert f"(gristmill view {packed}): http://127.0.0.1:8080/view/{RUN}/group/" in done.stdout
 
 
+@pytest.mark.long
 def test_fork_of_a_packed_run_is_prepared_in_the_folder_of_runs(packed: Path) -> None:
     """A pack has no checkpoint, so the steps up to the fork are trained again."""
     done = gristmill(packed, "fork", str(packed), "--at", "2")
