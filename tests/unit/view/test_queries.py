@@ -65,6 +65,46 @@ def test_dropped_group_shows_its_prompt_its_completions_and_its_errors(run: RunF
     ]
 
 
+# --- Difficulty of rows ----------------------------------------------------------------------------------------
+def played(
+    number: int, index: int, rewards: tuple[float, float], source: str | None = None
+) -> gristmill.TrajectoryGroup:
+    meta: dict[str, object] = {"index": index, "submitted_ms": 1000 - number}  # the last number was submitted first
+    made = make_group(f"g{number:08d}", rewards=rewards, seed=number)
+    return dataclasses.replace(made, meta=meta | ({} if source is None else {"source": source}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "reward"), [({}, 1.0), ({"curriculum": {"groups": 2}}, 0.75), ({"curriculum": "?"}, 1.0)]
+)
+def test_difficulty_of_a_row_is_the_mean_reward_of_its_last_groups(
+    run: RunFolderWriter, tmp_path: Path, settings: dict[str, object], reward: float
+) -> None:
+    kept = record(run_id="test", created_at=CREATED / 1000)
+    write_run_file(run.path, kept.model_copy(update={"env": {**kept.env, **settings}}))
+    run.archive(played(0, 5, (1.0, 1.0)), played(1, 5, (0.0, 1.0)), played(2, 5, (0.0, 0.0)))
+    run.archive(played(3, 5, (0.25, 0.25), "sums"), played(4, 5, (1.0, 0.0), "a'b"))
+    (run.path / "dropped").mkdir()
+    for number, reason in enumerate(["same_scores", "reward_error"], start=5):
+        line = {"run": "test", "group_id": f"g{number:08d}", "creation_ms": CREATED, "index": 9 * number}
+        line |= {"prompt": "?", "completions": [{"text": "", "total": 0.125}]}
+        (run.path / "dropped" / f"{reason}.jsonl").write_text(json.dumps(line) + "\n")
+        run.drop("dropped", f"g{number:08d}", reason=reason)
+    run.evaluation("held", "1.0", prompts=9)
+    found = sql(run.path, "SELECT source, index, groups, reward, reward_all FROM difficulty ORDER BY source, index")
+    assert [tuple(row.values()) for row in found.to_pylist()] == [
+        ("a'b", 5, 1, 0.5, 0.5), ("sums", 5, 1, 0.25, 0.25), (None, 5, 3, reward, 0.5), (None, 45, 1, 0.125, 0.125),
+    ]  # fmt: skip
+    shown = {name: group_of((tmp_path,), "test", name).get("seen") for name in ("g00000002", "g00000004", "g00000006")}
+    assert shown == {
+        "g00000002": f": reward {reward:g} lately, 3 groups",
+        "g00000004": ": reward 0.5 lately, 1 group",
+        "g00000006": "",
+    }
+    assert "seen" not in group_of((tmp_path,), "test", "held/0")
+
+
 # --- Missing packages -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("package", ["duckdb", "pyarrow"])
 def test_page_without_the_packages_of_tables_is_an_error_with_a_remedy(

@@ -168,7 +168,20 @@ def group_of(roots: Roots, run: str, group_id: str) -> dict[str, Any]:
             f"The run {run} has no group {group_id!r} on disk.",
             remedy="A group appears when a checkpoint covers its step. Search the rollouts.",
         )
-    return groups.group_json(rows, read_tokenizer(folder_of(roots, run).tokenizer()))
+    found = groups.group_json(rows, read_tokenizer(folder_of(roots, run).tokenizer()))
+    if rows[0]["index"] is not None and rows[0]["outcome"] != "evaluation":
+        found["seen"] = _seen(roots, run, rows[0]["source"], rows[0]["index"])
+    return found
+
+
+def _seen(roots: Roots, run: str, source: str | None, index: int) -> str:
+    """Returns the difficulty of a row of the data, as the page shows it behind the row's index; "" without a reward."""
+    of = "source IS NULL" if source is None else f"source = {literal(source)}"
+    chosen = f"SELECT groups, reward FROM difficulty WHERE index = {index:d} AND {of}"
+    known = rows_of(roots, run, chosen, update=False)
+    if not known:
+        return ""
+    return f": reward {known[0]['reward']:.3g} lately, {known[0]['groups']} group{'s' * (known[0]['groups'] > 1)}"
 
 
 def prompt_of(roots: Roots, run: str, group_id: str, of: str) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from gristmill.archive.trained import TrainedGroup
 from gristmill.disk import write_file
 from gristmill.errors import GristmillError
 from gristmill.folders import EVALUATION_RESULTS_FILE, RunFolder
+from gristmill.run import MOST_GROUPS_OF_ROW
 from gristmill_view.pack import open_run
 from gristmill_view.rows import (
     OTHER_TRAINING,
@@ -65,6 +66,8 @@ _GROUP_ROWS = 8192
 _LISTED = 20
 _SMALL_BYTES, _SMALL_PARTS = 4 << 20, 16
 """So many last parts of fewer bytes than this become one part."""
+SAME_SCORES = "same_scores"
+"""Why an environment drops a group whose rewards are all the same."""
 _GARBAGE_S = 600
 """A file that an update replaced stays this long for readers that have its name."""
 
@@ -91,7 +94,8 @@ class Completeness(msgspec.Struct, frozen=True, kw_only=True):
     rows_issued: int | None
     """Data set rows up to the highest one that is known; None for Atropos' protocol, which has no row numbers."""
     unaccounted: int
-    """Of these, rows without any trace: still in generation or in the queue, or abandoned at the end of the run."""
+    """Of these, rows without any trace: still in generation or in the queue, abandoned at the end of the run, or passed
+    over by the run's curriculum."""
     unaccounted_rows: list[int]
     """The first of them."""
     damaged: list[str]
@@ -106,7 +110,7 @@ class Completeness(msgspec.Struct, frozen=True, kw_only=True):
             whole += f"Groups are missing, because files are damaged: {', '.join(self.damaged)}. "
         if self.rows_issued is None:
             return whole + "Atropos' protocol has no row numbers, so groups without a trace cannot be counted."
-        return whole + f"Of {self.rows_issued} data set rows, {self.unaccounted} have no trace yet."
+        return whole + f"Of {self.rows_issued} data set rows, {self.unaccounted} have no trace."
 
 
 def build(run: str | Path | RunFolder, *, roots: Iterable[str | Path] | None = None) -> Completeness:
@@ -140,9 +144,9 @@ def sql(
 ) -> pa.Table:
     """Returns the result of a DuckDB query as a table. `.to_pylist()` and `.to_pandas()` convert it.
 
-    The query may use `rollouts` (the rows of the run's newest creation), `all_rollouts` (the rows of all its creations)
-    and `steps` (the trainer's metrics, with names such as `seconds_train`). Raises SqlError for a query that DuckDB
-    refuses.
+    The query may use `rollouts` (the rows of the run's newest creation), `all_rollouts` (the rows of all its
+    creations), `difficulty` (one row per row of the data, with its mean reward) and `steps` (the trainer's metrics,
+    with names such as `seconds_train`). Raises SqlError for a query that DuckDB refuses.
     """
     source = open_run(run, roots)
     files = _files(source, update=update)
@@ -156,6 +160,7 @@ def sql(
         state = _read_state(source.writable(DATASET_FOLDER))
         newest = state.creation if state is not None else 0
         connection.execute(f"CREATE VIEW rollouts AS SELECT * FROM all_rollouts WHERE creation IN (0, {newest})")
+        connection.execute(f"CREATE VIEW difficulty AS {_difficulty(source)}")
         connection.register("steps", _steps(source))
         try:
             found = connection.sql(query)
@@ -164,6 +169,24 @@ def sql(
         except duckdb.Error as error:
             raise SqlError("sql_failed", f"DuckDB refuses the query: {error}") from error
     raise SqlError("sql_without_result", "the query has no result; write a SELECT")
+
+
+def _difficulty(source: RunFolder) -> str:
+    """Returns the query of the view `difficulty`. Its `reward` is over the groups that the run's curriculum counts."""
+    record = source.record()
+    settings = record.env.get("curriculum") if record is not None else None
+    groups = settings.get("groups") if isinstance(settings, dict) else None
+    last = groups if isinstance(groups, int) and 0 < groups <= MOST_GROUPS_OF_ROW else 1
+    return (
+        "WITH played AS (SELECT source, index, group_id, avg(reward) AS reward, max(submitted_ms) AS ended, "
+        "max(step) AS step, any_value(prompt) AS prompt FROM rollouts WHERE index IS NOT NULL AND reward IS NOT NULL "
+        "AND coalesce(branch, 0) = 0 AND outcome <> 'evaluation' "
+        f"AND (outcome <> 'dropped' OR acked OR outcome_reason = '{SAME_SCORES}') GROUP BY source, index, group_id), "
+        "counted AS (SELECT *, row_number() OVER (PARTITION BY source, index ORDER BY ended DESC, group_id DESC) "
+        "AS age FROM played) SELECT source, index, count(*) AS groups, "
+        f"avg(reward) FILTER (age <= {last}) AS reward, avg(reward) AS reward_all, max(step) AS step, "
+        "any_value(prompt) AS prompt FROM counted GROUP BY source, index"
+    )
 
 
 class SqlError(GristmillError):

@@ -54,7 +54,7 @@ export async function view({ run, group: id, main, signal, search, go, title }) 
   fill(main,
     head(visible(id), run, [" · ",
       group.step ? h("a", { href: links.step(run, group.step) }, `step ${group.step}`) : "its step is not known", ` · row ${group.row ?? NONE}`,
-      known(group.index) ? ` (${group.index} of the data)` : "", ` · ${visible(group.env_id ?? "")}`,
+      known(group.index) ? ` (${group.index} of the data${group.seen ?? ""})` : "", ` · ${visible(group.env_id ?? "")}`,
       group.staleness ? ` · ${plural(group.staleness, "step")} stale` : "",
       group.prompt ? [" · ", h("a", { href: links.prompt(run, id) }, "the prompt over all steps")] : ""],
     outcome(group.outcome, group.reason), h("nav", { class: "around", "aria-label": "Groups of the step" })),
