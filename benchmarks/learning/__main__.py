@@ -115,7 +115,8 @@ def _study(options: argparse.Namespace, folder: Path) -> Study:
         return Study("tiny", "agent", "An agent of two requests", text, 0.8, cases)
     if options.study == "curriculum":
         config = str(curriculum.write(folder))
-        both: dict[str, dict[str, object]] = {"without": {}, "curriculum": {"curriculum": dict(curriculum.SETTINGS)}}
+        settings: dict[str, object] = {"curriculum": dict(curriculum.SETTINGS)}
+        both = {curriculum.WITHOUT: {}, curriculum.WITH: settings}
         cases = [Case(label, config, seed, {}, more) for seed in range(options.seeds) for label, more in both.items()]
         return Study("tiny", "rows", "Quickstart among rows of other difficulty", curriculum.TEXT, _TARGET, cases)
     config = str(sums.write(folder))
@@ -129,7 +130,10 @@ def _quickstart(label: str, seed: int, trainer: dict[str, object]) -> Case:
 
 def _page(study: Study, facts: dict[str, str], curves: Sequence[Curve]) -> str:
     head = [f"# Learning: {study.title}", "", "| | |", "|-|-|", *(f"| {name} | {facts[name]} |" for name in facts)]
-    return "\n".join([*head, "", study.text, "", *report.table(curves, study.what, study.target)]) + "\n"
+    found = report.table(curves, study.what, study.target)
+    of_both = {curve.label for curve in curves} == {curriculum.WITHOUT, curriculum.WITH}
+    result = ["", curriculum.ratio(curves, _TARGET)] if of_both else []
+    return "\n".join([*head, "", study.text, "", *found, *result]) + "\n"
 
 
 def _options() -> argparse.Namespace:

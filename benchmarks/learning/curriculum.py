@@ -6,11 +6,13 @@ import json
 import random
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
+from benchmarks.learning.report import steps_to
+from benchmarks.learning.runs import Curve
 from tests.support.stack import ROOT
 
 from gristmill import PolicyVersion
@@ -18,14 +20,19 @@ from gristmill.saved import saved_groups
 
 ROWS: Final = 32
 """Rows that are too easy, and as many that are too hard."""
-STEPS: Final = 150
+STEPS: Final = 130
 SETTINGS: Final[Mapping[str, Any]] = {"band": [0.05, 0.8], "groups": 1, "rest": 16}
+WITHOUT, WITH = "without", "curriculum"
+WEIGHTS: Final = {"sums": 1, "easy": 4, "hard": 5}
 TEXT: Final = (
-    f"One prompt of three is a sum of the quickstart. One is too easy: one of {ROWS} sums for which the number in any "
-    f"form counts, and which the model adds from the start. One is too hard: one of {ROWS} products of three-digit "
-    f"numbers, which the model never gets right. The curriculum is `{json.dumps(dict(SETTINGS))}`. The reward is the "
-    "mean over the quickstart's sums of a step. Each of the 800 sums comes once before one comes again, so until then "
-    "the sums that rest do not bias it."
+    f"One prompt of ten is a sum of the quickstart. Four are too easy: {ROWS} sums for which the number in any form "
+    "counts, and which the model adds from the start. Five are too hard: "
+    f"{ROWS} products of three-digit numbers, which the model never gets right. The curriculum is "
+    f"`{json.dumps(dict(SETTINGS))}`. The reward is the mean over the quickstart's sums of a step. Each of the 800 sums "
+    "comes once before one comes again, so until then the sums that rest do not bias it.\n\n"
+    "If one prompt of three is a sum of the quickstart, the curriculum does not help: of one training each, the one "
+    "without took 45 steps to 0.85, and the one with the curriculum 55. The optimizer's steps do not become smaller with "
+    "fewer such prompts, only noisier."
 )
 _SAVED: Final = "groups.jsonl"
 
@@ -46,10 +53,15 @@ def write(folder: Path) -> Path:
     shared = ("prompt_field", "answer_field", "max_tokens", "temperature")
     number = {"type": "accuracy", "params": {"last_number": True}}
     settings["dataset"] = {key: dataset[key] for key in shared}
+    files = {"sums": quickstart / "train.jsonl", "easy": folder / "easy.jsonl", "hard": folder / "hard.jsonl"}
     settings["sources"] = [
-        {"name": "sums", "weight": 1, "dataset": {"dataset_path": str(quickstart / "train.jsonl")}, "rewards": rewards},
-        {"name": "easy", "weight": 4, "dataset": {"dataset_path": str(folder / "easy.jsonl")}, "rewards": [number]},
-        {"name": "hard", "weight": 5, "dataset": {"dataset_path": str(folder / "hard.jsonl")}, "rewards": [number]},
+        {
+            "name": name,
+            "weight": WEIGHTS[name],
+            "dataset": {"dataset_path": str(file)},
+            "rewards": rewards if name == "sums" else [number],
+        }
+        for name, file in files.items()
     ]
     settings["data_path_to_save_groups"] = _SAVED
     settings["trainer"]["training_steps"] = STEPS
@@ -59,11 +71,27 @@ def write(folder: Path) -> Path:
 
 
 def rewards(run: Path) -> list[float]:
-    """Returns the mean reward of the quickstart's sums in each step of a synchronous run. `run`: the run's folder."""
+    """Returns the mean reward of the quickstart's sums in each step of a synchronous run. `run`: the run's folder.
+
+    A step without a sum, which is possible when all sums rest, has the reward of the step before.
+    """
     found: dict[int, list[float]] = defaultdict(list)
     with (run / _SAVED).open("rb") as file:
         for group in saved_groups(file):
             if group.source == "sums":
                 step = max(PolicyVersion.parse(label).step for label in group.versions) + 1
                 found[step] += [one.total for one in group.completions if one.total is not None]
-    return [statistics.fmean(found[step]) for step in sorted(found)]
+    means = [statistics.fmean(found[1])]
+    for step in range(2, max(found) + 1):
+        means.append(statistics.fmean(found[step]) if step in found else means[-1])
+    return means
+
+
+def ratio(curves: Sequence[Curve], target: float) -> str:
+    """Returns the sentence with the result: the steps to the target with the curriculum by those without."""
+    steps = {label: [steps_to(curve, target) for curve in curves if curve.label == label] for label in (WITHOUT, WITH)}
+    known = {label: [count for count in counts if count is not None] for label, counts in steps.items()}
+    if any(len(known[label]) < len(steps[label]) or not steps[label] for label in steps):
+        return "A training did not reach the target, so there is no ratio."
+    found = statistics.median(known[WITH]) / statistics.median(known[WITHOUT])
+    return f"Median of the steps to {target:g} with the curriculum, divided by the median without: **{found:.2f}**."

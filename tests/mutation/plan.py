@@ -24,7 +24,7 @@ NATIVE: Final[Tests] = (
     *(f"{_API}/test_{name}.py" for name in ("submit", "lease", "permits", "runs", "run_life")),
     *(f"{_API}/test_{name}.py" for name in ("lease_amounts", "dead_letters", "published_changes", "caps", "status")),
     *(f"{_API}/test_{name}.py" for name in ("deadlines", "environments", "claims", "journal", "archive_queue")),
-    *(f"{_API}/test_{name}.py" for name in ("bounds", "retention")),
+    *(f"{_API}/test_{name}.py" for name in ("bounds", "retention", "curriculum")),
     "tests/mutation/histories.py",
     *(f"--deselect={test}" for test in _SLOW),
 )
