@@ -14,7 +14,7 @@ BENCHMARKS = {
     "api": "compare the trajectory API with atroposlib's server: half an hour; --quick is shorter",
     "env": "compare serve with a bare client: start, memory (needs the env's image), the accuracy reward: ten minutes",
     "trainer": "compare the trainer's step with TRL's: five minutes; make bench-gpu on a card",
-    "learning": "train to the end: objectives, staleness, curriculum (half an hour each), agent, smollm2 (an hour), retrained",
+    "learning": "train to the end: objectives, staleness, curriculum (half an hour), smollm2 (an hour), agent, ...",
     "checkpoint": "time that a step waits for a checkpoint of a 0.6B model, and its write: five minutes, needs 17 GB",
     "durability": "measure the cost of a SIGKILL of Redis by fsync mode: half an hour",
     "recovery": "time from the kill of each service to the next trained step: ten minutes",

@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
-from benchmarks.learning import report, sums
+from benchmarks.learning import curriculum, report, sums
 from benchmarks.learning.runs import Case, Curve
+
+from gristmill.saved import SavedCompletion, SavedGroup
+from gristmill_env.run_settings import RunSettings
+from gristmill_env.session import load_tasks
 
 
 def _curve(rewards: list[float], seed: int = 0, label: str = "dapo") -> Curve:
@@ -58,3 +63,36 @@ def test_sums_are_written_with_their_answers(tmp_path: Path) -> None:
     for row in rows[:50]:
         left, sign, right = row["question"].removesuffix(" =").split(": ")[1].split()
         assert int(row["answer"]) == int(left) + (int(right) if sign == "+" else -int(right))
+
+
+def test_mixed_rows_are_sources_of_a_valid_configuration_with_and_without_a_curriculum(tmp_path: Path) -> None:
+    config = str(curriculum.write(tmp_path))
+    for case in (Case("a", config, 3, {}), Case("b", config, 3, {}, {"curriculum": dict(curriculum.SETTINGS)})):
+        case.write(tmp_path)
+        read = RunSettings.read(["--config", str(tmp_path / f"{case.name}.yaml")], {}, "test")
+        assert (read.config.curriculum is None) == (case.label == "a")
+        assert [source.config.dataset.seed for source in read.by_source()] == [3, 3, 3]
+        assert [len(task.dataset) for task in load_tasks(read)] == [800, curriculum.ROWS, curriculum.ROWS]
+
+
+def test_rewards_are_the_means_of_the_sums_of_each_step(tmp_path: Path) -> None:
+    groups = [("sums", "1.0", [0.0, 1.0]), ("hard", "1.0", [0.0]), ("sums", "1.0", [1.0, 1.0]), ("sums", "1.2", [1.0])]
+    lines = [
+        SavedGroup(
+            run="r",
+            source=name,
+            prompt="",
+            versions=[label],
+            completions=[SavedCompletion(text="", total=one) for one in totals],
+        )
+        for name, label, totals in groups
+    ]
+    (tmp_path / "groups.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    assert curriculum.rewards(tmp_path) == [0.75, 0.75, 1.0], "the second step has no sum"
+
+
+def test_ratio_divides_the_medians_of_the_steps_to_the_target() -> None:
+    slow, fast = ([0.0] * zeros + [1.0] * 20 for zeros in (16, 6))
+    curves = [_curve(slow, label=curriculum.WITHOUT), _curve(fast, label=curriculum.WITH)]
+    assert "**0.52**" in curriculum.ratio(curves, 1.0)  # 11 / 21
+    assert "**" not in curriculum.ratio([*curves, _curve([0.0] * 9, label=curriculum.WITH)], 1.0)
