@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from random import Random
+from typing import Any
 
 import httpx
 import pytest
@@ -35,8 +37,7 @@ async def finish(
     if drop:
         return await harness.store.permits.return_permit(RUN, holder, group_id, "same_scores", found)
     facts = submission(group_id, env_id=holder, incarnation=await harness.published())
-    object.__setattr__(facts, "result", found)
-    return await harness.store.queue.submit(RUN, holder, facts)
+    return await harness.store.queue.submit(RUN, holder, dataclasses.replace(facts, result=found))
 
 
 async def ask(harness: StoreHarness, count: int, holder: str = "env-1") -> list[int]:
@@ -146,7 +147,7 @@ async def test_turn_far_ahead_takes_no_memory(harness: StoreHarness) -> None:
 async def test_rows_beyond_the_most_that_are_known_do_not_rest(harness: StoreHarness) -> None:
     await harness.start(groups=20)
     await ask(harness, 3)
-    known = {f"old/{number}": "1 within 0.5" for number in range(KNOWN_ROWS - 1)}
+    known: dict[Any, Any] = {f"old/{number}": "1 within 0.5" for number in range(KNOWN_ROWS - 1)}
     await harness.redis.hset(PREFIX + "difficulty", mapping=known)
     await finish(harness, 0, result("a", 1.0, 4))
     await finish(harness, 1, result("b", 1.0, 5))
