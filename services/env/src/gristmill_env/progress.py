@@ -111,8 +111,8 @@ class Reason(NamedTuple):
 REASONS: Final[Mapping[DropReason, Reason]] = {
     DropReason.SAME_SCORES: Reason(
         "all completions of a group score the same, so the gradient is zero",
-        "`try` shows completions and scores; raise `temperature` or `group_size`, change the difficulty, or use a "
-        "finer reward",
+        "`try` shows completions and scores; raise `temperature` or `group_size`, change the difficulty, leave such "
+        "rows out (`curriculum: true`), or use a finer reward",
     ),
     DropReason.TOO_LONG: Reason("the prompt leaves no room within `max_token_length`", "raise `max_token_length`"),
     DropReason.REWARD_ERROR: Reason(

@@ -13,6 +13,7 @@ from tests.support.errors import raises
 from gristmill.settings import load_yaml, merge
 from gristmill_env.rewards.registry import ENTRY_POINTS, find, reward_names
 from gristmill_env.settings.run import EnvConfig
+from gristmill_env.settings.task import CurriculumSpec
 from gristmill_trainer.replay.fork import at_each_source, in_file
 from gristmill_trainer.replay.untrusted import UntrustedError, dollars_kept, recorded_environment
 
@@ -38,7 +39,7 @@ def test_settings_of_the_quickstart_need_no_trust() -> None:
 def test_recorded_curriculum_needs_no_trust() -> None:
     env = recorded(curriculum={"rest": 5})
     assert recorded_environment(env, {}, CONFIGS, trust=False) == env
-    assert EnvConfig(**env).curriculum == EnvConfig(**env, trainer={}).curriculum
+    assert EnvConfig(**in_file(env, CONFIGS)).curriculum == CurriculumSpec(rest=5)
 
 
 MIXTURE = """
