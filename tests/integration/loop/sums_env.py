@@ -5,6 +5,7 @@ python sums_env.py serve --env.data FILE.jsonl --env.rollout_server_url http://1
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import re
@@ -12,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
+from openai import AsyncOpenAI
 from pydantic import Field
 
 
 class SumsConfig(BaseEnvConfig):  # type: ignore[misc]  # its package is not in this environment
     data: str = Field(default="", description="Lines of JSON: question, and an answer that ends in #### and a number")
     send_logprobs: bool = Field(default=True, description="Send what the server said of its tokens")
+    as_agent: bool = Field(default=False, description="Play each rollout with OpenAI's client, in two turns")
 
 
 class Sums(BaseEnv):  # type: ignore[misc]
@@ -39,14 +42,11 @@ class Sums(BaseEnv):  # type: ignore[misc]
         return next(self.rows)
 
     async def collect_trajectories(self, item: dict[str, str]) -> tuple[dict[str, Any], list[Any]]:
-        async with self.server.managed_server(tokenizer=self.tokenizer) as managed:
-            await managed.chat_completion(
-                messages=[{"role": "user", "content": item["question"]}],
-                n=self.config.group_size,
-                max_tokens=24,
-                temperature=1.0,
-            )
-            nodes = managed.get_state()["nodes"]
+        if self.config.as_agent:
+            played = await asyncio.gather(*(self._agent(item["question"]) for _ in range(self.config.group_size)))
+            nodes = [node for rollout in played for node in rollout]
+        else:
+            nodes = await self._replies(item["question"])
         wanted = item["answer"].rpartition("####")[2].strip()
         group: dict[str, Any] = {
             "tokens": [node.tokens for node in nodes],
@@ -56,6 +56,29 @@ class Sums(BaseEnv):  # type: ignore[misc]
         if self.config.send_logprobs:
             group["inference_logprobs"] = [node.logprobs for node in nodes]
         return group, []
+
+    async def _replies(self, question: str) -> list[Any]:
+        async with self.server.managed_server(tokenizer=self.tokenizer) as managed:
+            await managed.chat_completion(
+                messages=[{"role": "user", "content": question}],
+                n=self.config.group_size,
+                max_tokens=24,
+                temperature=1.0,
+            )
+            # A session of the proxy has its nodes there.
+            state = await managed.fetch_state() if hasattr(managed, "fetch_state") else managed.get_state()
+            return list(state["nodes"])
+
+    async def _agent(self, question: str) -> list[Any]:
+        """Plays a rollout as a program elsewhere does, which knows only the URL of its session at the proxy."""
+        async with self.server.managed_server() as managed:
+            messages: list[Any] = [{"role": "user", "content": question}]
+            async with AsyncOpenAI(base_url=managed.get_url(), api_key="none") as client:
+                for _ in range(2):
+                    answer = await client.chat.completions.create(model="tiny", messages=messages, max_tokens=24)
+                    messages.append({"role": "assistant", "content": answer.choices[0].message.content})
+                    messages.append({"role": "user", "content": question})
+            return list((await managed.fetch_state())["nodes"])
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> None:
         pass
