@@ -23,7 +23,7 @@ DATA = ROOT / "configs/datasets/quickstart/train.jsonl"
 ENVIRONMENT = Path(__file__).with_name("sums_env.py")
 
 
-def train(vllm: Vllm, folder: Path, steps: int, flags: str = "", *, proxy: bool = False) -> tuple[list[dict[str, Any]]]:
+def train(vllm: Vllm, folder: Path, steps: int, flags: str = "", *, proxy: bool = False) -> list[dict[str, Any]]:
     """Trains on groups of sums_env.py. Returns the rows of metrics.
 
     `flags`: of the environment. `proxy`: the environment uses atroposlib's proxy of managed servers.
