@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.unit.env.conftest import FailingServer
+from tests.unit.env.gateway.conftest import TEMPLATE
 from transformers import PreTrainedTokenizerFast
 
 from gristmill.check import Check
@@ -41,6 +42,15 @@ def waits(completion):
 def pauses(completion):
     time.sleep(1)
     return 1.0
+
+def add(a: int, b: int) -> int:
+    '''Adds.
+
+    Args:
+        a: One number.
+        b: The other number.
+    '''
+    return a + b
 
 class Broken:
     def __init__(self):
@@ -104,6 +114,13 @@ def test_reward_that_cannot_be_made_in_its_process_fails(diagnose: Diagnose) -> 
 def test_template_that_forgets_a_turn_fails_in_several_turns(diagnose: Diagnose, environment: str, state: str) -> None:
     found = diagnose("right", template=FORGETS, environment={"type": environment})["chat template"]
     assert found.state == state
+
+
+@pytest.mark.slow
+def test_template_that_writes_tools_keeps_every_turn(diagnose: Diagnose) -> None:
+    tools = {"type": "tools", "params": {"tools": ["rewards.py:add"]}}
+    found = diagnose("right", template=TEMPLATE, environment=tools)["chat template"]
+    assert found.state == "ok", found.text
 
 
 @pytest.mark.slow  # four processes

@@ -13,7 +13,7 @@ import dataclasses
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -126,10 +126,11 @@ async def _check_task(task: Task, rows: Sequence[Item]) -> tuple[list[Check], Pr
             tokenizer = load_tokenizer(name)
             prompts = prompt_builder(run.config, tokenizer, run.config_folder)
             opening = await task.environments.opening(items[0])
-            prompt = prompts.build(*opening)
+            messages, options = opening
+            prompt = prompts.build(messages, options)
             found += [Check("prompts", "warning", warning) for warning in row_warnings(prompts, rows)]
             several = task.environments.factory.kind.max_turns > 1
-            found.append(check_template(prompts, prompt, several_turns=several))
+            found.append(check_template(prompts, prompt, options, several_turns=several))
         except (PromptError, DatasetError, EpisodeError) as error:
             found.append(Check("chat template", "failed", error.report()))
     found += [await check_gold(task, items), await check_scores_twice(task, items, tokenizer)]
@@ -138,21 +139,24 @@ async def _check_task(task: Task, rows: Sequence[Item]) -> tuple[list[Check], Pr
     return found, prompt
 
 
-def check_template(prompts: PromptBuilder, prompt: Prompt, *, several_turns: bool) -> Check:
+def check_template(
+    prompts: PromptBuilder, prompt: Prompt, options: Mapping[str, Any] | None = None, *, several_turns: bool
+) -> Check:
     """Checks that the prompt of a second turn begins with the prompt and the reply of the first turn.
 
     If it does not, the model sees another beginning in each turn, and a server computes the whole conversation again.
-    `several_turns`: whether the run's environment has more than one turn. Then a lost prefix is a failed check.
+    `options`: values for the template, such as `tools`. `several_turns`: whether the run's environment has more than
+    one turn. Then a lost prefix is a failed check.
     """
     if not prompt.token_ids:
         return Check("chat template", "warning", "not checked: the prompt has no tokens")
     plain = "It is 4."
     lost: State = "failed" if several_turns else "ok"
-    if not _is_kept(prompts, prompt, plain):
+    if not _is_kept(prompts, prompt, options, plain):
         use = "use another template" if several_turns else "this run has one turn, so it trains correctly"
         text = f"the template changes earlier turns: the second prompt does not begin with the first turn; {use}"
         return Check("chat template", lost, text)
-    if not _is_kept(prompts, prompt, f"<think>\nTwo and two.\n</think>\n\n{plain}"):
+    if not _is_kept(prompts, prompt, options, f"<think>\nTwo and two.\n</think>\n\n{plain}"):
         text = "the template keeps answers and removes the thoughts of earlier turns"
         if not several_turns:
             return Check("chat template", "ok", f"{text}; this run has one turn")
@@ -163,9 +167,9 @@ def check_template(prompts: PromptBuilder, prompt: Prompt, *, several_turns: boo
     return Check("chat template", "ok", "each turn's prompt begins with the whole conversation before it")
 
 
-def _is_kept(prompts: PromptBuilder, first: Prompt, reply: str) -> bool:
+def _is_kept(prompts: PromptBuilder, first: Prompt, options: Mapping[str, Any] | None, reply: str) -> bool:
     said = assistant(first.begun + reply)
-    second = prompts.build([*first.messages, said, user("And two more?")])
+    second = prompts.build([*first.messages, said, user("And two more?")], options)
     return second.text.startswith(first.text + reply) and second.token_ids[: len(first.token_ids)] == first.token_ids
 
 
