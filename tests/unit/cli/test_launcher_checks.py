@@ -17,6 +17,7 @@ from unittest import mock
 
 import pytest
 from tests.support.errors import raises
+from tests.support.grids import rest_is_long
 from tests.support.small_disk import mounted
 
 from gristmill.errors import FileError
@@ -127,7 +128,7 @@ def test_launcher_reads_the_env_file_of_compose(
     assert named in error.replace("'", "")
 
 
-@pytest.mark.parametrize("name", ["API_PORT", "MODEL_PORT"])
+@pytest.mark.parametrize("name", rest_is_long("API_PORT", "MODEL_PORT"))
 def test_launcher_reads_its_ports_from_the_env_file(tmp_path: Path, name: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]

@@ -17,6 +17,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from tests.support.grids import part_of_grid
 
 from gristmill_cli.local.redis_server import SETTINGS
 
@@ -91,8 +92,7 @@ def claims(name: str) -> Iterator[tuple[str, str, bool]]:
             yield volumes[mount["name"]], mount["mountPath"], not mount.get("readOnly", False)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize(("folder", "version"), part_of_grid(FOLDERS, VERSIONS, every=3))
 @pytest.mark.slow
 def test_resources_match_the_schemas_of_kubernetes(folder: str, version: str) -> None:
     for resource in rendered(folder):

@@ -1,13 +1,15 @@
-"""A small real tokenizer, and a model server that only fails."""
+"""A small real tokenizer, a model server that only fails, and processes without torch."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +22,15 @@ TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_torch_in_processes() -> Iterator[None]:
+    """Processes that tests start do without torch, as in the image of `env`. Its import would take seconds in each."""
+    folder = str(Path(__file__).parents[2] / "support" / "no_torch")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", folder, prepend=os.pathsep)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,7 @@ import pyarrow.parquet
 import pytest
 from pydantic import ValidationError
 from tests.support.errors import raises
+from tests.support.grids import rest_is_long
 from tests.support.hub_cache import make_gsm8k_cache
 
 from gristmill import ConfigError
@@ -97,7 +98,7 @@ def test_slice_of_a_large_file_reads_only_its_rows(tmp_path: Path, suffix: str) 
     assert bytes_read() - before < path.stat().st_size / 10
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize("suffix", rest_is_long(".jsonl", ".parquet"))
 def test_rows_of_a_large_file_are_objects_only_while_they_are_used(tmp_path: Path, suffix: str) -> None:
     path = write_large(tmp_path, suffix)
     tracemalloc.start()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.grids import rest_is_long
 from tests.unit.env.conftest import FailingServer
 from tests.unit.env.gateway.conftest import TEMPLATE
 from transformers import PreTrainedTokenizerFast
@@ -131,11 +132,12 @@ def test_gold_answer_below_1_fails(diagnose: Diagnose) -> None:
 
 @pytest.mark.parametrize(
     ("reward", "settings", "state"),
-    [
+    rest_is_long(
         ("noise", {}, "failed"),
         ("waits", {"reward_wall_timeout": 1.0}, "failed"),
         ("pauses", {"reward_wall_timeout": 10.0}, "warning"),
-    ],
+        first=2,
+    ),
 )
 @pytest.mark.slow
 def test_random_and_slow_rewards_are_found(

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.errors import raises
+from tests.support.grids import rest_is_long
 from tests.unit.env.conftest import FailingServer
 from tests.unit.env.inference.conftest import CHAT, answers, said
 
@@ -159,7 +160,7 @@ async def test_turns_of_a_rollout_stay_on_the_server_of_its_first_turn(
 
 
 # --- Ends and closes -------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", ["Recorded", "ClosesAsync"])
+@pytest.mark.parametrize("kind", rest_is_long("Recorded", "ClosesAsync"))
 async def test_environments_are_closed_when_their_attempts_end(rolls: Make, log: Log, kind: str) -> None:
     group: RolloutGroup = await rolls(kind)()
     assert [rollout.reward for rollout in group.rollouts] == [1.0] * 3
@@ -167,7 +168,7 @@ async def test_environments_are_closed_when_their_attempts_end(rolls: Make, log:
 
 
 @pytest.mark.parametrize(
-    ("kind", "error"), [("FailsToReset", "KeyError"), ("FailsToStep", "KeyError"), ("Exits", "SystemExit")]
+    ("kind", "error"), rest_is_long(("FailsToStep", "KeyError"), ("FailsToReset", "KeyError"), ("Exits", "SystemExit"))
 )
 async def test_all_environments_of_a_group_are_closed_when_one_fails(
     rolls: Make, log: Log, kind: str, error: str
@@ -209,11 +210,12 @@ async def test_close_that_hangs_fails_no_attempt(rolls: Make, log: Log) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "code", "method"),
-    [
+    rest_is_long(
         ("Hangs", "call_overran", "Hangs.step"),
-        ("HangsAsync", "call_overran", "HangsAsync.step"),
         ("BlocksItsLoop", "loop_blocked", "BlocksItsLoop"),
-    ],
+        ("HangsAsync", "call_overran", "HangsAsync.step"),
+        first=2,
+    ),
 )
 @pytest.mark.usefixtures("brief")
 async def test_step_that_hangs_ends_with_its_time_limit_and_all_are_closed(
@@ -225,7 +227,7 @@ async def test_step_that_hangs_ends_with_its_time_limit_and_all_are_closed(
         assert log.all_closed_once
 
 
-@pytest.mark.parametrize("kind", ["Hangs", "HangsAsync"])
+@pytest.mark.parametrize("kind", rest_is_long("Hangs", "HangsAsync"))
 @pytest.mark.usefixtures("brief")
 async def test_environments_are_closed_when_their_group_is_cancelled(rolls: Make, log: Log, kind: str) -> None:
     task = asyncio.create_task(rolls(kind)())
@@ -385,7 +387,7 @@ class ReturnsAsync(Returns):
         return self.result
 
 
-@pytest.mark.parametrize("kind", [Returns, ReturnsAsync])
+@pytest.mark.parametrize("kind", rest_is_long(Returns, ReturnsAsync))
 async def test_wrong_return_value_names_method_value_and_row(
     rolls: Make, monkeypatch: pytest.MonkeyPatch, kind: type[Returns]
 ) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.support.grids import rest_is_long
 from tests.support.groups import make_group
 from tests.support.run_folder import RunFolderWriter
 
@@ -87,7 +88,7 @@ def questions(roots: tuple[Path, ...], run: str) -> None:
 
 @pytest.mark.parametrize(
     "plant",
-    [link, fifo, linked_folder, *(pytest.param(one, marks=pytest.mark.long) for one in (dangling, device, folder))],
+    rest_is_long(link, fifo, linked_folder, dangling, device, folder, first=2),
 )
 def test_odd_file_in_a_run_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[Path, Path], None]

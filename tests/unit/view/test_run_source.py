@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from tests.support.grids import rest_is_long
 from tests.unit.view.recorded import record
 
 from gristmill.archive.run_file import write_run_file
@@ -63,7 +64,9 @@ class EmptyStore:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("state", "lost"), [("open", True), ("suspended", True), ("finished", False)])
+@pytest.mark.parametrize(
+    ("state", "lost"), rest_is_long(("open", True), ("finished", False), ("suspended", True), first=2)
+)
 async def test_files_of_an_open_run_that_the_api_does_not_have_are_trouble(
     source: RunSource, tmp_path: Path, state: str, lost: bool
 ) -> None:

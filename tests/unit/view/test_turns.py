@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -235,12 +237,17 @@ def test_replies_are_not_marked_if_they_cannot_be_told_apart() -> None:
 
 @pytest.mark.slow
 def test_tree_of_a_long_rollout_is_made_without_recursion() -> None:
-    """A retry at each of 400 turns: each node is deeper than the one before."""
-    texts = [text for n in range(400) for text in (f"q{n}", f"!a{n}")]
-    main = Conversation(0, *texts, trained=range(1, 800, 2))
-    retries = [Conversation(n, *texts[: 2 * n], f"other{n}", f"!r{n}", trained=[2 * n + 1]) for n in range(1, 400)]
-    nodes = tree(main, *retries)
-    assert len(nodes) == 2 * 399 + 1
+    """A retry at each of 120 turns: each node is deeper than the one before."""
+    texts = [text for n in range(120) for text in (f"q{n}", f"!a{n}")]
+    main = Conversation(0, *texts, trained=range(1, 240, 2))
+    retries = [Conversation(n, *texts[: 2 * n], f"other{n}", f"!r{n}", trained=[2 * n + 1]) for n in range(1, 120)]
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack(0)) + 100)
+    try:
+        nodes = tree(main, *retries)
+    finally:
+        sys.setrecursionlimit(limit)
+    assert len(nodes) == 2 * 119 + 1
     assert sorted(text for _, found, _ in nodes for text in found if text.startswith("!a")) == sorted(
-        f"!a{n}+" for n in range(400)
+        f"!a{n}+" for n in range(120)
     )

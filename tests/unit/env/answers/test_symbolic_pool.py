@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.errors import raises
+from tests.support.grids import rest_is_long
 
 from gristmill_env.answers.symbolic_pool import Outcome, SymbolicPool
 from gristmill_env.running.limits import Limits
@@ -152,6 +153,7 @@ async def test_symbolic_pool_survives_a_process_death_between_checks(single: Sym
     assert await single.check([GOOD]) is Outcome.SAME
 
 
+@pytest.mark.long
 async def test_cancelled_check_does_not_affect_other_checks(single: SymbolicPool) -> None:
     bombed = asyncio.create_task(single.check([BOMB]))
     dropped, kept = asyncio.create_task(single.check([("1", "x")])), asyncio.create_task(single.check([GOOD]))
@@ -179,6 +181,7 @@ def test_symbolic_pool_answers_any_thread_and_event_loop(pool: SymbolicPool) -> 
     assert found == [Outcome.SAME] * 8
 
 
+@pytest.mark.long
 async def test_closed_symbolic_pool_raises_an_error() -> None:
     pool = SymbolicPool(size=1, limits=Limits(60.0, 600.0))
     await pool.check([GOOD])
@@ -204,7 +207,7 @@ async def test_checker_process_has_low_priority_and_ignores_ctrl_c(single: Symbo
     assert single.pids == [pid]
 
 
-@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize("busy", rest_is_long(True, False))
 def test_no_checker_outlives_a_killed_parent(busy: bool) -> None:
     script = f"""
         import time

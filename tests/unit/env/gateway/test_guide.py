@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.grids import rest_is_long
 from tests.support.ports import free_port
 from tests.unit.env.gateway.conftest import SAMPLING, Running, ScriptedModel
 
@@ -41,7 +42,7 @@ def started(path: Path) -> Iterator[None]:
             process.terminate()
 
 
-@pytest.mark.parametrize("kind", ["function", "command", "elsewhere"])
+@pytest.mark.parametrize("kind", rest_is_long("function", "elsewhere", "command", first=2))
 async def test_program_of_the_guide_plays_a_rollout(
     running: Running, model: ScriptedModel, tmp_path: Path, kind: str
 ) -> None:

@@ -145,7 +145,7 @@ def longer(sample: Sample, length: int) -> Sample:
 
 @pytest.mark.parametrize(
     ("settings", "error"),
-    part_of_grid([{}, {"token_budget": 80}, {"minibatches": 2}], [torch.OutOfMemoryError, MemoryError], every=2),
+    part_of_grid([{}, {"token_budget": 80}, {"minibatches": 2}], [torch.OutOfMemoryError, MemoryError], every=3),
 )
 def test_update_without_memory_is_repeated_in_halves_with_the_same_result(
     build: Build, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], error: type[Exception]

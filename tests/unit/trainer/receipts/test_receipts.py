@@ -13,7 +13,7 @@ import pytest
 import torch
 from benchmarks import wrong_weights
 from tests.support.errors import raises
-from tests.support.grids import part_of_grid
+from tests.support.grids import rest_is_long
 from tests.unit.trainer.receipts.torch_server import FAULTS, NAME, TorchServer
 from tests.unit.trainer.receipts.training import Run
 from transformers import AutoModelForCausalLM
@@ -74,7 +74,7 @@ def test_diagnosis_names_the_fault_of_a_server(serve: Serve, begin: Begin, fault
     assert run.announced == ["1.0", "1.1", "1.2"]
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 10))])
+@pytest.mark.parametrize("seed", rest_is_long(*range(10)))
 def test_clean_runs_prove_every_publication(serve: Serve, begin: Begin, seed: int) -> None:
     run = begin([serve()], seed=seed, lora=("", "merged", "adapters")[seed % 3])
     run.train(6)
@@ -92,9 +92,16 @@ def test_clean_runs_prove_every_publication(serve: Serve, begin: Begin, seed: in
 
 @pytest.mark.parametrize(
     ("share", "fault", "state"),
-    [(0.5, None, "unproven"), (1.5, None, "ok"), (2.5, None, "ok"), (0.5, "label_only", "unproven"),
-     (1.5, "label_only", "failed"), (2.5, "label_only", "failed")],
-)  # fmt: skip
+    rest_is_long(
+        (0.5, None, "unproven"),
+        (1.5, None, "ok"),
+        (1.5, "label_only", "failed"),
+        (2.5, None, "ok"),
+        (0.5, "label_only", "unproven"),
+        (2.5, "label_only", "failed"),
+        first=3,
+    ),
+)
 def test_receipt_proves_each_change_that_is_larger_than_the_bound(
     serve: Serve, begin: Begin, share: float, fault: str | None, state: str
 ) -> None:
@@ -131,15 +138,17 @@ def test_receipts_name_the_model_as_environments_do(serve: Serve, begin: Begin) 
     assert {body["model"] for body in server.asked} == {NAME}
 
 
-@pytest.mark.parametrize("probes", [wrong_weights.sampled, wrong_weights.made_up])
+@pytest.mark.parametrize("probes", rest_is_long(wrong_weights.sampled, wrong_weights.made_up))
 def test_bfloat16_accepts_the_right_weights_and_no_wrong_ones(model: Path, probes: Any) -> None:
     """By the bound of first receipts and of the doctor. 1024 rounding units of bfloat16 would accept any weights."""
     accepted = [one.weights for one in wrong_weights.measure(model, probes) if not one.rejected]
     assert accepted == ["right"]
 
 
-@pytest.mark.parametrize("since", [0, pytest.param(2, marks=pytest.mark.long)])
-@pytest.mark.parametrize("name", [None, "random, never trained weights", "all logits equal", "logits half as large"])
+@pytest.mark.parametrize("since", rest_is_long(0, 2))
+@pytest.mark.parametrize(
+    "name", rest_is_long(None, "logits half as large", "random, never trained weights", "all logits equal", first=2)
+)
 def test_receipts_in_bfloat16_reject_wrong_weights_of_any_version(
     serve: Serve, begin: Begin, name: str | None, since: int
 ) -> None:
@@ -166,7 +175,10 @@ def test_second_publication_heals_a_server_that_lost_one(serve: Serve, begin: Be
     assert not failing(run.rows())
 
 
-@pytest.mark.parametrize(("fault", "background"), part_of_grid(["stale_head", "label_only"], [False, True], every=2))
+@pytest.mark.parametrize(
+    ("fault", "background"),
+    rest_is_long(("label_only", True), ("stale_head", False), ("label_only", False), ("stale_head", True)),
+)
 def test_training_continues_with_the_other_server(serve: Serve, begin: Begin, fault: str, background: bool) -> None:
     """The cause is known at later versions too, although the files of the mixed versions are removed by then."""
     good, bad = serve(), serve(fault)
@@ -210,7 +222,7 @@ def test_diagnosis_that_fails_leaves_the_server_out_and_training_continues(
         ("missing_kind", 1.01, Cause.TENSORS),
         pytest.param("bfloat16", 0.99, Cause.NO_MEMORY, marks=pytest.mark.long),
         pytest.param("stale_head", 0.0, Cause.NO_MEMORY, marks=pytest.mark.long),
-        ("temperature", 0.0, Cause.TEMPERATURE),
+        pytest.param("temperature", 0.0, Cause.TEMPERATURE, marks=pytest.mark.long),
         ("label_only", 0.0, Cause.LABEL_WITHOUT_WEIGHTS),
     ],
 )
@@ -232,6 +244,7 @@ def test_diagnosis_loads_no_model_that_takes_more_than_half_of_the_memory(
     assert {row.cause for row in run.rows() if row.state is ReceiptState.FAILED} == {cause}
 
 
+@pytest.mark.long
 def test_diagnosis_that_takes_many_steps_does_not_end_the_training(
     serve: Serve, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from tests.support.grids import rest_is_long
 from tests.unit.env.rewards.running import misbehaving
 from tests.unit.env.rewards.running.misbehaving import BAD, GOOD, GROUP, Make, Waiting, fine, fine_async
 
@@ -40,15 +41,16 @@ async def hosted(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Hosted]:
 
 @pytest.mark.parametrize(
     ("name", "limits", "code"),
-    [
+    rest_is_long(
         ("sleeps", {"wall": 1.0}, "call_overran"),
-        pytest.param("waits", {"wall": 1.0}, "call_overran", marks=pytest.mark.long),
-        ("spins", {"cpu": 2.0}, "call_overran"),
-        pytest.param("holds_the_lock", {"cpu": 3.0}, "call_overran", marks=pytest.mark.long),
         ("blocks", {"cpu": 3.0}, "loop_blocked"),
-        pytest.param("blocks_in_a_task", {"cpu": 3.0}, "loop_blocked", marks=pytest.mark.long),
         ("dies", {}, "process_died"),
-    ],
+        ("waits", {"wall": 1.0}, "call_overran"),
+        ("spins", {"cpu": 2.0}, "call_overran"),
+        ("holds_the_lock", {"cpu": 3.0}, "call_overran"),
+        ("blocks_in_a_task", {"cpu": 3.0}, "loop_blocked"),
+        first=3,
+    ),
 )
 async def test_reward_that_hangs_or_ends_its_process_is_an_error_of_its_sample_alone(
     hosted: Hosted, name: str, limits: dict[str, float], code: str
@@ -85,7 +87,7 @@ async def test_other_calls_of_a_process_end_there_although_one_hangs(hosted: Hos
     assert (await waiting)[0].parts["waits_for_a_file"] == pid
 
 
-@pytest.mark.parametrize("name", ["sleeps", "waits"])
+@pytest.mark.parametrize("name", rest_is_long("sleeps", "waits"))
 async def test_hanging_reward_does_not_delay_other_groups(hosted: Hosted, name: str) -> None:
     made = hosted(name)
     stuck = asyncio.create_task(made.score([BAD, GOOD]))
