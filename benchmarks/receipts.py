@@ -39,20 +39,19 @@ from gristmill_trainer.receipts import Receipts
 target = sys.argv.pop(1)
 times = {"own": [], "server": [], "wait": []}
 def timed(name, call):
-    def measured(*arguments):
+    def measured(*arguments, **named):
         started = time.perf_counter()
         try:
-            return call(*arguments)
+            return call(*arguments, **named)
         finally:
             times[name].append(time.perf_counter() - started)
             with open(target, "w") as file:
                 json.dump(times, file)
     return measured
-def every_second(training, step, **moved):
+def every_second(training, step, tensors, **moved):
     if step % 2 == 0:
-        expect_scores(training, step, **moved)
-loop.own_scores = timed("own", loop.own_scores)
-expect_scores, loop.expect_scores = loop.expect_scores, every_second
+        expect(training, step, tensors, **moved)
+expect, loop.expect = timed("own", loop.expect), every_second
 Receipts.holds = timed("server", Receipts.holds)
 Publisher.settle = timed("wait", Publisher.settle)
 sys.exit(main())

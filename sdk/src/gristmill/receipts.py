@@ -24,11 +24,11 @@ class ReceiptState(StrEnum):
     """What a receipt shows."""
 
     OK = "ok"
-    """The server's log-probabilities are the trainer's, and they changed if the step changed the weights."""
+    """The server's log-probabilities are the trainer's, and it has the step's change."""
     FAILED = "failed"
-    """The server's log-probabilities differ by more than the bound."""
+    """The server's log-probabilities differ by more than the bound, or tensors are not those that were published."""
     UNPROVEN = "unproven"
-    """The answers agree, but the step's change is too small to see, or the server did not answer the probes."""
+    """The answers agree, but nothing shows the step's change, or the server did not answer the probes."""
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +47,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """Root mean square of the change of the server's answers since its receipt before; None for its first."""
     wanted_change: float | None = None
     """The same change as the trainer computed it."""
+    compared: int = 0
+    """Tensors of the server that were compared exactly with the published ones."""
     seconds: float = 0.0
     """Time that the server took to answer."""
     attempt: int = 1

@@ -48,6 +48,8 @@ def test_every_publication_of_a_run_is_proven(vllm: Vllm, tmp_path: Path) -> Non
     for one in receipts:
         assert one.difference is not None
         assert one.difference <= 1e-5
+        # On a CPU, vLLM packs the weights of linear layers, and keeps table, head, norms and biases as they are.
+        assert one.compared >= 4
     for one in receipts[1:]:
         assert one.change is not None
         assert one.change > 1e-3

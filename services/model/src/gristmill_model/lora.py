@@ -1,6 +1,6 @@
 """LoRA adapters instead of whole weights: the trainer publishes adapters, and the model's name means the trained model.
 
-vLLM holds one adapter. `AdapterWorker` replaces the adapter in place, and `LoraRouting` routes all requests through it.
+vLLM holds one adapter. `worker.Worker` replaces the adapter in place, and `LoraRouting` routes all requests through it.
 The first adapter is all zeros, so before the trainer's first version the server answers as the model without an adapter
 does.
 """
@@ -24,7 +24,7 @@ NAME: Final = "lora"
 SERVED_MODEL: Final = "GRISTMILL_SERVED_MODEL"
 """Variable that holds the served name. MODEL is no substitute, because MODEL may hold a revision."""
 PATHS: Final = frozenset({"/v1/completions", "/v1/chat/completions", "/inference/v1/generate"})
-_FIRST = 1
+ADAPTER_NUMBER: Final = 1
 """vLLM's number for the adapter that it was started with."""
 
 
@@ -34,7 +34,6 @@ def arguments(rank: int, adapter: Path) -> list[str]:
         *("--enable-lora", "--max-lora-rank", str(rank), "--max-loras", "1"),
         *("--lora-modules", json.dumps({"name": NAME, "path": str(adapter)})),
         *("--middleware", "gristmill_model.lora.LoraRouting"),
-        *("--worker-extension-cls", "gristmill_model.lora.AdapterWorker"),
     ]
 
 
@@ -93,20 +92,3 @@ class LoraRouting:
         if named and named != self._model:  # To vLLM, an empty name is the model without the adapter.
             return body
         return json.dumps({**asked, "model": NAME}).encode()
-
-
-class AdapterWorker:
-    """A base class of vLLM's worker at run time, by `--worker-extension-cls`. The worker loads a published adapter."""
-
-    add_lora: Any
-
-    def load_adapter(self, path: str) -> bool:
-        """Replaces the served adapter by the adapter in folder `path`, also for paused requests.
-
-        /v1/load_lora_adapter with `load_inplace` is not an option, because vLLM would then read the files again for
-        every batch of tokens.
-        """
-        from vllm.lora.request import LoRARequest
-
-        request = LoRARequest(lora_name=NAME, lora_int_id=_FIRST, lora_path=path, load_inplace=True)
-        return bool(self.add_lora(request))

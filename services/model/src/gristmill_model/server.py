@@ -48,6 +48,7 @@ def arguments(settings: Settings, manifest: Manifest, adapter: Path | None = Non
         "--logprobs-mode": "processed_logprobs",
         "--override-generation-config": json.dumps(NEUTRAL_SAMPLING),
         "--middleware": "gristmill_model.gate.DeveloperGate",
+        "--worker-extension-cls": "gristmill_model.worker.Worker",
         "--disable-access-log-for-endpoints": QUIET_PATHS,
     }
     if settings.device == "cuda":

@@ -30,7 +30,14 @@ from gristmill_trainer.data.types import Sample
 from gristmill_trainer.errors import AbandonedError, WeightsError
 from gristmill_trainer.export import RunFacts, export_model
 from gristmill_trainer.metrics import StepResult
-from gristmill_trainer.receipts import ANY_PROBES, Expectation, Probes, own_scores, receipt_metrics
+from gristmill_trainer.receipts import (
+    ANY_PROBES,
+    Expectation,
+    Probes,
+    own_scores,
+    published_sums,
+    receipt_metrics,
+)
 from gristmill_trainer.stop import StoppedError
 from gristmill_trainer.training import MainRank, Training
 
@@ -236,7 +243,7 @@ def is_time_for_checkpoint(training: Training, step: int) -> bool:
 def publish(training: Training, step: int, *, moved: bool = False) -> None:
     """Gathers the weights from every rank, and publishes them on rank 0. `moved`: the step changed the weights."""
     tensors = training.state.served_tensors()
-    expect_scores(training, step, moved=moved)
+    expect(training, step, tensors, moved=moved)
     training.on_main(lambda main: main.publisher.publish(tensors, main.session.version(step)))
 
 
@@ -250,22 +257,25 @@ def begin_receipts(training: Training, samples: list[Sample], step: int) -> None
         return
     probing.probes = Probes.choose(samples)
     if probing.probes is not None:
-        expect_scores(training, step, moved=False)
+        expect(training, step, training.state.served_tensors(), moved=False)
         training.on_main(lambda main: main.publisher.wait())
 
 
-def expect_scores(training: Training, step: int, *, moved: bool) -> None:
-    """Computes the probes' scores for the version after `step` steps, now that the weights are of this version."""
+def expect(training: Training, step: int, tensors: dict[str, torch.Tensor], *, moved: bool) -> None:
+    """Computes what a server of the version after `step` steps answers, now that the weights are of this version.
+
+    `tensors`: those that are published, on rank 0.
+    """
     probes = None if training.probing is None else training.probing.probes
     if probes is None:
         return
-    expectation = Expectation(own_scores(training.learner.policy, probes), moved)
+    scores = own_scores(training.learner.policy, probes)
 
-    def expect(main: MainRank) -> None:
+    def receipts(main: MainRank) -> None:
         assert main.receipts is not None
-        main.receipts.expect(probes, main.session.version(step), expectation)
+        main.receipts.expect(probes, main.session.version(step), Expectation(scores, moved, published_sums(tensors)))
 
-    training.on_main(expect)
+    training.on_main(receipts)
 
 
 def after_step(main: MainRank, metrics: StepMetrics) -> None:

@@ -19,6 +19,7 @@ from tests.unit.trainer.receipts.training import Run
 from transformers import AutoModelForCausalLM
 
 from gristmill.receipts import Proven, ReceiptState, failing, proven
+from gristmill_model import worker
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.loop import publish
 from gristmill_trainer.publish import ModelServer
@@ -31,6 +32,7 @@ from gristmill_trainer.receipts import (
     distance,
     own_scores,
     receipt_metrics,
+    sums,
 )
 
 Serve = Callable[..., TorchServer]
@@ -162,6 +164,98 @@ def test_receipts_in_bfloat16_reject_wrong_weights_of_any_version(
                 run.train(4)
     assert ReceiptState.FAILED not in {row.state for row in run.rows() if name is None or row.step < since}
     assert max(row.bound for row in run.rows()) < 0.5, "the cap also bounds later receipts"
+
+
+HIDDEN = 1e-5
+"""A learning rate whose steps the log-probabilities of a bfloat16 server hide."""
+
+
+@pytest.mark.parametrize(("sums", "state"), [(None, "unproven"), (torch.bfloat16, "ok"), (torch.float16, "unproven")])
+def test_exact_comparison_proves_steps_that_bfloat16_hides(
+    serve: Serve, begin: Begin, sums: torch.dtype | None, state: str
+) -> None:
+    """A server that serves another dtype than the published one has no comparable tensor."""
+    run = begin([serve(change=lambda model: None, sums=sums)], dtype="bfloat16", learning_rate=HIDDEN)
+    with wrong_weights.autocast():
+        run.train(3)
+    assert [row.state for row in run.rows()] == ["ok", state, state, state]
+    assert {row.compared for row in run.rows()} == ({0} if state == "unproven" else {len(_names(run))})
+
+
+def _names(run: Run) -> set[str]:
+    """Returns vLLM's names of the model's tensors, with a head of its own."""
+    own = [name.replace("k_proj", "q_proj").replace("v_proj", "q_proj").replace("up_proj", "gate_proj")
+           for name in (*run.weights(), "lm_head.weight")]  # fmt: skip
+    return set(own)
+
+
+@pytest.mark.parametrize("fault", ["label_only", "missing_kind", "swallowed_update", "stale_version", "stale_head"])
+def test_exact_comparison_names_stale_tensors_in_bfloat16(serve: Serve, begin: Begin, fault: str) -> None:
+    server = serve(fault, change=lambda model: None, sums=torch.bfloat16)
+    run = begin([server], dtype="bfloat16", learning_rate=HIDDEN)
+    with wrong_weights.autocast(), raises(PublishError, "receipt_failed", cause=CAUSES[fault], version="1.2"):
+        run.train(4)
+    failed = run.rows()[-1]
+    assert failed.difference is not None
+    assert failed.difference <= failed.bound, "the log-probabilities agree"
+    if fault == "missing_kind":
+        assert "model.layers.*.mlp.down_proj.weight" in failed.detail
+    assert server.label == "unproven"
+
+
+def test_tensor_that_a_server_transforms_is_not_compared(serve: Serve, begin: Begin) -> None:
+    server = serve(change=lambda model: None, sums=torch.bfloat16)
+    sums = server.weight_sums
+    server.weight_sums = lambda: sums() | {"model.norm.weight": ["bfloat16", 1]}  # type: ignore[method-assign]
+    run = begin([server], dtype="bfloat16")
+    with wrong_weights.autocast():
+        run.train(2)
+    assert [(row.state, row.compared) for row in run.rows()] == [("ok", len(_names(run)) - 1)] * 3
+
+
+def test_step_that_bfloat16_rounds_away_needs_no_change(serve: Serve, begin: Begin) -> None:
+    server = serve(change=lambda model: None, sums=torch.bfloat16)
+    run = begin([server], dtype="bfloat16")
+    with wrong_weights.autocast():
+        run.train(1)
+        publish(run.training, 2, moved=True)
+        run.publisher.settle()
+    assert run.rows()[-1].state is ReceiptState.OK, "the publication has the same bits as the one before"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn])
+def test_sums_of_worker_and_trainer_are_additive_and_equal(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    parts = [torch.randn(size, generator=generator).to(dtype) for size in ((3, 5), (4, 5), (0, 5), (1 << 22, 2))]
+    found = [sums.weight_sum(part) for part in parts]
+    assert found == [worker.weight_sum(part) for part in parts]
+    small = torch.cat([part.float() for part in parts[:3]]).to(dtype)
+    assert sums.weight_sum(small) == sum(found[:3])
+    padded = torch.cat([small.float(), torch.zeros(2, 5)]).to(dtype)
+    assert sums.weight_sum(padded) == sum(found[:3])
+    changed = small.clone()
+    changed[0, 0], changed[0, 1] = 1, 2
+    swapped = changed.clone()
+    swapped[0, 0], swapped[0, 1] = 1.5, 1.5
+    assert len({sums.weight_sum(one) for one in (small, changed, swapped)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("workers", "equal", "other"),
+    [
+        ([{"a": ("bfloat16", 5)}], {"a"}, set()),
+        ([{"a": ("bfloat16", 6)}], set(), {"a"}),
+        ([{"a": ("float32", 5)}, {"b": ("bfloat16", 5)}], set(), set()),
+        ([{"a": ("bfloat16", 5)}, {"a": ("bfloat16", 5)}], {"a"}, set()),
+        ([{"a": ("bfloat16", 2)}, {"a": ("bfloat16", 3)}], {"a"}, set()),
+        ([{"a": ("bfloat16", 2)}, {"a": ("bfloat16", 2)}], set(), set()),
+        ([], set(), set()),
+    ],
+)
+def test_comparison_of_the_workers_of_a_server(workers: Any, equal: set[str], other: set[str]) -> None:
+    """With several workers, a tensor is whole in each or divided, and other numbers show nothing."""
+    found = sums.compare(workers, {"a": ("bfloat16", 5), "c": ("bfloat16", 5)})
+    assert (set(found.equal), set(found.other)) == (equal, other)
 
 
 def test_second_publication_heals_a_server_that_lost_one(serve: Serve, begin: Begin) -> None:

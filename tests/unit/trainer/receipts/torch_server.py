@@ -12,12 +12,15 @@ import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from gristmill_model.worker import Worker
 
 FAULTS = (
     "stale_version",
@@ -51,8 +54,11 @@ class TorchServer:
         since: int = 2,
         times: int = 1000,
         change: Callable[[Any], object] | None = None,
+        sums: torch.dtype | None = None,
     ) -> None:
-        """`change`: computes in bfloat16 from the start, and makes the weights wrong by this function as the fault."""
+        """`change`: computes in bfloat16 from the start, and makes the weights wrong by this function as the fault.
+        `sums`: answers the request for the sums of tensors in this dtype; None: it does not know the request."""
+        self._sums = sums
         self.fault, self.since, self.times, self._change = fault, since, times, change
         self.label = "default"
         self.labels: list[str] = []
@@ -102,6 +108,9 @@ class TorchServer:
                 self.label = body["new_version"]
                 self.labels.append(self.label)
                 answer = {}
+            elif path == "/collective_rpc" and self._sums is not None:
+                assert body == {"method": "weight_sums"}
+                answer = {"results": [self.weight_sums()]}
             elif path == "/v1/models":
                 answer = {"data": [{"id": NAME}]}
             elif path == "/inference/v1/generate":
@@ -117,6 +126,18 @@ class TorchServer:
         request.send_header("Content-Length", str(len(content)))
         request.end_headers()
         request.wfile.write(content)
+
+    def weight_sums(self) -> dict[str, list[Any]]:
+        """Returns what vLLM's worker does: it joins query, key and value, and gate and up."""
+        joined: dict[str, list[torch.Tensor]] = {}
+        for name, tensor in self._model.state_dict().items():
+            name = re.sub(r"\.[qkv]_proj", ".qkv_proj", re.sub(r"(gate|up)_proj", "gate_up_proj", name))
+            joined.setdefault(name, []).append(tensor.to(self._sums))
+        whole = {name: torch.nn.Parameter(torch.cat(parts)) for name, parts in joined.items()}
+        model = SimpleNamespace(named_parameters=whole.items)
+        worker = Worker()
+        worker.model_runner = SimpleNamespace(get_model=lambda: model)
+        return worker.weight_sums()
 
     def _is(self, fault: str) -> bool:
         return self._faulty and self.fault == fault

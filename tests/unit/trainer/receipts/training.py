@@ -41,12 +41,13 @@ class Run:
         receipts: bool = True,
         background: bool = False,
         dtype: str = "float32",
+        learning_rate: float = 3e-3,
     ) -> None:
         """`lora`: "" (all weights are trained), "adapters" (published as adapters) or "merged". `dtype`: of servers."""
         rank = 4 if lora == "adapters" else 0
         source = ModelSource(str(model), str(model), None, 512, lora_rank=rank, served_dtype=dtype)
         settings = TrainerSettings(
-            device="cpu", batch_size=8, learning_rate=3e-3, seed=seed, lora_rank=4 if lora else 0, lora_alpha=8
+            device="cpu", batch_size=8, learning_rate=learning_rate, seed=seed, lora_rank=4 if lora else 0, lora_alpha=8
         )
         self.rng = np.random.default_rng(seed)
         self.learner, state = build_learner(LearnerPlan(source, None, settings, None), DistContext())

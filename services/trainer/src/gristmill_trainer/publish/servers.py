@@ -121,6 +121,16 @@ class ModelServer:
                 served=found,
             )
 
+    def weight_sums(self) -> list[dict[str, tuple[str, int]]]:
+        """Returns dtype and sum of each tensor, by name, from each worker of the server (receipts/sums.py).
+
+        Raises PublishError, with a status if the server does not have this method.
+        """
+        method, path = "POST", "/collective_rpc"
+        workers = self.ask(method, path, "results", timeout=LOAD_TIMEOUT, json={"method": "weight_sums"})
+        with self._understanding(method, path):
+            return [{name: (str(row[0]), int(row[1])) for name, row in worker.items()} for worker in workers]
+
     def leave_out(self) -> None:
         """Labels the served weights `UNPROVEN`, until the next publication. Raises PublishError."""
         self.call("POST", "/update_weight_version", json={"new_version": UNPROVEN})
@@ -129,7 +139,7 @@ class ModelServer:
     def _understanding(self, method: str, path: str) -> Iterator[None]:
         try:
             yield
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise PublishError(
                 "not_a_model_server",
                 f"{self.url} answers {method} {path}, but not as a model server does ({error!r}); something else may "

@@ -1,7 +1,7 @@
 """Receipts: after each publication, each model server proves that it serves the trainer's weights.
 
-`probes` chooses the questions, `receipts` judges the answers, and `diagnosis` names the cause of a wrong answer,
-for which `weights` computes scores from published files.
+`probes` chooses the questions, `sums` compares tensors exactly, and `receipts` judges both. `diagnosis` names the cause
+of a wrong answer, for which `weights` computes scores from published files.
 """
 
 from gristmill_trainer.receipts.diagnosis import Case, Cause, Diagnosis, LiveDiagnosis, diagnose
@@ -23,6 +23,7 @@ from gristmill_trainer.receipts.receipts import (
     receipt_metrics,
     rounding_of,
 )
+from gristmill_trainer.receipts.sums import published_sums
 from gristmill_trainer.receipts.weights import PublishedWeights
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "first_bound",
     "later_bound",
     "own_scores",
+    "published_sums",
     "receipt_metrics",
     "rounding_of",
     "scale",

@@ -114,6 +114,10 @@ class Case:
     version: str
     label: str = ""
     """The server's label of its weights."""
+    stale: tuple[str, ...] = ()
+    """Names of the server's tensors that are not as published, by an exact comparison."""
+    stale_version: str = ""
+    """The older version of which all compared tensors of the server are; empty if there is none."""
     adapters: bool = False
     """Whether adapters are published instead of whole weights."""
     tied: bool = False
@@ -181,7 +185,7 @@ def diagnose(case: Case) -> Diagnosis:
     `no_memory` takes the place of `unexplained` if hypotheses were left out for want of memory.
     """
     closest = Diagnosis(Cause.UNKNOWN, "", float("inf"))
-    for hypotheses in (_tokens, _stored, _sampling, _experiments, _older_weights, _dtypes):
+    for hypotheses in (_tokens, _compared, _stored, _sampling, _experiments, _older_weights, _dtypes):
         found = [_judged(one, case) for one in hypotheses(case)]
         # Of several kinds of tensors, the best counts: a kind may change the scores by little more than the bound.
         best = min(found, key=lambda one: one.residual, default=closest)
@@ -213,6 +217,26 @@ def _tokens(case: Case) -> Iterator[_Found]:
         yield _Found(Cause.TOKENIZED_AGAIN, _TEXT_AND_BACK)
 
 
+def _compared(case: Case) -> Iterator[_Found]:
+    """Tensors of the server are not the published ones, exactly."""
+    if case.stale_version:
+        is_first = PolicyVersion.parse(case.stale_version).step == 0 and case.stale_version not in case.older
+        yield _Found(Cause.VERSION_0 if is_first else _older_cause(case), _older_text(case, case.stale_version))
+    elif case.stale:
+        kinds = list(dict.fromkeys(map(_kind, case.stale)))
+        head = kinds == [_HEAD] and case.tied
+        text = "its tied head is" if head else f"its tensors {', '.join(kinds)} are"
+        yield _Found(Cause.TIED_HEAD if head else Cause.TENSORS, f"{text} not those that were published")
+
+
+def _older_cause(case: Case) -> Cause:
+    return Cause.LABEL_WITHOUT_WEIGHTS if case.label == case.version else Cause.VERSION_BEFORE
+
+
+def _older_text(case: Case, version: str) -> str:
+    return f"it has the weights of version {version} under the label {case.label or 'unknown'}"
+
+
 def _stored(case: Case) -> Iterator[_Found]:
     """The server's scores are the trainer's scores of an older version."""
     step = PolicyVersion.parse(case.version).step
@@ -220,10 +244,8 @@ def _stored(case: Case) -> Iterator[_Found]:
     if case.adapters and first is not None:
         # New adapters change nothing, so the base model's scores are those of version 0.
         yield _Found(Cause.ADAPTER, "it answers as the model without the adapter", first)
-    cause = Cause.LABEL_WITHOUT_WEIGHTS if case.label == case.version else Cause.VERSION_BEFORE
     for version, scores in case.older.items():
-        text = f"it has the weights of version {version} under the label {case.label or 'unknown'}"
-        yield _Found(cause, text, scores)
+        yield _Found(_older_cause(case), _older_text(case, version), scores)
     if first is not None and not case.adapters:
         yield _Found(Cause.VERSION_0, "it has the weights with which it was started", first)
 

@@ -18,9 +18,11 @@ measured (docs/reproduce.md).
 eps32 is the rounding unit of float32, in which both programs add up. A sum of many terms loses many of these units, and
 a low d0 of the first weights does not bound the rounding of trained weights, whose logits are larger.
 
-A step is proven to be on the server if the answer also differs from the trainer's scores of the version before by more
-than the bound: it is then no answer of that version. After a change that is too small for this, the receipt is
-`unproven`, although the answers agree.
+A step is proven to be on the server in one of two ways. The answer differs from the trainer's scores of the version
+before by more than the bound: it is then no answer of that version. Or the server's tensors are compared with the
+published ones exactly (sums.py), and one that the step changed is equal. After a change that neither shows, the receipt
+is `unproven`, although the answers agree. A tensor that is not as published fails the receipt. The first receipt of a
+server shows which of its tensors can be compared, as a server may transform some.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,6 +49,7 @@ from gristmill_trainer.policy import Policy
 from gristmill_trainer.publish.servers import ModelServer
 from gristmill_trainer.receipts.diagnosis import Case, Cause, Diagnosis
 from gristmill_trainer.receipts.probes import Probes, ProbeScores, distance, scale, served_scores
+from gristmill_trainer.receipts.sums import Sums, compare
 
 _LOG = logging.getLogger(__name__)
 _FIRST_UNITS: Final = 1024
@@ -72,6 +75,8 @@ class Expectation:
     scores: list[ProbeScores]
     moved: bool
     """Whether the step before this version applied a gradient that was not zero."""
+    sums: Sums = field(default_factory=dict)
+    """Of the published tensors; empty if they are not compared."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,8 @@ class _Server:
     """The first cause that was found since the server's last proven version."""
     refused: bool = False
     """Whether the log says that the server answers no probes."""
+    comparable: frozenset[str] | None = None
+    """Names of the tensors that the server holds as they are published; None before its first receipt."""
 
 
 class Receipts:
@@ -130,6 +137,8 @@ class Receipts:
                 self._servers[one.server].bound = one.bound
         self._probes = probes
         self._expected: dict[PolicyVersion, Expectation] = {}
+        self._first: tuple[PolicyVersion, Expectation] | None = None
+        """Of the first version that this process published."""
         self._lock = threading.Lock()
 
     def expect(self, probes: Probes, version: PolicyVersion, expectation: Expectation) -> None:
@@ -143,6 +152,7 @@ class Receipts:
                 self._probes = msgspec.structs.replace(probes, first=first)
                 self._probes.write(self._folder)
             self._expected[version] = expectation
+            self._first = self._first or (version, expectation)
             for old in sorted(self._expected)[:-_KEPT]:
                 del self._expected[old]
 
@@ -161,7 +171,7 @@ class Receipts:
             expectation, probes = self._expected.get(version), self._probes
             before = self._expected.get(PolicyVersion(version.incarnation, version.step - 1))
             known = self._servers[server.url]
-            last, bound = known.answered, known.bound
+            last, bound, comparable = known.answered, known.bound, known.comparable
         if expectation is None:
             raise PublishError(
                 "receipt_outdated",
@@ -178,6 +188,11 @@ class Receipts:
                 raise
             self._unanswered(server, version, attempt, bound or 0.0, error)
             return True
+        sums = [] if comparable == frozenset() or not expectation.sums else _sums(server)
+        compared = compare(sums, expectation.sums)
+        if comparable is None:
+            comparable = compared.equal
+        equal, stale = compared.equal & comparable, compared.other & comparable
         seconds = time.monotonic() - started
         own = expectation.scores[: len(served)]
         difference = distance(served, own)
@@ -189,13 +204,15 @@ class Receipts:
         else:  # A resumed run may use a coarser dtype.
             allowed = bound = later_bound(bound, self._rounding, size)
         older = None if before is None else before.scores[: len(own)]
+        fails = bool(stale) or not difference <= allowed or bound is None
+        seen = older is not None and bound is not None and distance(served, older) > bound
+        exact = before is not None and _shown(equal, expectation.sums, before.sums)
         receipt = Receipt(
             step=version.step,
             version=str(version),
             server=server.url,
-            state=_state(
-                expectation.moved, difference, allowed, None if older is None else distance(served, older), bound
-            ),
+            state=_state(fails=fails, proven=seen or exact or not expectation.moved),
+            compared=len(equal) + len(stale),
             difference=_finite(difference),
             bound=allowed if bound is None else bound,
             change=None if last is None else _finite(_change(served, last.served)),
@@ -212,13 +229,15 @@ class Receipts:
                 bound=receipt.bound,
                 rounding=self._rounding * size,
                 version=str(version),
+                stale=tuple(sorted(stale)),
+                stale_version=self._version_of(sums, comparable, version) if stale else "",
             )
             with self._lock:
                 known.failed = case, receipt
             return False
         with self._lock:
             known.answered = Answered(version, served, expectation.scores)
-            known.cause, known.bound = None, bound
+            known.cause, known.bound, known.comparable = None, bound, comparable
         self._write(receipt)
         return True
 
@@ -286,6 +305,15 @@ class Receipts:
         """Closes receipts.jsonl."""
         self._file.close()
 
+    def _version_of(self, sums: Sequence[Sums], names: frozenset[str], version: PolicyVersion) -> str:
+        """Returns the older version of which all these tensors of a server are; empty if no known version has them."""
+        with self._lock:
+            known = [*sorted(self._expected.items(), reverse=True), *([self._first] if self._first else [])]
+        for older, expectation in known:
+            if older < version and compare(sums, expectation.sums).equal >= names:
+                return str(older)
+        return ""
+
     def _unanswered(
         self, server: ModelServer, version: PolicyVersion, attempt: int, bound: float, error: PublishError
     ) -> None:
@@ -349,13 +377,25 @@ def rounding_of(policy: Policy) -> float:
     return max(torch.finfo(dtype).eps for dtype in (trainer, policy.served_dtype))
 
 
-def _state(moved: bool, difference: float, allowed: float, before: float | None, bound: float | None) -> ReceiptState:
-    """`before`: difference from the trainer's scores of the version before, or None if they are not known."""
-    if not difference <= allowed or bound is None:
+def _state(*, fails: bool, proven: bool) -> ReceiptState:
+    if fails:
         return ReceiptState.FAILED
-    if moved and (before is None or before <= bound):
-        return ReceiptState.UNPROVEN
-    return ReceiptState.OK
+    return ReceiptState.OK if proven else ReceiptState.UNPROVEN
+
+
+def _sums(server: ModelServer) -> list[dict[str, tuple[str, int]]]:
+    """Returns the sums of the server's tensors; an empty list if the server does not compute them."""
+    try:
+        return server.weight_sums()
+    except PublishError as error:
+        if error.code == "not_a_model_server" or error.values.get("status") is not None:
+            return []
+        raise
+
+
+def _shown(equal: frozenset[str], now: Sums, before: Sums) -> bool:
+    """Whether tensors that are `equal` to the published ones show the step: one changed, or no published tensor did."""
+    return any(now[name] != before.get(name) for name in equal) or (bool(equal) and now == before)
 
 
 def _older(version: PolicyVersion, before: Expectation | None, last: Answered | None) -> dict[str, list[ProbeScores]]:

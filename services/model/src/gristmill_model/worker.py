@@ -1,0 +1,60 @@
+"""The methods that Gristmill adds to vLLM's worker, by `--worker-extension-cls`. POST /collective_rpc calls them."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from gristmill_model.lora import ADAPTER_NUMBER, NAME
+
+_PART: Final = {"cpu": 1 << 14, "cuda": 1 << 22}
+"""Elements at a time. A part on a CPU fits in its cache, and is too small for torch to share among threads."""
+_INTEGERS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+
+
+class Worker:
+    """A base class of vLLM's worker at run time."""
+
+    add_lora: Any
+    model_runner: Any
+
+    def weight_sums(self) -> dict[str, list[Any]]:
+        """Returns dtype and `weight_sum` of each tensor of the model by vLLM's name.
+
+        Tensors without elements are left out: on a CPU, vLLM packs the weights of linear layers for its kernels, and
+        leaves an empty tensor in their place.
+        """
+        named = self.model_runner.get_model().named_parameters()
+        return {
+            name: [str(tensor.dtype).removeprefix("torch."), weight_sum(tensor)]
+            for name, tensor in named
+            if tensor.numel() and tensor.element_size() in _INTEGERS
+        }
+
+    def load_adapter(self, path: str) -> bool:
+        """Replaces the served adapter by the adapter in folder `path`, also for paused requests.
+
+        /v1/load_lora_adapter with `load_inplace` is not an option, because vLLM would then read the files again for
+        every batch of tokens.
+        """
+        from vllm.lora.request import LoRARequest
+
+        request = LoRARequest(lora_name=NAME, lora_int_id=ADAPTER_NUMBER, lora_path=path, load_inplace=True)
+        return bool(self.add_lora(request))
+
+
+def weight_sum(tensor: torch.Tensor) -> int:
+    """Returns the sum of 31 x^2 + x over the elements, modulo 2^64 and signed, with x the bits of an element as an
+    integer.
+
+    It is additive: a tensor that vLLM joined from parts has the sum of their sums, and padding by zeros adds nothing.
+    The trainer has the same function (gristmill_trainer.receipts.sums).
+    """
+    flat = tensor.detach().reshape(-1).view(_INTEGERS[tensor.element_size()])
+    total = torch.zeros((), dtype=torch.int64, device=flat.device)
+    size = _PART.get(flat.device.type, _PART["cuda"])
+    for start in range(0, len(flat), size):
+        part = flat[start : start + size].long()
+        total += (31 * part * part + part).sum()
+    return int(total)
