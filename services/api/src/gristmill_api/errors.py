@@ -364,7 +364,7 @@ def host_not_allowed(host: str) -> ApiProblem:
 
 def store_full(message: str) -> ApiProblem:
     remedy = (
-        "Try again once the trainer has acked, which it does after each checkpoint: lower checkpoint_interval, or raise "
+        "Try again once the trainer has acked, after each checkpoint: lower checkpoint_interval, or raise "
         "API_MAX_STORED_BYTES (and Redis' maxmemory)."
     )
     refused = ApiProblem("store_full", 429, message, remedy)
@@ -374,7 +374,7 @@ def store_full(message: str) -> ApiProblem:
 
 def run_full(run_id: str, held: int, groups: int) -> ApiProblem:
     remedy = (
-        "Try again once the trainer has acked, which it does after each checkpoint: lower checkpoint_interval, or raise "
+        "Try again once the trainer has acked, after each checkpoint: lower checkpoint_interval, or raise "
         "API_MAX_RUN_BYTES or API_MAX_RUN_GROUPS."
     )
     refused = ApiProblem("store_full", 429, f"run {run_id!r} holds {groups} groups of {held} bytes.", remedy)

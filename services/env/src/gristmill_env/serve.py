@@ -200,21 +200,22 @@ class ServeLoop:
                     self._trainer = await self._meet_trainer(version.incarnation)
                 if self._evaluations is not None:
                     self._evaluations.begin_if_due(version, tasks)
-                self._note_rest(grant.permits)
+                await self._note_rest(grant.permits)
                 for permit in grant.permits:
                     tasks.create_task(self._row(permit, version))
             ageing.cancel()
             if self._evaluations is not None:
                 await self._evaluations.at_end(self._permits.version)
 
-    def _note_rest(self, permits: Sequence[Permit]) -> None:
+    async def _note_rest(self, permits: Sequence[Permit]) -> None:
         """Logs once that the API has passed over a whole epoch, because every row rests."""
         curriculum = self._config.curriculum
         if curriculum is None:
             return
         for permit in permits:
             gap = permit.row - self._newest_row if self._newest_row is not None else 0
-            if gap > self._session.epoch and not self._all_rest:
+            # Another environment may have had the permits of the epoch.
+            if gap > self._session.epoch and not self._all_rest and not await self._rows_within():
                 self._all_rest = True
                 logger.warning(
                     "run %s: all rows rest, so they come in their plain order as their rest ends; their rewards are "
@@ -222,6 +223,10 @@ class ServeLoop:
                     self._run_id, *curriculum.band,
                 )  # fmt: skip
             self._newest_row = max(permit.row, self._newest_row or 0)
+
+    async def _rows_within(self) -> int:
+        """Returns how many of the rows that were played are within the curriculum's band."""
+        return (await self._api.status(self._run_id)).rows.get("within", 0)
 
     async def _meet_trainer(self, incarnation: int) -> _Trainer:
         """Reads whether the run's trainer publishes its weights. If so, only published weights may sample."""
@@ -292,7 +297,7 @@ class ServeLoop:
             )
             # Solved and hopeless rows are exactly those whose scores are all the same.
             counts = reason in (None, DropReason.SAME_SCORES)
-            result = self._result(source, row, scored) if counts else None
+            result = await self._result(source, row, scored) if counts else None
             if reason is None:
                 await self._submit(permit, source, scored, versions, version, attempt, result)
             else:
@@ -344,7 +349,7 @@ class ServeLoop:
         self._pace.group(int(group.mask.sum()), version.step, self._trainer.steps if self._trainer else None)
         await self._observers.submitted(group, [in_words(rollout) for rollout in kept], self.tally, scored)
 
-    def _result(self, source: Source, row: int, scored: RolloutGroup) -> RowResult | None:
+    async def _result(self, source: Source, row: int, scored: RolloutGroup) -> RowResult | None:
         """Returns what decides whether the source's `row`-th row rests; None in a run without a curriculum."""
         curriculum = self._config.curriculum
         if curriculum is None:
@@ -355,7 +360,8 @@ class ServeLoop:
             reward=mean_total(scored),
             band=curriculum.band,
             groups=curriculum.groups,
-            turns=self._session.turns(source, row, curriculum.rest),
+            # The first row of an epoch computes the order of another epoch: a second for ten million rows.
+            turns=await asyncio.to_thread(self._session.turns, source, row, curriculum.rest),
         )
 
     async def _drop(

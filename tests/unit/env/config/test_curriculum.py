@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gristmill import ConfigError
+from gristmill_env.data.dataset import RowOrder
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved.group import settings_of
 from gristmill_env.settings.task import CurriculumSpec
@@ -56,3 +57,8 @@ def test_curriculum_distinguishes_runs_but_not_the_groups_that_they_save(tmp_pat
     assert "curriculum" not in plain.recorded("tiny")
     assert with_it.recorded("tiny")["curriculum"] == {"band": [0.1, 0.9], "groups": 1, "rest": 3}
     assert settings_of(plain, "tiny") == settings_of(with_it, "tiny")
+
+
+@pytest.mark.parametrize(("rows", "turns"), [(2**20, 64), (2**25, 2), (2**27, 1)])
+def test_turns_are_not_computed_further_ahead_than_the_api_keeps_them(rows: int, turns: int) -> None:
+    assert RowOrder(rows, seed=0, shuffle=False).turns(3, 64) == [3 + epoch * rows for epoch in range(1, turns + 1)]

@@ -7,6 +7,7 @@ the prompt, by a field or a template, and the answer.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 _SEARCHED = 100
 """Rows that are searched for a field."""
+_MOST_AHEAD = 2**26
+"""How far ahead of the newest permit the API keeps that a number is passed over (_difficulty.lua)."""
 
 
 @dataclass(frozen=True)
@@ -215,6 +218,7 @@ class RowOrder:
         self._shuffle = shuffle
         self._permutation = lru_cache(maxsize=2)(self._permute)  # two: epochs overlap at their seam
         self._place = lru_cache(maxsize=MOST_TURNS + 2)(self._invert)
+        self._placing = threading.Lock()
 
     def index(self, row: int) -> int:
         """Returns the index into the data set for the `row`-th requested row."""
@@ -222,12 +226,18 @@ class RowOrder:
         return int(self._permutation(epoch)[position]) if self._shuffle else position
 
     def turns(self, row: int, count: int) -> list[int]:
-        """Returns the numbers of the next `count` requests for the data of the `row`-th: one in each later epoch."""
-        epochs = range(row // self._length + 1, row // self._length + 1 + count)
+        """Returns the numbers of the next `count` requests for the data of the `row`-th: one in each later epoch.
+
+        Returns none that is more than _MOST_AHEAD rows ahead, which the API would not keep: that bounds the memory for
+        the orders of later epochs, 4 bytes a row. Threads may call it.
+        """
+        first = row // self._length + 1
+        epochs = range(first, first + min(count, max(1, _MOST_AHEAD // self._length)))
         if not self._shuffle:
             return [epoch * self._length + row % self._length for epoch in epochs]
-        index = self.index(row)
-        return [epoch * self._length + int(self._place(epoch)[index]) for epoch in epochs]
+        with self._placing:
+            index = self.index(row)
+            return [epoch * self._length + int(self._place(epoch)[index]) for epoch in epochs]
 
     def _invert(self, epoch: int) -> npt.NDArray[np.int32]:
         """Returns the position of each index in an epoch."""

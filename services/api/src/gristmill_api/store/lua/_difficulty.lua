@@ -33,11 +33,12 @@ local function record_result(result)
     if known then redis.call('HINCRBY', COUNTERS, 'rows_' .. was, -1) end
     redis.call('HINCRBY', COUNTERS, 'rows_' .. place, 1)
   end
-  if place == 'within' then return end
-  -- Turns that were issued already may be among them, which changes nothing.
-  local beyond = redis.call('HGET', COUNTERS, 'rows') + MAX_TURNS_AHEAD
+  -- Turns that were issued already may be among them, which changes nothing. A row that is within plays its turns, also
+  -- those at which it rested after a result before.
+  local rests = place == 'within' and 0 or 1
+  local beyond = rests == 0 and 8 * redis.call('STRLEN', RESTING) or redis.call('HGET', COUNTERS, 'rows') + MAX_TURNS_AHEAD
   for i = 6, #words do
-    if tonumber(words[i]) < beyond then redis.call('SETBIT', RESTING, words[i], 1) end
+    if tonumber(words[i]) < beyond then redis.call('SETBIT', RESTING, words[i], rests) end
   end
 end
 
