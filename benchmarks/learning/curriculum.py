@@ -88,10 +88,16 @@ def rewards(run: Path) -> list[float]:
 
 
 def ratio(curves: Sequence[Curve], target: float) -> str:
-    """Returns the sentence with the result: the steps to the target with the curriculum by those without."""
-    steps = {label: [steps_to(curve, target) for curve in curves if curve.label == label] for label in (WITHOUT, WITH)}
-    known = {label: [count for count in counts if count is not None] for label, counts in steps.items()}
-    if any(len(known[label]) < len(steps[label]) or not steps[label] for label in steps):
-        return "A training did not reach the target, so there is no ratio."
-    found = statistics.median(known[WITH]) / statistics.median(known[WITHOUT])
-    return f"Median of the steps to {target:g} with the curriculum, divided by the median without: **{found:.2f}**."
+    """Returns the sentence with the result: the steps to the target with the curriculum by those without.
+
+    A training without the curriculum that never reached the target counts as long as it was, so the ratio is a bound.
+    """
+    ends = {label: [(one, steps_to(one, target)) for one in curves if one.label == label] for label in (WITHOUT, WITH)}
+    if any(steps is None for _, steps in ends[WITH]):
+        return "A training with the curriculum did not reach the target, so there is no ratio."
+    without, with_it = ([steps or len(one.rewards) for one, steps in ends[label]] for label in (WITHOUT, WITH))
+    bound = " at most" if any(steps is None for _, steps in ends[WITHOUT]) else ""
+    found = statistics.median(with_it) / statistics.median(without)
+    return (
+        f"Median of the steps to {target:g} with the curriculum, divided by the median without:{bound} **{found:.2f}**."
+    )

@@ -96,3 +96,5 @@ def test_ratio_divides_the_medians_of_the_steps_to_the_target() -> None:
     curves = [_curve(slow, label=curriculum.WITHOUT), _curve(fast, label=curriculum.WITH)]
     assert "**0.52**" in curriculum.ratio(curves, 1.0)  # 11 / 21
     assert "**" not in curriculum.ratio([*curves, _curve([0.0] * 9, label=curriculum.WITH)], 1.0)
+    never = [_curve([0.0] * 44, label=curriculum.WITHOUT), curves[1]]
+    assert "at most **0.25**" in curriculum.ratio(never, 1.0)  # 11 / 44
