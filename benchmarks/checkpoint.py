@@ -31,6 +31,8 @@ from gristmill_trainer.policy import ModelSource, Policy
 class Write:
     waits: float
     """Seconds that the step waits for the copy."""
+    works: float
+    """Seconds of processor time of all threads in this wait, which other processes do not make longer."""
     writes: float
     """Seconds from the copy until the checkpoint is durable."""
     stopped: float
@@ -64,6 +66,7 @@ def _page(shape: Shape, folder: Path, rounds: int) -> str:
     newest = store.newest()
     assert newest is not None
     size = sum(file.stat().st_size for file in newest.iterdir())
+    works = statistics.median(one.works for one in later)
     waits, writes = statistics.median(one.waits for one in later), statistics.median(one.writes for one in later)
     lines = [
         "# Checkpoints beside the next steps",
@@ -74,6 +77,7 @@ def _page(shape: Shape, folder: Path, rounds: int) -> str:
         f"| | first checkpoint | median of the next {len(later)} |",
         "|---|---|---|",
         f"| the step waits for the copy | {first.waits:.2f} s | {waits:.2f} s |",
+        f"| processor time of the copy | {first.works:.2f} s | {works:.2f} s |",
         f"| write, hash and fsync of {size / 1e9:.1f} GB | {first.writes:.1f} s | {writes:.1f} s |",
         f"| wait / write | {first.waits / first.writes:.3f} | {waits / writes:.3f} (wanted: at most 0.10) |",
         f"| longest stop of the main thread beside the write | {1000 * first.stopped:.0f} ms | "
@@ -97,15 +101,16 @@ def _after_one_step(shape: Shape, folder: Path) -> tuple[WholeState, int]:
 
 
 def _write(state: WholeState, store: CheckpointStore, saving: BackgroundSave, step: int) -> Write:
-    began = time.monotonic()
+    began, worked = time.monotonic(), time.process_time()
     saving.begin(store, state.staged(), Progress(step, PolicyVersion(1, step), creation=""), None)
     waited = looked = time.monotonic()
+    works = time.process_time() - worked
     stopped = 0.0
     while saving.poll() is None:
         time.sleep(0.001)
         now = time.monotonic()
         stopped, looked = max(stopped, now - looked), now
-    return Write(waited - began, time.monotonic() - waited, stopped)
+    return Write(waited - began, works, time.monotonic() - waited, stopped)
 
 
 if __name__ == "__main__":
