@@ -72,9 +72,8 @@ def test_run_of_three_sources_loses_nothing_when_sandbox_and_environment_are_kil
         run.wait_until(lambda: submitted(run.folder, "programs") > before + 4)
         [sandbox] = run.sandbox()
         assert sandbox != killed, "the environment has started another sandbox"
-        page = httpx.get(
-            f"http://127.0.0.1:{run.port}/view/api/runs/mixture/series", params={"name": "source_rewards.*"}
-        )
+        url = f"http://127.0.0.1:{run.port}/view/api/runs/mixture/series"
+        page = httpx.get(url, params={"name": "source_rewards.*"}, timeout=60)
         assert set(page.json()["series"]) == {f"source_rewards.{source}" for source in SOURCES}
         [env] = children(run.process.pid, "gristmill_env")
         os.kill(env, signal.SIGKILL)
