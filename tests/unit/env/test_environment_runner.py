@@ -463,13 +463,13 @@ def test_sigterm_ends_the_process_while_a_step_hangs(tmp_path: Path, failing_ser
 
 STUCK = """
 import asyncio, sys, time
-from gristmill_env.cli import _until_signal
+from gristmill_env.cli import until_signal
 
 async def work():
     print("ready", flush=True)
     await asyncio.to_thread(time.sleep, 1000)  # a disk that hangs
 
-sys.exit(asyncio.run(_until_signal(work())))
+sys.exit(asyncio.run(until_signal(work())))
 """
 
 

@@ -11,6 +11,8 @@ from typing import cast
 
 import pytest
 from tests.support.grids import rest_is_long
+from tests.support.groups import make_group
+from tests.support.run_folder import RunFolderWriter
 from tests.unit.view.recorded import record
 
 from gristmill.archive.run_file import write_run_file
@@ -18,7 +20,6 @@ from gristmill.metrics import readable
 from gristmill.run import RunState
 from gristmill_view import queries
 from gristmill_view.facts import Facts
-from gristmill_view.queries import _where
 from gristmill_view.run_source import RunSource
 from gristmill_view.source import RolloutQuery, ViewError
 
@@ -125,13 +126,16 @@ async def test_reading_process_that_is_killed_is_replaced(source: RunSource) -> 
     assert (await source.overview("sums"))["step"] == 5
 
 
-def test_texts_of_a_request_are_quoted() -> None:
-    query = RolloutQuery(text="x' OR 1=1 --", outcome="a'b", part="p'q", part_min=0.5, group="g~1", reward_max=1.0)
-    assert _where(query) == (
-        "true AND reward <= 1.0 + 1e-6 AND map_extract(reward_parts, 'p''q')[1] >= 0.5 - 1e-6 "
-        "AND map_extract(reward_parts, 'p''q')[1] IS NOT NULL AND group_id = 'g/1' AND outcome = 'a''b' "
-        "AND (contains(lower(completion), 'x'' or 1=1 --') OR contains(lower(prompt), 'x'' or 1=1 --'))"
-    )
+def test_texts_of_a_request_are_quoted(tmp_path: Path) -> None:
+    run = RunFolderWriter(tmp_path, "sums")
+    run.archive(make_group("g0"))
+    roots, injected = (tmp_path,), "x' OR 1=1 --"
+    assert queries.rollouts_of(roots, "sums", RolloutQuery())["total"] > 0
+    for query in (
+        RolloutQuery(text=injected), RolloutQuery(outcome=injected), RolloutQuery(group=injected),
+        RolloutQuery(env=injected), RolloutQuery(finish_reason=injected), RolloutQuery(part=injected, part_min=-9.0),
+    ):  # fmt: skip
+        assert queries.rollouts_of(roots, "sums", query)["total"] == 0, query
 
 
 ODD: tuple[object, ...] = (

@@ -63,7 +63,7 @@ def run_command(
             flags = [f"--{command.takes}", *flags]
         run, options = RunSettings.read_with(command.options, flags, environ, f"{prog} {name}", _about())
         with around(name, run) as more:
-            return asyncio.run(_until_signal(command.work(Order(run, options, environ, Console(), more))))
+            return asyncio.run(until_signal(command.work(Order(run, options, environ, Console(), more))))
     except (GristmillError, OSError) as error:
         shown = FileError.of(error) if isinstance(error, OSError) else error
         for text in shown.report().splitlines():
@@ -79,7 +79,7 @@ def _about() -> str:
     )
 
 
-async def _until_signal(work: Coroutine[Any, Any, None]) -> int:
+async def until_signal(work: Coroutine[Any, Any, None]) -> int:
     """Runs `work`. SIGTERM, SIGINT and SIGHUP cancel it, so that it can stop cleanly. A second one ends the process."""
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()

@@ -13,7 +13,8 @@ from tests.unit.env.conftest import FailingServer
 from gristmill import SamplingParams
 from gristmill_env.errors import InferenceError
 from gristmill_env.inference import Completion, GenerationRequest, Thinking
-from gristmill_env.inference.server import Dialect
+from gristmill_env.inference.http import ServerHttp
+from gristmill_env.inference.server import Dialect, generate_text
 from gristmill_env.settings.run import EnvConfig
 
 from .conftest import ASK, CHAT, answers, client, said
@@ -154,9 +155,10 @@ async def test_thinking_settings_are_sent_to_the_server(text_server: FailingServ
     assert text_server.bodies[0]["reasoning"] == {"enabled": True}
 
 
-def test_request_to_openai_uses_max_completion_tokens() -> None:
-    from gristmill_env.inference.server import _chat_body
-
-    body = _chat_body("m", ASK, Dialect.OPENAI)
+async def test_request_to_openai_uses_max_completion_tokens(text_server: FailingServer) -> None:
+    http = ServerHttp(text_server.url, api_key=None, timeout=60)
+    await generate_text(http, f"{text_server.url}{CHAT}", "m", ASK, Dialect.OPENAI, Thinking())
+    await http.close()
+    [body] = text_server.bodies
     assert body["max_completion_tokens"] == 4
     assert "max_tokens" not in body
