@@ -13,7 +13,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gristmill_api import app, server
+from gristmill_api import app, notifications, server
+
+RECHECK = "RECHECK_S"
+"""Variable with the seconds between two checks of a waiting request. After long ones only a notification wakes it."""
 
 # This application has the settings of the tests' own process. Each fork creates another from its variables.
 del sys.modules[app.__name__]
@@ -39,6 +42,8 @@ def run(
         os.dup2(output, stream)
     os.environ.clear()
     os.environ.update(environ)
+    if seconds := environ.get(RECHECK):
+        vars(notifications)["RECHECK_S"] = float(seconds)
     given = [] if listener is None else ["--fd", str(listener.fileno())]
     sys.argv = ["gristmill_api", *arguments, *given]
     server.main()
