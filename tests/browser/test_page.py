@@ -11,6 +11,7 @@ import pytest
 from tests.browser.conftest import Demo, Server
 from tests.support.chromium import Seen, fact, settled
 from tests.support.demo_runs import HOSTILE, DemoSource
+from tests.support.grids import rest_is_long
 
 from gristmill_view.app import create_app
 from gristmill_view.source import News
@@ -87,7 +88,9 @@ def test_page_connects_again_after_the_server_was_away(page: Any, seen: Seen) ->
     seen.problems.clear()  # Chromium itself reports the refused connections
 
 
-@pytest.mark.parametrize("lost", ["**/static/format.js", "**/static/style.css", "**/view/api/runs/quickstart"])
+@pytest.mark.parametrize(
+    "lost", rest_is_long("**/static/format.js", "**/static/style.css", "**/view/api/runs/quickstart")
+)
 def test_page_survives_requests_that_the_browser_ended(page: Any, demo: Demo, seen: Seen, lost: str) -> None:
     """As Chromium does to all open requests when a container starts on the machine."""
     page.route(lost, lambda route: route.abort("connectionreset"), times=2)
@@ -312,18 +315,12 @@ def test_policy_allows_only_the_pages_own_files(page: Any, demo: Demo, seen: See
     seen.problems.clear()  # Chromium reports what the policy stopped
 
 
-AXE_OFTEN = (
-    "/view",
-    "/view/quickstart",
-    "/view/agents/group/g00000000#s5",
-    "/view/quickstart/rollouts?outcome=dropped",
-)
-"""Views that CI examines. The others have the same parts."""
+OFTEN = ("/view/quickstart", "/view/agents/group/g00000000#s5", "/view/quickstart/rollouts?outcome=dropped")
+VIEWS_OFTEN = rest_is_long(*sorted(VIEWS, key=lambda path: path not in OFTEN), first=len(OFTEN))
+"""All views. `make test` examines those of OFTEN; the others have the same parts."""
 
 
-@pytest.mark.parametrize(
-    "path", [pytest.param(path, marks=[] if path in AXE_OFTEN else [pytest.mark.long]) for path in VIEWS]
-)
+@pytest.mark.parametrize("path", VIEWS_OFTEN)
 def test_page_has_no_serious_accessibility_fault_in_either_theme(page: Any, demo: Demo, path: str) -> None:
     axe = importlib.resources.files(pytest.importorskip("axe_playwright_python")) / "axe.min.js"
     opened(page, demo, path)
@@ -342,7 +339,7 @@ def test_page_has_no_serious_accessibility_fault_in_either_theme(page: Any, demo
     assert len(backgrounds) == 2, "the page has followed the theme"
 
 
-@pytest.mark.parametrize("path", VIEWS)
+@pytest.mark.parametrize("path", VIEWS_OFTEN)
 def test_page_fits_400_pixels(page: Any, demo: Demo, path: str) -> None:
     page.set_viewport_size({"width": 400, "height": 800})
     opened(page, demo, path)
