@@ -33,6 +33,7 @@ def groups(runs_dir: Path, where: str) -> list[str]:
     return found
 
 
+@pytest.mark.long
 def test_acked_groups_have_rows_after_a_kill_storm(tmp_path: Path) -> None:
     outcome = storm(tmp_path, API_ARCHIVE_MIN_FREE_BYTES="0")
     audit = outcome.ledger.audit

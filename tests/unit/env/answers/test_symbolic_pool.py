@@ -98,6 +98,7 @@ async def test_answers_never_mix_between_checks(pool: SymbolicPool) -> None:
     assert await asyncio.gather(*(same(n, m) for n, m in pairs)) == [n == m for n, m in pairs]
 
 
+@pytest.mark.long
 async def test_symbolic_pool_fails_only_the_checks_of_bombs(pool: SymbolicPool) -> None:
     async def outcome(gold: str, stated: str) -> Outcome | JobError:
         try:

@@ -117,6 +117,7 @@ def test_branches_of_a_rollout_share_a_micro_batch_if_a_ratio_needs_all_of_them(
     assert max(map(len, micro_batches(build(objective="gspo", batch_size=6)))) == 6
 
 
+@pytest.mark.long
 def test_memory_runs_out_with_branches_and_the_update_is_repeated_with_whole_rollouts(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -206,6 +206,7 @@ ERRORS = [
 ]
 
 
+@pytest.mark.long
 def test_error_of_cublas_counts_as_out_of_memory(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other errors of the list are tried below, without a step for each."""
     learner, samples = build(plain=True, packing=True), make_samples()
