@@ -31,8 +31,8 @@ TEXT: Final = (
     f"`{json.dumps(dict(SETTINGS))}`. The reward is the mean over the quickstart's sums of a step. Each of the 800 "
     "sums comes once before one comes again, so until then the sums that rest do not bias it.\n\n"
     "If one prompt of three is a sum of the quickstart, the curriculum does not help: of one training each, the one "
-    "without took 45 steps to 0.85, and the one with the curriculum 55. The optimizer's steps do not become smaller "
-    "with fewer such prompts, only noisier."
+    "without took 45 steps to 0.85, and the one with the curriculum (`rest: 8`) 55. A likely reason is that Adam's "
+    "steps do not become smaller with fewer such prompts, only noisier."
 )
 _SAVED: Final = "groups.jsonl"
 
