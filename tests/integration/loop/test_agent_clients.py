@@ -142,7 +142,7 @@ async def test_sequences_of_a_client_are_what_the_model_sampled(
 async def test_forced_replies_have_their_form_and_are_context(vllm: Vllm, weights: Path, tmp_path: Path) -> None:
     """vLLM's structured outputs. JSON may have any number of spaces, and `tiny` would write no end of them."""
     tokenizer = load_tokenizer(Manifest.read(vllm.models_dir).tokenizer_path)
-    spaces = {number: -100 for number in range(len(tokenizer)) if tokenizer.decode([number]).isspace()}
+    spaces = {number: -100 for number in range(len(tokenizer)) if str(tokenizer.decode([number])).isspace()}
     program = FORCED.replace("BIAS", repr(spaces))
     rollout, group = await played(vllm, tmp_path, program, tokens=200, off_policy=True)
     log = (tmp_path / "agent.log").read_text()

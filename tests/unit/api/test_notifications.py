@@ -45,7 +45,7 @@ async def test_publish_wakes_only_its_topic() -> None:
 
 
 async def test_poll_ends_with_its_wait() -> None:
-    async def attempt() -> None:
+    async def attempt() -> str | None:
         return None
 
     assert await Notifications().poll("a", attempt, 0.05, here) is None
