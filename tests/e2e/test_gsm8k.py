@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import httpx
-import pytest
 from tests.support.compose import ComposeStack
 from tests.support.hub_cache import make_gsm8k_cache
 from tests.support.sampled_by import furthest_from_its_weights
@@ -15,7 +14,6 @@ from gristmill import Manifest, PolicyVersion, read_rollouts
 STEPS = 3
 
 
-@pytest.mark.long  # test_quickstart.py trains in containers in `make test`
 def test_one_command_trains_gsm8k(tmp_path: Path) -> None:
     home = tmp_path / "hub"
     make_gsm8k_cache(home, tmp_path)
