@@ -270,7 +270,7 @@ def _load(source: ModelSource, settings: TrainerSettings, adapters: Path | None 
 
 # --- After a run -----------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class _Weights:
+class PublishedWeights:
     """Weights of a run that are on this machine."""
 
     label: str
@@ -310,7 +310,7 @@ def _proven_bound(run: RunFolder) -> float | None:
     return max((one.bound for one in receipts if one.state is not ReceiptState.FAILED and one.bound > 0), default=None)
 
 
-def _weights_of(run: RunFolder, deployment: Deployment) -> tuple[list[_Weights], list[Check]]:
+def _weights_of(run: RunFolder, deployment: Deployment) -> tuple[list[PublishedWeights], list[Check]]:
     """Returns the run's checkpoints, and the initial model if the manifest has it and the run began from it. Returns
     warnings of the checkpoints of adapters whose model is not on this machine. Raises GristmillError."""
     found, not_checked = [], []
@@ -322,7 +322,7 @@ def _weights_of(run: RunFolder, deployment: Deployment) -> tuple[list[_Weights],
         source = ModelSource(
             manifest.weights_path, manifest.tokenizer_path, None, manifest.max_model_len, 0, manifest.dtype
         )
-        found.append(_Weights(f"{record.incarnation and 1}.0", source))
+        found.append(PublishedWeights(f"{record.incarnation and 1}.0", source))
     for folder in run.folders:
         for path in foreign.entries(folder / "checkpoints"):
             if not path.name.startswith("step-") or not any(
@@ -331,9 +331,9 @@ def _weights_of(run: RunFolder, deployment: Deployment) -> tuple[list[_Weights],
                 continue
             version, dtype = str(read_progress(path).version), "float32" if manifest is None else manifest.dtype
             if adapter_rank(path) is None:
-                found.append(_Weights(version, replace(ModelSource.of(str(path)), served_dtype=dtype)))
+                found.append(PublishedWeights(version, replace(ModelSource.of(str(path)), served_dtype=dtype)))
             elif (base := _base_of(digests.get(version), deployment)) is not None:
-                found.append(_Weights(version, replace(base, served_dtype=dtype), path))
+                found.append(PublishedWeights(version, replace(base, served_dtype=dtype), path))
             else:
                 text = "not checked: the model that its adapters belong to is not on this machine"
                 not_checked.append(Check(f"weights {version}", "warning", text))
@@ -369,22 +369,22 @@ def _groups_of(folder: Path, labels: set[str]) -> dict[str, list[TrajectoryGroup
 
 
 def check_weights(
-    weights: Sequence[_Weights], groups: Mapping[str, Sequence[TrajectoryGroup]], proven: float | None
+    weights: Sequence[PublishedWeights], groups: Mapping[str, Sequence[TrajectoryGroup]], proven: float | None
 ) -> Iterator[Check]:
     """Yields one check per version: whether its groups were sampled by the weights of that version.
 
     If they were not, the other weights of the run are tried, and the check names those that explain the groups.
     `proven`: the bound of the run's receipts, in nats; None if no receipt measured one.
     """
-    samples = {label: [*chain.from_iterable(map(_samples_of, found))] for label, found in groups.items()}
+    samples = {label: [*chain.from_iterable(map(samples_of, found))] for label, found in groups.items()}
     scores: dict[str, dict[str, list[ProbeScores]]] = defaultdict(dict)
     raw, rounding, sizes = {}, {}, {}
     for one in weights:
         policy = _load(one.source, TrainerSettings(packing=False), one.adapters)
         for label, of_version in samples.items():
-            scores[label][one.label] = _scored(policy, of_version)
+            scores[label][one.label] = scored_samples(policy, of_version)
             if label == one.label:
-                raw[label] = _scored(policy, [replace(sample, temperature=1.0) for sample in of_version])
+                raw[label] = scored_samples(policy, [replace(sample, temperature=1.0) for sample in of_version])
                 rounding[label], sizes[label] = rounding_of(policy), scale(scores[label][label])
     for label, of_version in samples.items():
         unit, size = rounding[label], sizes[label]
@@ -392,7 +392,7 @@ def check_weights(
         yield _check_version(label, of_version, scores[label], raw[label], bound, unit * size)
 
 
-def _samples_of(group: TrajectoryGroup) -> Iterator[Sample]:
+def samples_of(group: TrajectoryGroup) -> Iterator[Sample]:
     """Yields the sequences of an archived group, with the server's log-probabilities."""
     nothing = np.zeros_like(group.logprobs)
     start = 0
@@ -405,7 +405,7 @@ def _samples_of(group: TrajectoryGroup) -> Iterator[Sample]:
             yield Sample("", group.tokens[piece], trained, known, nothing[piece], group.sampling.temperature)
 
 
-def _scored(policy: Policy, samples: Sequence[Sample]) -> list[ProbeScores]:
+def scored_samples(policy: Policy, samples: Sequence[Sample]) -> list[ProbeScores]:
     """Returns the policy's log-probabilities of the trained tokens, as scores of the sequences."""
     found: list[ProbeScores] = []
     for start in range(0, len(samples), _MICRO_BATCH):

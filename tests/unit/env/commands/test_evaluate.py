@@ -43,10 +43,10 @@ def evaluated(creation: str | None) -> Evaluated:
 async def test_report_names_the_creation_of_the_evaluated_training(failing_server: FailingServer) -> None:
     path = "/v1/runs/sums/metrics?creation=c1"
     failing_server.answers[path] = lambda: (200, {})
-    await evaluate._tell(run_at(failing_server.url), {None: evaluated("c1")})
+    await evaluate.report_scores(run_at(failing_server.url), {None: evaluated("c1")})
     assert failing_server.asked == [path]
     assert [(body["source"], body["step"]) for body in failing_server.bodies] == [(SOURCE_BY_HAND, 20)]
-    await evaluate._tell(run_at(failing_server.url), {None: evaluated(None)})
+    await evaluate.report_scores(run_at(failing_server.url), {None: evaluated(None)})
     assert len(failing_server.asked) == 1
 
 
@@ -56,7 +56,7 @@ async def test_report_that_the_api_refuses_does_not_end_the_command(
     error = {"error": {"code": "other_creation", "message": "the run was created again", "remedy": "start again"}}
     failing_server.answers["/v1/runs/sums/metrics?creation=c1"] = lambda: (409, error)
     with caplog.at_level(logging.WARNING):
-        await evaluate._tell(run_at(failing_server.url), {None: evaluated("c1")})
+        await evaluate.report_scores(run_at(failing_server.url), {None: evaluated("c1")})
     assert "created again" in caplog.text
 
 
@@ -112,13 +112,13 @@ def several(tmp_path: Path) -> RunSettings:
 
 
 def test_evaluate_takes_all_evaluations_or_the_one_that_is_named(several: RunSettings, tmp_path: Path) -> None:
-    both = evaluate._chosen(several, EvaluateOptions(out=tmp_path))
+    both = evaluate.chosen_tasks(several, EvaluateOptions(out=tmp_path))
     assert [task.name for task in both] == ["a", "b"]
-    folders = [evaluate._folder(task, EvaluateOptions(out=tmp_path), several=True) for task in both]
+    folders = [evaluate.folder_of(task, EvaluateOptions(out=tmp_path), several=True) for task in both]
     assert folders == [tmp_path / "a", tmp_path / "b"]
-    (one,) = evaluate._chosen(several, EvaluateOptions(only="b", resume=True))
+    (one,) = evaluate.chosen_tasks(several, EvaluateOptions(only="b", resume=True))
     assert (one.name, len(one.dataset)) == ("b", 2)
-    assert evaluate._folder(one, EvaluateOptions(), several=False).name.endswith("-b")
+    assert evaluate.folder_of(one, EvaluateOptions(), several=False).name.endswith("-b")
 
 
 def test_evaluation_set_of_the_run_is_chosen_by_a_word(several: RunSettings, tmp_path: Path) -> None:
@@ -126,16 +126,16 @@ def test_evaluation_set_of_the_run_is_chosen_by_a_word(several: RunSettings, tmp
         update={"dataset": several.config.dataset.model_copy(update={"eval_split": "train[:3]"})}
     )
     run = dataclasses.replace(several, config=config)
-    (unnamed,) = evaluate._chosen(run, EvaluateOptions(only="dataset", resume=True))
+    (unnamed,) = evaluate.chosen_tasks(run, EvaluateOptions(only="dataset", resume=True))
     assert (unnamed.name, len(unnamed.dataset)) == (None, 3)
-    assert evaluate._folder(unnamed, EvaluateOptions(out=tmp_path), several=True) == tmp_path / "dataset"
+    assert evaluate.folder_of(unnamed, EvaluateOptions(out=tmp_path), several=True) == tmp_path / "dataset"
     with raises(EvaluationError, "several_evaluations", known=["dataset", "a", "b"]):
-        evaluate._chosen(run, EvaluateOptions(resume=True))
+        evaluate.chosen_tasks(run, EvaluateOptions(resume=True))
 
 
 def test_evaluate_refuses_an_unknown_name_and_flags_that_need_one_evaluation(several: RunSettings) -> None:
     with raises(EvaluationError, "unknown_evaluation", known=["a", "b"]):
-        evaluate._chosen(several, EvaluateOptions(only="c"))
+        evaluate.chosen_tasks(several, EvaluateOptions(only="c"))
     for options in (EvaluateOptions(resume=True), EvaluateOptions(compare=[Path("x")])):
         with raises(EvaluationError, "several_evaluations", known=["a", "b"]):
-            evaluate._chosen(several, options)
+            evaluate.chosen_tasks(several, options)

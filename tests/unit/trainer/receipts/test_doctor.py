@@ -18,7 +18,14 @@ from transformers import AutoModelForCausalLM
 from gristmill import Deployment, SamplingParams, TrajectoryGroup
 from gristmill.check import Check
 from gristmill_trainer import doctor
-from gristmill_trainer.doctor import _samples_of, _scored, _Weights, check_room, check_server, check_weights
+from gristmill_trainer.doctor import (
+    PublishedWeights,
+    check_room,
+    check_server,
+    check_weights,
+    samples_of,
+    scored_samples,
+)
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.memory import Memory
 from gristmill_trainer.policy import Lora, ModelSource, Policy
@@ -125,7 +132,7 @@ def test_config_of_another_form_is_no_error(
 
 # --- After a run -----------------------------------------------------------------------------------------------
 @pytest.fixture
-def weights(model: Path, tmp_path: Path) -> list[_Weights]:
+def weights(model: Path, tmp_path: Path) -> list[PublishedWeights]:
     """The initial model, and the model after two steps."""
     trained = AutoModelForCausalLM.from_pretrained(model)
     torch.manual_seed(1)
@@ -133,32 +140,37 @@ def weights(model: Path, tmp_path: Path) -> list[_Weights]:
         for parameter in trained.parameters():
             parameter.add_(0.01 * torch.randn_like(parameter))
     trained.save_pretrained(tmp_path / "trained")
-    return [_Weights("1.0", ModelSource.of(str(model))), _Weights("1.2", ModelSource.of(str(tmp_path / "trained")))]
+    return [
+        PublishedWeights("1.0", ModelSource.of(str(model))),
+        PublishedWeights("1.2", ModelSource.of(str(tmp_path / "trained"))),
+    ]
 
 
 def adapted(source: ModelSource, folder: Path | None = None) -> Policy:
     return Policy(source, "cpu", None if folder is None else str(folder), lora=Lora(2, 8.0))
 
 
-def sampled_by(weights: _Weights, label: str, temperature: float = 0.8, scored_at: float = 0.8) -> TrajectoryGroup:
+def sampled_by(
+    weights: PublishedWeights, label: str, temperature: float = 0.8, scored_at: float = 0.8
+) -> TrajectoryGroup:
     """Returns a group under a label, with log-probabilities of some weights and some temperature."""
     adapters = weights.adapters
     policy = Policy(weights.source, "cpu") if adapters is None else adapted(weights.source, adapters)
     group = make_group(lengths=((8, 12), (8, 9)), version=label)
     group = replace(group, sampling=SamplingParams(temperature=scored_at, max_tokens=64))
     logprobs = group.logprobs.copy()
-    logprobs[group.mask] = np.concatenate([one.sampled for one in _scored(policy, list(_samples_of(group)))])
+    logprobs[group.mask] = np.concatenate([one.sampled for one in scored_samples(policy, list(samples_of(group)))])
     return replace(group, logprobs=logprobs, sampling=SamplingParams(temperature=temperature, max_tokens=64))
 
 
-def test_groups_of_their_weights_pass(weights: list[_Weights]) -> None:
+def test_groups_of_their_weights_pass(weights: list[PublishedWeights]) -> None:
     groups = {one.label: [sampled_by(one, one.label)] for one in weights}
     assert states(check_weights(weights, groups, proven=9e-6)) == {"weights 1.0": "ok", "weights 1.2": "ok"}
     assert states(check_weights(weights, groups, proven=None)) == {"weights 1.0": "ok", "weights 1.2": "ok"}
 
 
 @pytest.mark.parametrize("proven", [None, 9e-6])
-def test_groups_of_other_weights_fail_with_the_cause(weights: list[_Weights], proven: float | None) -> None:
+def test_groups_of_other_weights_fail_with_the_cause(weights: list[PublishedWeights], proven: float | None) -> None:
     first, second = weights
     groups = {"1.0": [sampled_by(first, "1.0")], "1.2": [sampled_by(first, "1.2")]}
     found = {check.name: check for check in check_weights(weights, groups, proven)}
@@ -171,7 +183,7 @@ def test_groups_of_other_weights_fail_with_the_cause(weights: list[_Weights], pr
     assert f"[{Cause.RAW}]" in check.text
 
 
-def test_groups_of_adapters_are_compared_with_their_checkpoint(weights: list[_Weights], tmp_path: Path) -> None:
+def test_groups_of_adapters_are_compared_with_their_checkpoint(weights: list[PublishedWeights], tmp_path: Path) -> None:
     first = weights[0]
     policy = adapted(first.source)
     torch.manual_seed(2)
@@ -179,14 +191,14 @@ def test_groups_of_adapters_are_compared_with_their_checkpoint(weights: list[_We
         for parameter in policy.trained_parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
     policy.save(tmp_path / "adapters")
-    weights = [first, _Weights("1.4", first.source, tmp_path / "adapters")]
+    weights = [first, PublishedWeights("1.4", first.source, tmp_path / "adapters")]
     groups = {"1.0": [sampled_by(first, "1.0")], "1.4": [sampled_by(weights[1], "1.4")]}
     assert states(check_weights(weights, groups, None)) == {"weights 1.0": "ok", "weights 1.4": "ok"}
     groups["1.4"] = [sampled_by(first, "1.4")]
     assert states(check_weights(weights, groups, None)) == {"weights 1.0": "ok", "weights 1.4": "failed"}
 
 
-def test_groups_of_no_weights_are_unexplained(weights: list[_Weights]) -> None:
+def test_groups_of_no_weights_are_unexplained(weights: list[PublishedWeights]) -> None:
     (check,) = check_weights(weights, {"1.2": [make_group(lengths=((8, 12),), version="1.2")]}, None)
     assert check.state == "failed"
     assert f"[{Cause.UNKNOWN}]" in check.text

@@ -31,7 +31,7 @@ from gristmill_trainer.checkpoint.digests import TrainerFacts
 from gristmill_trainer.errors import ModelError
 from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.replay.bisect import bisect
-from gristmill_trainer.replay.fork import _copy_checkpoint, prepare
+from gristmill_trainer.replay.fork import copy_checkpoint, prepare
 from gristmill_trainer.replay.recorded import RecordedRun, ReplayError
 from gristmill_trainer.replay.retrain import Request, retrain, verify
 from gristmill_trainer.replay.untrusted import UntrustedError
@@ -155,7 +155,7 @@ def test_bisect_finds_the_outlier_of_a_step(run: RecordedRun, tmp_path: Path) ->
 def test_fork_of_a_pruned_step_trains_up_to_it_again(run: RecordedRun, tmp_path: Path) -> None:
     said: list[str] = []
     for step in (2, 3):
-        _copy_checkpoint(run, step, tmp_path / str(step), None, tmp_path, said.append)
+        copy_checkpoint(run, step, tmp_path / str(step), None, tmp_path, said.append)
     assert (tmp_path / "2" / "model.safetensors").read_bytes() == (
         run.folder.folders[0] / "checkpoints/step-000002/model.safetensors"
     ).read_bytes()

@@ -53,17 +53,17 @@ async def run_evaluate(run: RunSettings, options: EvaluateOptions, console: Cons
         return
     for folder in options.compare:
         compare(folder, folder)  # reports a mistyped folder before the evaluation instead of after it
-    tasks, found = _chosen(run, options), dict[str | None, Evaluated]()
+    tasks, found = chosen_tasks(run, options), dict[str | None, Evaluated]()
     for task in tasks:
-        folder = _folder(task, options, several=len(tasks) > 1)
+        folder = folder_of(task, options, several=len(tasks) > 1)
         found[task.name] = evaluated = await _evaluate(run, task, folder, resume=options.resume)
         show(console, evaluated)
-    await _tell(run, found)
+    await report_scores(run, found)
     for folder in options.compare:
         _compare(folder, evaluated.folder, evaluated.folder, console)
 
 
-def _chosen(run: RunSettings, options: EvaluateOptions) -> list[Task]:
+def chosen_tasks(run: RunSettings, options: EvaluateOptions) -> list[Task]:
     """Loads the evaluations that the flags ask for. Raises EvaluationError and as `Task.load`."""
     known = [_word(name) for name in run.config.by_evaluation()]
     if options.only is not None and options.only not in known:
@@ -107,7 +107,8 @@ async def _evaluate(run: RunSettings, task: Task, folder: Path, *, resume: bool)
             )  # fmt: skip
 
 
-def _folder(task: Task, options: EvaluateOptions, *, several: bool) -> Path:
+def folder_of(task: Task, options: EvaluateOptions, *, several: bool) -> Path:
+    """Returns where the results of one evaluation go."""
     if options.out is not None:
         return options.out / _word(task.name) if several else options.out
     base, named = evaluations_folder(task.run), "" if task.name is None else f"-{task.name}"
@@ -140,7 +141,7 @@ async def _training(run: RunSettings, label: str | None) -> RunRecord | None:
     return record
 
 
-async def _tell(run: RunSettings, found: Mapping[str | None, Evaluated]) -> None:
+async def report_scores(run: RunSettings, found: Mapping[str | None, Evaluated]) -> None:
     """Reports to the API if the weights are a version of this training, because then a step exists to plot at.
 
     The API refuses the report if the run was created again meanwhile.

@@ -91,7 +91,7 @@ def prepare(
     folder.mkdir(parents=True)
     try:
         checkpoint = folder / ORIGIN_FOLDER / f"step-{at:06d}"
-        _copy_checkpoint(run, at, checkpoint, model, models_dir, say)
+        copy_checkpoint(run, at, checkpoint, model, models_dir, say)
     except BaseException:
         shutil.rmtree(folder)
         raise
@@ -222,7 +222,7 @@ def in_file(settings: Mapping[str, Any], config_dir: Path) -> dict[str, Any]:
     return found
 
 
-def _copy_checkpoint(
+def copy_checkpoint(
     run: RecordedRun, at: int, target: Path, model: str | None, models_dir: Path, say: Callable[[str], None]
 ) -> None:
     """Copies the checkpoint after `at` steps, or trains up to it again if it is not on disk any more."""
