@@ -16,6 +16,7 @@ from tests.unit.env.environments.conftest import Roll
 from tests.unit.env.environments.test_tools import call, results
 from tests.unit.env.gateway.conftest import ScriptedModel
 
+from gristmill_env.adapters import harbor
 from gristmill_env.adapters.harbor import Harbor, Task, rows
 from gristmill_env.data import Item
 from gristmill_env.environments import create_environment
@@ -46,6 +47,9 @@ if [ $? -eq 0 ]; then
 else
   echo 0 > /logs/verifier/reward.txt
 fi
+"""
+BY_PYTHON = """#!/bin/sh
+python3 /tests/test_outputs.py && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt
 """
 SAYS_HELLO = """
 from pathlib import Path
@@ -173,6 +177,87 @@ async def test_forged_state_of_a_program_cannot_replace_the_tests(make: Make) ->
     assert await harbor.score() == 0.0
 
 
+@pytest.mark.parametrize("script", [BY_EXIT_CODE, BY_EXIT_CODE.replace("  pytest --ctrf", "  python -m pytest --ctrf")])
+async def test_files_of_the_model_replace_no_module_and_no_setting_of_the_tests(make: Make, script: str) -> None:
+    task = make(
+        script=script, **{"tests/test_outputs.py": "import csv\n\n\ndef test_it():\n    assert csv.reader is None"}
+    )
+    forged = {
+        "pytest.py": "def main(arguments): return 0",
+        "csv.py": "reader = None",
+        "sitecustomize.py": "import os; os._exit(0)",
+        "conftest.py": "def pytest_collection_modifyitems(items): items.clear()",
+        "pytest.ini": "[pytest]\naddopts = --collect-only",
+        "forged.py": "def pytest_sessionfinish(session): session.exitstatus = 0\n",
+        "forged-1.0.dist-info/METADATA": "Name: forged\nVersion: 1.0\n",
+        "forged-1.0.dist-info/entry_points.txt": "[pytest11]\nforged = forged\n",
+    }
+    write = (
+        f"import os\nos.mkdir('forged-1.0.dist-info')\n"
+        f"for name, text in {forged!r}.items(): open(name, 'w').write(text)"
+    )
+    assert await played(task, write) == (["(no output)"], 0.0)
+
+
+async def test_program_cannot_fill_the_folders_of_the_tests_that_the_dockerfile_makes(make: Make) -> None:
+    task = make(
+        script="#!/bin/sh\npython3 /tests/grade.py\n",
+        dockerfile="RUN mkdir -p /logs /logs/verifier /app/../tests\nWORKDIR /tests/more\nWORKDIR /app\n",
+        **{"tests/grade.py": "open('/logs/verifier/reward.txt', 'w').write('0')"},
+    )
+    assert Task.read(task).folders == ["/app", "/tmp"]
+    forge = "import os\nos.makedirs('/logs/verifier')\nopen('/logs/verifier/reward.json', 'w').write('1')"
+    assert (await played(task, forge))[1] == 0.0
+
+
+async def test_forged_state_cannot_fill_the_folders_of_the_tests(make: Make) -> None:
+    """Not even if the task's folders contain them."""
+    harbor = Harbor()
+    await harbor.begin(Item(row=0, index=0, prompt="", answer=None, columns={"folder": str(make())}))
+    harbor._task.folders.extend(["/logs", "/tests"])
+    await harbor.python(
+        "open('/logs/reward.json', 'w').write('1'); open('/tests/conftest.py', 'w'); open('/tmp/a', 'w')"
+    )
+    assert set(harbor._files) == {"/tmp/a"}
+
+
+def test_module_of_the_model_is_found_only_behind_pythons_own(tmp_path: Path) -> None:
+    """`python -m pytest` has the working folder in its path."""
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "csv.py").write_text("reader = None")
+    (tmp_path / "app" / "solution.py").write_text("value = 3")
+    (tmp_path / "app" / "pytest.py").write_text("def main(arguments): return 0")
+    tests = "import csv\nimport solution\ndef test_a():\n    assert csv.reader and solution.value == 3"
+    assert without_pytest(tmp_path, tests, "-m pytest")["passed"] is True
+    assert without_pytest(tmp_path, tests, "pytest")["missing"] == ["solution"]
+    assert without_pytest(tmp_path, "import pytest\ndef test_a(): pass", "-m pytest")["missing"] == ["pytest"]
+
+
+@pytest.mark.parametrize(
+    ("link", "to", "file", "line"),
+    [
+        ("environment/d/secret", "outside", "environment/Dockerfile", 3),
+        ("environment/d/secret", "tasks/hello/solution/solve.sh", "environment/Dockerfile", 3),
+        ("environment/d/folder", "outside_folder", "environment/Dockerfile", 3),
+        ("tests/secret", "outside", "tests", 0),
+        ("instruction.md", "outside", "instruction.md", 0),
+    ],
+)
+def test_link_out_of_the_task_is_refused(make: Make, tmp_path: Path, link: str, to: str, file: str, line: int) -> None:
+    task = make(dockerfile="COPY d d\n", **{"environment/d/a.txt": "1"})
+    (tmp_path / "outside").write_text("secret")
+    (tmp_path / "outside_folder").mkdir()
+    (task / link).unlink(missing_ok=True)
+    (task / link).symlink_to(tmp_path / to)
+    with raises(DatasetError, "harbor_unsupported", file=file, line=line):
+        Task.read(task)
+
+
+def test_rows_have_the_folder_as_the_user_wrote_it(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(make().parents[1])
+    assert [row["folder"] for row in rows(folder=Path("tasks"))] == ["tasks/hello"]
+
+
 async def test_tests_may_import_what_the_model_wrote(make: Make) -> None:
     task = make(**{"tests/test_outputs.py": IMPORTS})
     write = "open('/app/solution.py', 'w').write({!r})".format
@@ -204,6 +289,39 @@ async def test_tests_without_a_reward_are_an_error_and_no_0(make: Make) -> None:
         await played(make(script=script))
     with raises(EpisodeError, "harbor_tests", task="fails"):
         await played(make("fails", script=script, **{"tests/test_outputs.py": "import os\nos._exit(0)"}))
+    with raises(EpisodeError, "harbor_reward", task="nan"):
+        write = "open('/logs/verifier/reward.txt', 'w').write('NaN')"
+        await played(make("nan", script=script, **{"tests/test_outputs.py": write}))
+
+
+HELLO = "open('/app/hello.txt', 'w').write('Hello')"
+
+
+async def test_output_of_the_tests_has_no_effect_on_the_reward(make: Make) -> None:
+    task = make(script=BY_PYTHON, **{"tests/test_outputs.py": f"print('x' * 2**21)\n{SAYS_HELLO}\ntest_greeting()"})
+    assert (await played(task, HELLO))[1] == 1.0
+    assert (await played(task, "print('y' * 2**21)")) == (["y" * (2**14 - 1) + "\n"], 0.0)
+
+
+@pytest.mark.parametrize(
+    "text", ["import os\nos.write(1, b'x' * 2**21)", "def helper(): pass"], ids=["limit", "no test"]
+)  # fmt: skip
+async def test_tests_that_end_by_themselves_are_no_0_of_a_model_that_wrote_files(make: Make, text: str) -> None:
+    script = BY_EXIT_CODE if "helper" in text else BY_PYTHON
+    with raises(EpisodeError, "harbor_tests", task="hello"):
+        await played(make(script=script, **{"tests/test_outputs.py": text}), HELLO)
+
+
+async def test_tests_with_less_time_than_their_task_gives_are_no_0(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = make(script=BY_PYTHON, **{"tests/test_outputs.py": "while True:\n    pass"})
+    toml = (task / "task.toml").read_text()
+    monkeypatch.setattr(harbor, "_MOST_SECONDS", 1.0)
+    with raises(EpisodeError, "harbor_tests", task="hello"):
+        await played(task, HELLO)
+    (task / "task.toml").write_text(toml.replace("30.0", "1"))
+    assert (await played(task, HELLO))[1] == 0.0
+    (task / "task.toml").write_text("")
+    assert Task.read(task).seconds == 600.0
 
 
 @pytest.mark.parametrize(
@@ -242,12 +360,27 @@ def test_usual_forms_of_a_test_script_are_read(make: Make, script: str) -> None:
         ({"script": BY_EXIT_CODE.replace("echo 1", "echo 2")}, "tests/test.sh", 19),
         ({"script": BY_EXIT_CODE.replace("echo 1", "echo 9").replace("echo 0", "echo 1").replace("echo 9", "echo 0")},
          "tests/test.sh", 0),
+        ({"dockerfile": 'COPY "a b ./\n'}, "environment/Dockerfile", 3),
+        ({"dockerfile": "COPY\n"}, "environment/Dockerfile", 3),
+        ({"dockerfile": "COPY a.csv\n"}, "environment/Dockerfile", 3),
+        ({"dockerfile": "COPY a.csv /\n"}, "environment/Dockerfile", 3),
+        ({"dockerfile": "COPY a.csv /srv\n"}, "environment/Dockerfile", 3),
+        ({"dockerfile": "COPY a.csv /usr/local/bin\n"}, "environment/Dockerfile", 3),
+        ({"dockerfile": "COPY a.csv /tests/\n"}, "environment/Dockerfile", 3),
+        ({"dockerfile": "WORKDIR /tests\n"}, "environment/Dockerfile", 0),
+        ({"environment/Dockerfile": "FROM python:3.12\nCOPY a.csv ./\n"}, "environment/Dockerfile", 2),
+        ({"script": BY_PYTHON.replace("#!/bin/sh", "cd /srv")}, "tests/test.sh", 1),
+        ({"script": BY_PYTHON.replace("outputs", "other")}, "tests/test.sh", 2),
+        ({"tests/pytest.ini": "[pytest]\n"}, "tests/pytest.ini", 0),
+        ({"task.toml": "verifier = 1\n"}, "task.toml", 0),
+        ({"task.toml": "[verifier]\ntimeout_sec = 'abc'\n"}, "task.toml", 0),
+        ({"task.toml": "[verifier]\ntimeout_sec = nan\n"}, "task.toml", 0),
     ],
 )  # fmt: skip
 def test_task_that_needs_more_than_the_sandbox_is_refused_with_its_line(
     make: Make, changes: dict[str, str], file: str, line: int
 ) -> None:
-    refused = make("refused", **changes)
+    refused = make("refused", **{"environment/a.csv": "1,2", **changes})
     with raises(DatasetError, "harbor_unsupported", task="refused", file=file, line=line):
         list(rows(folder=refused.parent))
     with raises(DatasetError, "harbor_no_task", tasks=1):
@@ -262,24 +395,52 @@ def test_broken_task_is_an_error_even_if_unsupported_ones_are_skipped(make: Make
         list(rows(folder=task.parent, skip_unsupported=True))
 
 
+@pytest.mark.parametrize("target", [".", "/app", "/app/", "/app/a.csv", "a.csv", "../app"])
+def test_file_is_copied_into_a_folder_that_the_container_has(make: Make, target: str) -> None:
+    task = Task.read(make(dockerfile=f"COPY a.csv {target}\n", **{"environment/a.csv": "1,2"}))
+    assert list(task.files) == ["/app/a.csv"]
+
+
+def without_pytest(folder: Path, tests: str, kind: str = "pytest") -> dict[str, Any]:
+    """Returns the answer for a test file, of a Python that has no pytest."""
+    given: dict[str, Any] = {"folders": ["/app", "/tests"], "files": {}, "workdir": "/app"}
+    given["tests"] = [kind, "/tests/test_it.py"]
+    (folder / "tests").mkdir(exist_ok=True)
+    (folder / "tests" / "test_it.py").write_text(tests)
+    source = files("gristmill_env.adapters").joinpath("harbor_program.py").read_text("utf-8")
+    start = "import sys\nsys.path.insert(0, '')\n"  # As the sandbox does.
+    program = f"{start}exec({source!r})\nmain(json.loads({json.dumps(given)!r}))"
+    command = [sys.executable, "-I", "-S", "-c", program]  # Without site-packages.
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    answer: dict[str, Any] = json.loads(done.stdout.rpartition("\n")[2])
+    return answer
+
+
 @pytest.mark.parametrize(
     ("tests", "passed", "missing"),
     [
         ("def test_a():\n    assert 1\nclass TestB:\n    def test_b(self):\n        assert 1", True, []),
         ("def test_a():\n    assert 1\nclass TestB:\n    def test_b(self):\n        assert 0", False, []),
+        ("import not_there\ndef test_a(): pass", False, ["not_there"]),
         ("import pytest", False, ["pytest"]),
+        ("x = 1", False, ["pytest"]),
+        ("def test_a(tmp_path): pass", False, ["pytest"]),
+        ("async def test_a(): assert 0", False, ["pytest"]),
+        ("class TestA:\n    async def test_a(self): assert 0", False, ["pytest"]),
+        ("def test_a():\n    yield", False, ["pytest"]),
+        ("import unittest\nclass Checks(unittest.TestCase):\n    def test_a(self): self.fail()\n"
+         "def test_b(): pass", False, ["pytest"]),
+        ("class TestA:\n    def setup_method(self): self.a = 1\n    def test_a(self): assert self.a",
+         False, ["pytest"]),
+        ("class TestA:\n    def setUp(self): self.a = 1\n    def test_a(self): assert self.a", False, ["pytest"]),
+        ("def setup_module(): global a; a = 1\ndef test_a(): assert a", False, ["pytest"]),
+        ("class TestA:\n    class TestB:\n        def test_b(self): assert 0\n    def test_a(self): pass",
+         False, ["pytest"]),
     ],
-)
-def test_functions_of_a_test_file_run_without_pytest(
+)  # fmt: skip
+def test_functions_of_a_test_file_run_without_pytest_if_they_need_nothing_of_it(
     tmp_path: Path, tests: str, passed: bool, missing: list[str]
 ) -> None:
-    given: dict[str, Any] = {"folders": ["/app", "/tests"], "files": {}, "workdir": "/app"}
-    given["tests"] = ["pytest", "/tests/test_it.py"]
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "test_it.py").write_text(tests)
-    source = files("gristmill_env.adapters").joinpath("harbor_program.py").read_text("utf-8")
-    program = f"{source}\nmain(json.loads({json.dumps(given)!r}))"
-    command = [sys.executable, "-I", "-S", "-c", program]  # Without site-packages.
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    answer = json.loads(done.stdout.rpartition("\n")[2])
+    (tmp_path / "app").mkdir()
+    answer = without_pytest(tmp_path, tests)
     assert (answer["passed"], answer["missing"]) == (passed, missing)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import base64
 import json
+import math
+import posixpath
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from importlib.resources import files
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final
@@ -27,12 +29,24 @@ from gristmill_env.errors import DatasetError, EpisodeError
 _MOST_BYTES: Final = 2**20
 """Of the answer of a program: its output, and the files of the task's folders in base64."""
 _REWARD: Final = r"[\"']?/logs/verifier/reward\.txt[\"']?"
+_MOST_SECONDS: Final = 60.0
+"""Of the sandbox, for a process."""
 _HIDDEN: Final = ("/tests", "/logs/verifier")
-"""Folders of the tests only. A program of the model cannot read or fill them."""
+"""Folders of the tests only. A program of the model cannot read or fill /tests and /logs."""
+_SETTINGS: Final = (
+    "pytest.ini",
+    ".pytest.ini",
+    "pytest.toml",
+    ".pytest.toml",
+    "tox.ini",
+    "setup.cfg",
+    "pyproject.toml",
+)
+"""Files of pytest's settings, which the sandbox leaves out."""
 _RUNNER: Final = (
     r"(?:python3? +(?:-[BIsuE]+ +)*(?P<python>/tests/\S+\.py)(?P<arguments>(?: +[\w./=:-]+)*)|"
     r"(?:(?:uvx|uv run)(?: +(?:-p|--python) +[\d.]+| +(?:-w|--with) +pytest(?:-json-ctrf)?(?:[=<>~]=?[\d.]+)?)* +)?"
-    r"(?:python3? +-m +)?pytest(?: +-[rxvqs]\w*| +--(?:tb|color|ctrf|junitxml)[= ][\w./-]+)* +"
+    r"(?P<module>python3? +-m +)?pytest(?: +-[rxvqs]\w*| +--(?:tb|color|ctrf|junitxml)[= ][\w./-]+)* +"
     r"(?P<pytest>/tests/\S+\.py)(?: +-[rxvqs]\w*)*)(?: +2>&1)?(?: *\| *tee +/logs/\S+)?"
 )
 _PASSED: Final = rf"echo +[\"']?1(?:\.0)?[\"']? *> *{_REWARD}"
@@ -74,32 +88,32 @@ class Task(msgspec.Struct, frozen=True):
     """Content in base64 by path, before the first action."""
     tests: dict[str, str]
     command: list[str]
-    """"python" or "pytest", the file, and its arguments."""
+    """"python", "pytest" or "-m pytest", the file, and its arguments."""
     writes_reward: bool
     seconds: float
+    """Of the tests. The sandbox gives at most `_MOST_SECONDS`."""
 
     @staticmethod
     def read(folder: Path) -> Task:
         """Reads a task. Raises DatasetError with the file and the line that this sandbox cannot carry out."""
-        settings = _settings(folder)
-        verifier = settings.get("verifier") or {}
+        seconds = _seconds(folder)
         workdir, folders, content = _container(folder)
-        command, writes_reward = _command(folder / "tests" / "test.sh")
+        command, writes_reward = _command(folder, workdir)
         tests = folder / "tests"
+        found = _tree(folder, "tests", tests, _unsupported(folder, tests, 0, "a link, or no file"))
+        settings = [] if command[0] == "python" else [name for name in found if PurePosixPath(name).name in _SETTINGS]
+        if settings:
+            raise _unsupported(folder, tests / settings[0], 0, "settings of pytest")
         return Task(
             name=folder.name,
-            instruction=_text(folder / "instruction.md"),
+            instruction=_text(folder, folder / "instruction.md"),
             workdir=workdir,
             folders=sorted({workdir, *folders, "/tmp"}),
             files=content,
-            tests={
-                f"/tests/{path.relative_to(tests).as_posix()}": _base64(path)
-                for path in sorted(tests.rglob("*"))
-                if path.is_file() and path.name != "test.sh"
-            },
+            tests={f"/tests/{name}": text for name, text in found.items() if name != "test.sh"},
             command=command,
             writes_reward=writes_reward,
-            seconds=min(float(verifier.get("timeout_sec", 60.0)), 60.0),
+            seconds=seconds,
         )
 
 
@@ -119,7 +133,7 @@ def rows(*, folder: Path, skip_unsupported: bool = False) -> Iterator[dict[str, 
                 raise
             continue
         count += 1
-        yield {"prompt": made.instruction, "name": made.name, "folder": str(task.resolve())}
+        yield {"prompt": made.instruction, "name": made.name, "folder": str(task)}
     if not count:
         raise DatasetError(
             "harbor_no_task",
@@ -171,7 +185,7 @@ class Harbor(ToolLoop):
         self._files = {
             path: text
             for path, text in content.items()
-            if path.startswith(inside) and ".." not in path.split("/") and isinstance(text, str)
+            if path.startswith(inside) and path == _joined(path) and not _is_hidden(path) and isinstance(text, str)
         }
         return str(answer.get("output")) or "(no output)"
 
@@ -182,11 +196,19 @@ class Harbor(ToolLoop):
     async def score(self) -> float:
         """Runs the task's tests. Raises EpisodeError if they end without a reward."""
         task = self._task
-        report, answer = await self._run(self._files | task.tests, task.seconds, tests=task.command, hidden=_HIDDEN)
-        if answer is None and self._files != task.files:
-            return 0.0  # The tests import files of the model, which do not end, or end the process.
-        if answer is None or answer.get("missing") == ["pytest"]:
-            why = f"{report.status} {report.stderr[-300:]}" if answer is None else "they import pytest"
+        seconds = min(task.seconds, _MOST_SECONDS)
+        report, answer = await self._run(self._files | task.tests, seconds, tests=task.command, hidden=_HIDDEN)
+        why = ""
+        if answer is None:
+            shorter = task.seconds > seconds and report.status == "timed_out"
+            ended = report.status in ("exited", "signalled", "timed_out") and not shorter
+            if ended and self._files != task.files:
+                return 0.0  # The tests import files of the model, which do not end, or end the process.
+            limit = f": they have {seconds:g} of the task's {task.seconds:g} seconds here" if shorter else ""
+            why = f"{report.status}{limit} {report.stderr[-300:]}"
+        elif answer.get("failed") or answer.get("missing") == ["pytest"]:
+            why = str(answer.get("failed") or "they need pytest")
+        if answer is None or why:
             raise EpisodeError(
                 "harbor_tests",
                 f"the tests of {task.name} did not run: {why}. A sandbox's image may have more packages, such as "
@@ -221,7 +243,9 @@ def _reward(task: Task, answer: Mapping[str, Any]) -> float:
         value = json.loads(text or "")
         if isinstance(value, dict):
             value = value["reward"] if "reward" in value else value.popitem()[1] if len(value) == 1 else None
-        return float(value)
+        if not math.isfinite(reward := float(value)):
+            raise ValueError(reward)
+        return reward
     except (ValueError, TypeError, KeyError) as error:
         output = str(answer.get("output"))[-300:]
         raise EpisodeError(
@@ -232,13 +256,18 @@ def _reward(task: Task, answer: Mapping[str, Any]) -> float:
         ) from error
 
 
-def _settings(folder: Path) -> dict[str, Any]:
+def _seconds(folder: Path) -> float:
+    """Returns the time of the tests. Raises DatasetError for settings that need more than the sandbox."""
     path = folder / "task.toml"
     try:
-        found = tomllib.loads(_text(path))
+        found = tomllib.loads(_text(folder, path))
     except tomllib.TOMLDecodeError as error:
         raise DatasetError("harbor_task", f"{path}: {error}", file=str(path)) from error
-    environment, verifier = found.get("environment") or {}, found.get("verifier") or {}
+    environment, verifier = found.get("environment", {}), found.get("verifier", {})
+    for name, table in {"environment": environment, "verifier": verifier}.items():
+        if not isinstance(table, dict):
+            raise _unsupported(folder, path, 0, f"{name} = {table!r}")
+    seconds = verifier.get("timeout_sec", 600.0)  # Harbor's default.
     needs = {
         "steps": found.get("steps"),
         "environment.docker_image": environment.get("docker_image"),
@@ -246,91 +275,105 @@ def _settings(folder: Path) -> dict[str, Any]:
         "environment.mcp_servers": environment.get("mcp_servers"),
         "environment.env": environment.get("env"),
         "environment.os": environment.get("os") not in (None, "linux"),
+        f"verifier.timeout_sec = {seconds!r}": type(seconds) not in (int, float) or not 0 < seconds < math.inf,
         "verifier.env": verifier.get("env"),
         "verifier.environment_mode": verifier.get("environment_mode") not in (None, "shared"),
     }
     for name, value in needs.items():
         if value:
             raise _unsupported(folder, path, 0, name)
-    return found
+    return float(seconds)
 
 
 def _container(folder: Path) -> tuple[str, list[str], dict[str, str]]:
     """Returns the working folder, the other folders, and the files in base64 of the Dockerfile."""
     path = folder / "environment" / "Dockerfile"
-    workdir, folders, content = "/", list[str](), dict[str, str]()
+    workdir, folders, content = "/", {"/tmp"}, dict[str, str]()
     others = sorted((folder / "environment").glob("docker-compose.y*ml"))
     if others:
         raise _unsupported(folder, others[0], 0, "more than one container")
-    for number, line in _statements(path):
+    for number, line in _statements(folder, path):
         word, _, rest = line.partition(" ")
         rest = rest.strip()
         match word.upper():
             case "FROM" if _BASE.fullmatch(rest):
                 pass
-            case "WORKDIR" if "$" not in rest:
-                workdir = str(PurePosixPath(workdir, rest))
+            case "WORKDIR" if re.fullmatch(r"[\w./-]+", rest):
+                workdir = _joined(workdir, rest)
+                folders.add(workdir)
             case "COPY" if "$" not in rest and not rest.startswith(("--", "[")):
-                content |= _copied(folder, path, number, line, workdir)
-            case "RUN" if made := re.fullmatch(r"mkdir +(?:-p +)?((?:[\w./-]+ *)+)", rest):
-                folders += [str(PurePosixPath(workdir, name)) for name in made[1].split()]
+                content |= _copied(folder, line, workdir, folders, _unsupported(folder, path, number, line))
+                folders |= {posixpath.dirname(name) for name in content}
+            case "RUN" if made := re.fullmatch(r"mkdir(?: +-p)?((?: +[\w./][\w./-]*)+)", rest):
+                folders |= {_joined(workdir, name) for name in made[1].split()}
             case "CMD" | "ENTRYPOINT" | "LABEL" | "MAINTAINER":
                 pass
             case _:
                 raise _unsupported(folder, path, number, line)
+    if _is_hidden(workdir):
+        raise _unsupported(folder, path, 0, f"the working folder {workdir}, which only the tests have")
     if workdir == "/":
         workdir = "/app"
-    inside = {str(PurePosixPath(name).parent) for name in content}
-    return workdir, [name for name in [*folders, *inside] if name != "/"], content
+    return workdir, [name for name in folders if name != "/" and not _is_hidden(name)], content
 
 
-def _copied(folder: Path, path: Path, number: int, line: str, workdir: str) -> dict[str, str]:
-    context = path.parent.resolve()
-    *sources, target = shlex.split(line)[1:]
+def _copied(folder: Path, line: str, workdir: str, known: Set[str], refused: DatasetError) -> dict[str, str]:
+    """Returns the files of a COPY. `known`: folders of the container. Raises `refused` if a place is not clear."""
+    context = folder.resolve() / "environment"
+    folders = {"/", *known, *(str(above) for name in known for above in PurePosixPath(name).parents)}
+    try:
+        *sources, target = shlex.split(line)[1:]
+    except ValueError as error:
+        raise refused from error
+    to = _joined(workdir, target)
+    into = target.endswith(("/", "/.")) or len(sources) > 1 or to in folders
     found: dict[str, str] = {}
     for source in sources:
         place = (context / source).resolve()
-        if not place.is_relative_to(context) or not place.exists():
-            raise _unsupported(folder, path, number, line)
-        to = PurePosixPath(workdir, target)
         if place.is_dir():
-            found |= {
-                str(to / file.relative_to(place).as_posix()): _base64(file)
-                for file in sorted(place.rglob("*"))
-                if file.is_file() and file != path.resolve()
-            }
+            tree = _tree(folder, "environment", place, refused)
+            found |= {_joined(to, name): tree[name] for name in tree if place != context or name != "Dockerfile"}
         else:
-            into = target.endswith("/") or target in (".", "..") or len(sources) > 1
-            found[str(to / place.name if into else to)] = _base64(place)
+            name = _joined(to, place.name) if into else to
+            same = PurePosixPath(name).suffix == place.suffix != "" or posixpath.basename(name) == place.name
+            if not same and posixpath.dirname(name) not in folders:
+                raise refused  # The image may have a folder of this name.
+            found[name] = _base64(folder, "environment", place, refused)
+    if not sources or any(_is_hidden(name) or posixpath.dirname(name) == "/" for name in found):
+        raise refused
     return found
 
 
-def _command(path: Path) -> tuple[list[str], bool]:
+def _command(folder: Path, workdir: str) -> tuple[list[str], bool]:
     """Returns what a test.sh runs, and whether that program writes the reward itself."""
-    folder, word, runs, skips = path.parent.parent, "", list[re.Match[str]](), False
-    for number, line in _statements(path):
+    path, word, runs, skips = folder / "tests" / "test.sh", "", list[re.Match[str]](), False
+    for number, line in _statements(folder, path):
         if skips and line != "fi":
             continue  # What happens in a wrong working folder.
         letter, match = next(
             ((letter, match) for letter, pattern in _LINES if (match := re.fullmatch(pattern, line))), ("", None)
         )
-        if match is None:
+        if match is None or (line.startswith("cd ") and _joined(line[3:].strip()) != workdir):
             raise _unsupported(folder, path, number, line)
         skips = letter == "p"
         word += letter
-        runs += [match] if "pytest" in match.re.groupindex else []
+        if "pytest" in match.re.groupindex:
+            runs.append(match)
+            file = match["pytest"] or match["python"]
+            if file != _joined(file) or not (folder / file[1:]).is_file():
+                raise _unsupported(folder, path, number, f"{file}, which does not exist")
     if not (shape := re.fullmatch(_WORDS, word)):
         raise _unsupported(folder, path, 0, "statements in an order that is not understood")
     found = runs[0].groupdict()
     if found["pytest"]:
-        return ["pytest", found["pytest"]], shape["own"] is not None
+        return ["-m pytest" if found["module"] else "pytest", found["pytest"]], shape["own"] is not None
     return ["python", found["python"], *found["arguments"].split()], shape["own"] is not None
 
 
-def _statements(path: Path) -> Iterator[tuple[int, str]]:
+def _statements(folder: Path, path: Path) -> Iterator[tuple[int, str]]:
     """Yields the lines of a file with their numbers, without comments, with `then` at the end of its `if`."""
     begun, text = 0, ""
-    for number, line in enumerate(_text(path).splitlines(), 1):
+    for number, line in enumerate(_text(folder, path).splitlines(), 1):
         begun = begun or number
         text += line.strip().removesuffix("\\") + " "
         ends_if = text.startswith("if ") and not re.search(r"\bthen\s*$", text)
@@ -354,12 +397,35 @@ def _unsupported(folder: Path, path: Path, number: int, what: str) -> DatasetErr
     )  # fmt: skip
 
 
-def _text(path: Path) -> str:
+def _joined(folder: str, path: str = "") -> str:
+    """Returns the path without `..`, such as /app/data."""
+    return "/" + posixpath.normpath(posixpath.join(folder, path)).lstrip("/")
+
+
+def _is_hidden(path: str) -> bool:
+    return path.split("/")[1] in {name.split("/")[1] for name in _HIDDEN}
+
+
+def _tree(folder: Path, part: str, top: Path, refused: DatasetError) -> dict[str, str]:
+    """Returns the files below `top` in base64, by their paths there."""
+    found = [path for path in sorted(top.rglob("*")) if path.is_symlink() or not path.is_dir()]
+    return {path.relative_to(top).as_posix(): _base64(folder, part, path, refused) for path in found}
+
+
+def _base64(folder: Path, part: str, path: Path, refused: DatasetError) -> str:
+    """Returns a file of a part of the task. Raises `refused` for a link to another folder, and if it is not a file."""
+    if not path.is_file() or not path.resolve().is_relative_to(folder.resolve() / part):
+        raise refused
+    try:
+        return base64.b64encode(path.read_bytes()).decode()
+    except OSError as error:
+        raise DatasetError("harbor_task", f"{path} cannot be read: {error}", file=str(path)) from error
+
+
+def _text(folder: Path, path: Path) -> str:
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise _unsupported(folder, path, 0, "a link to another folder")
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DatasetError("harbor_task", f"{path} cannot be read: {error}", file=str(path)) from error
-
-
-def _base64(path: Path) -> str:
-    return base64.b64encode(path.read_bytes()).decode()

@@ -11,14 +11,17 @@ import builtins
 import contextlib
 import functools
 import importlib.util
+import inspect
 import io
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
 from importlib.machinery import PathFinder
 from pathlib import Path
+from types import FunctionType, MethodType
 from typing import Any
 
 PATHS = (
@@ -26,25 +29,37 @@ PATHS = (
     "symlink", "readlink", "chdir", "access", "chmod", "utime", "truncate",
 )  # fmt: skip
 """Functions of `os` whose first one or two arguments may be paths."""
+OUTPUT = 2**14
+"""Characters of the output that are sent: the last ones."""
+PYTEST = re.compile(r"set_?up|tear_?down|pytest|load_tests|__test__", re.IGNORECASE)
+"""Beginnings of names that pytest or unittest treats in a way that `_functions` does not."""
 
 
 def main(given: dict[str, Any]) -> None:
-    """Prints a line of JSON: {output, files} of a program, {passed, reward, missing, output} of tests.
+    """Prints a line of JSON: {output, files} of a program, {passed, rewards, missing, failed, output} of tests.
 
     `given`: `folders` that the container has, `files` as base64 by path, `workdir`, and `program` or `tests`: a list
-    of "pytest" or "python" and the file's arguments.
+    of "pytest", "-m pytest" or "python", the file, and its arguments.
     """
-    _redirect(str(Path.cwd()), set(given["folders"]))
-    for folder in given["folders"]:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    for path, content in given["files"].items():
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_bytes(base64.b64decode(content))
-    os.chdir(given["workdir"])
+    root = str(Path.cwd())
+    if "tests" in given:
+        # Otherwise a file of the model, such as /app/csv.py, could replace a module that the tests import.
+        sys.path[:] = [place for place in sys.path if place.startswith("/") and not f"{place}/".startswith(f"{root}/")]
+    _redirect(root, set(given["folders"]))
+    try:
+        for folder in given["folders"]:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        for path, content in given["files"].items():
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            Path(path).write_bytes(base64.b64decode(content))
+        os.chdir(given["workdir"])
+    except (OSError, ValueError) as error:
+        os.write(1, b"\n" + json.dumps({"failed": f"the task's files: {error!r:.300}"}).encode())
+        return
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         found = _tested(*given["tests"]) if "tests" in given else _ran(given["program"], given["folders"])
-    os.write(1, b"\n" + json.dumps({**found, "output": output.getvalue()}).encode("utf-8", "surrogateescape"))
+    os.write(1, b"\n" + json.dumps({**found, "output": output.getvalue()[-OUTPUT:]}).encode("utf-8"))
 
 
 def _ran(program: str, folders: list[str]) -> dict[str, Any]:
@@ -56,35 +71,59 @@ def _ran(program: str, folders: list[str]) -> dict[str, Any]:
 
 def _tested(kind: str, path: str, *arguments: str) -> dict[str, Any]:
     missing: list[str] = []
+    if not (has_pytest := importlib.util.find_spec("pytest") is not None):
+        sys.modules["pytest"] = None  # type: ignore[assignment]  # Otherwise the tests could import the model's.
     sys.path.insert(0, str(Path(path).parent))
+    if kind == "-m pytest":
+        IMPORTED.append(f"{ROOT[0]}{Path.cwd()}")  # `python -m` has the working folder in its path.
     sys.argv = [path, *arguments]
     if kind == "python":
         code = _code(lambda: _executed(path, "__main__"), missing)
-    elif importlib.util.find_spec("pytest"):
+    elif has_pytest:
         code = _code(lambda: sys.exit(_pytest(path)), missing)
     else:
         code = _code(lambda: _functions(path), missing)
     written = [Path("/logs/verifier", name) for name in ("reward.json", "reward.txt")]
     rewards = {path.name: path.read_text(errors="replace") for path in written if path.is_file()}
-    return {"passed": code == 0, "rewards": rewards, "missing": missing}
+    unused = kind != "python" and has_pytest and code in (4, 5)
+    failed = f"pytest ended with {code}, so it found no test" if unused else None
+    return {"passed": code == 0, "rewards": rewards, "missing": missing, "failed": failed}
 
 
 def _pytest(path: str) -> int:
     import pytest
 
-    # Real paths: pytest looks up some of them in ways that `_redirect` does not cover.
-    options = ["-q", "-p", "no:cacheprovider", "--rootdir", ROOT[0], "--confcutdir", ROOT[0]]
+    # Real paths: pytest looks up some of them in ways that `_redirect` does not cover. Settings and conftest.py of
+    # other folders than the tests' have no effect.
+    tests = f"{ROOT[0]}/tests"
+    options = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", tests, "--confcutdir", tests]
     return int(pytest.main([*options, "--import-mode=importlib", ROOT[0] + path]))
 
 
 def _functions(path: str) -> None:
-    """Calls the test functions of a file, without pytest."""
-    for name, test in list(_executed(path, "tests").items()):
-        if name.startswith("test") and callable(test):
-            test()
-        elif name.startswith("Test") and isinstance(test, type):
-            for method in [method for method in dir(test) if method.startswith("test")]:
-                getattr(test(), method)()
+    """Calls the test functions of a file, without pytest. Raises ModuleNotFoundError if the file needs pytest."""
+    made = _executed(path, "tests")
+    names, tests = [*made], list[Any]()
+    plain = not Path(path).with_name("conftest.py").exists()
+    for name, value in made.items():
+        if name.startswith("test"):
+            tests.append(value)
+        elif isinstance(value, type):
+            plain = plain and all(base.__name__ != "TestCase" for base in value.__mro__)
+            if name.startswith("Test"):
+                names += dir(value)
+                plain = plain and value.__init__ is object.__init__ and not any(n[:4] == "Test" for n in dir(value))
+                tests += [getattr(value(), method) for method in dir(value) if plain and method.startswith("test")]
+    if not (plain and tests and all(map(_is_plain, tests)) and not any(map(PYTEST.match, names))):
+        raise ModuleNotFoundError("the tests need pytest", name="pytest")
+    for test in tests:
+        test()
+
+
+def _is_plain(test: Any) -> bool:
+    kinds = inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction
+    is_function = isinstance(test, FunctionType | MethodType) and not any(kind(test) for kind in kinds)
+    return is_function and not inspect.signature(test).parameters
 
 
 def _executed(path: str, name: str) -> dict[str, Any]:
@@ -122,6 +161,8 @@ class _Finder:
 
 ROOT: list[str] = []
 """The folder of the run."""
+IMPORTED: list[str] = []
+"""Real paths of more folders for `_Finder`. In sys.path, pytest would also look there for plugins."""
 
 
 def _redirect(root: str, folders: set[str]) -> None:
@@ -147,5 +188,5 @@ def _redirect(root: str, folders: set[str]) -> None:
     for name in PATHS:
         setattr(os, name, wrapped(getattr(os, name)))
     builtins.open = io.open = wrapped(io.open)
-    sys.meta_path.append(_Finder(lambda: [mapped(place) for place in sys.path if mapped(place) != place]))
+    sys.meta_path.append(_Finder(lambda: [*(mapped(place) for place in sys.path if mapped(place) != place), *IMPORTED]))
     os.getcwd = lambda: getcwd().removeprefix(root) or "/"
