@@ -112,7 +112,11 @@ def _functions(path: str) -> None:
             plain = plain and all(base.__name__ != "TestCase" for base in value.__mro__)
             if name.startswith("Test"):
                 names += dir(value)
-                plain = plain and value.__init__ is object.__init__ and not any(n[:4] == "Test" for n in dir(value))
+                plain = (
+                    plain
+                    and not any("__init__" in vars(base) for base in value.__mro__[:-1])
+                    and not any(n[:4] == "Test" for n in dir(value))
+                )
                 tests += [getattr(value(), method) for method in dir(value) if plain and method.startswith("test")]
     if not (plain and tests and all(map(_is_plain, tests)) and not any(map(PYTEST.match, names))):
         raise ModuleNotFoundError("the tests need pytest", name="pytest")
