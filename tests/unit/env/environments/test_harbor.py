@@ -297,8 +297,10 @@ async def test_tests_without_a_reward_are_an_error_and_no_0(make: Make) -> None:
 HELLO = "open('/app/hello.txt', 'w').write('Hello')"
 
 
-async def test_output_of_the_tests_has_no_effect_on_the_reward(make: Make) -> None:
-    task = make(script=BY_PYTHON, **{"tests/test_outputs.py": f"print('x' * 2**21)\n{SAYS_HELLO}\ntest_greeting()"})
+@pytest.mark.parametrize(("script", "end"), [(BY_PYTHON, "test_greeting()"), (BY_EXIT_CODE, "")])
+async def test_output_of_the_tests_has_no_effect_on_the_reward(make: Make, script: str, end: str) -> None:
+    text = SAYS_HELLO.replace("    assert", "    print('x' * 2**21)\n    assert") + end
+    task = make(script=script, **{"tests/test_outputs.py": text})
     assert (await played(task, HELLO))[1] == 1.0
     assert (await played(task, "print('y' * 2**21)")) == (["y" * (2**14 - 1) + "\n"], 0.0)
 

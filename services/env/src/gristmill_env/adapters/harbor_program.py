@@ -94,9 +94,9 @@ def _pytest(path: str) -> int:
     import pytest
 
     # Real paths: pytest looks up some of them in ways that `_redirect` does not cover. Settings and conftest.py of
-    # other folders than the tests' have no effect.
+    # other folders than the tests' have no effect. `-s`, because the sandbox limits the file of captured output.
     tests = f"{ROOT[0]}/tests"
-    options = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", tests, "--confcutdir", tests]
+    options = ["-q", "-s", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", tests, "--confcutdir", tests]
     return int(pytest.main([*options, "--import-mode=importlib", ROOT[0] + path]))
 
 
