@@ -21,7 +21,7 @@ from gristmill.saved import saved_groups
 ROWS: Final = 32
 """Rows that are too easy, and as many that are too hard."""
 STEPS: Final = 130
-SETTINGS: Final[Mapping[str, Any]] = {"band": [0.05, 0.8], "groups": 1, "rest": 16}
+SETTINGS: Final[Mapping[str, Any]] = {"band": [0.05, 0.8], "window": 1, "rest": 16}
 WITHOUT, WITH = "without", "curriculum"
 WEIGHTS: Final = {"sums": 1, "easy": 4, "hard": 5}
 TEXT: Final = (

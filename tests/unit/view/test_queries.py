@@ -76,7 +76,7 @@ def played(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("settings", "reward"), [({}, 1.0), ({"curriculum": {"groups": 2}}, 0.75), ({"curriculum": "?"}, 1.0)]
+    ("settings", "reward"), [({}, 1.0), ({"curriculum": {"window": 2}}, 0.75), ({"curriculum": "?"}, 1.0)]
 )
 def test_difficulty_of_a_row_is_the_mean_reward_of_its_last_groups(
     run: RunFolderWriter, tmp_path: Path, settings: dict[str, object], reward: float

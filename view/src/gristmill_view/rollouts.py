@@ -175,7 +175,7 @@ def _difficulty(source: RunFolder) -> str:
     """Returns the query of the view `difficulty`. Its `reward` is over the groups that the run's curriculum counts."""
     record = source.record()
     settings = record.env.get("curriculum") if record is not None else None
-    groups = settings.get("groups") if isinstance(settings, dict) else None
+    groups = settings.get("window") if isinstance(settings, dict) else None
     last = groups if isinstance(groups, int) and 0 < groups <= MOST_GROUPS_OF_ROW else 1
     return (
         "WITH played AS (SELECT source, index, group_id, avg(reward) AS reward, max(submitted_ms) AS ended, "

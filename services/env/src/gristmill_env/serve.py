@@ -359,7 +359,7 @@ class ServeLoop:
             row=str(index) if name is None else f"{name}/{index}",
             reward=mean_total(scored),
             band=curriculum.band,
-            groups=curriculum.groups,
+            groups=curriculum.window,
             # The first row of an epoch computes the order of another epoch: a second for ten million rows.
             turns=await asyncio.to_thread(self._session.turns, source, row, curriculum.rest),
         )

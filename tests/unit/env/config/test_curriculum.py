@@ -26,8 +26,8 @@ def test_true_means_the_defaults_and_false_none(tmp_path: Path) -> None:
     assert read(tmp_path, curriculum=False).config.curriculum is None
     assert read(tmp_path).config.curriculum is None
     flags = ("--set", "curriculum.band=[-1, 2.5]")
-    assert read(tmp_path, *flags, curriculum={"groups": 2}).config.curriculum == CurriculumSpec(
-        band=(-1, 2.5), groups=2
+    assert read(tmp_path, *flags, curriculum={"window": 2}).config.curriculum == CurriculumSpec(
+        band=(-1, 2.5), window=2
     )
 
 
@@ -37,8 +37,8 @@ def test_true_means_the_defaults_and_false_none(tmp_path: Path) -> None:
         ({"band": [0.9, 0.1]}, "curriculum", "band_order"),
         ({"band": [0.5, 0.5]}, "curriculum", "band_order"),
         ({"band": [0.5]}, "curriculum.band.1", "missing"),
-        ({"groups": 0}, "curriculum.groups", "greater_than_equal"),
-        ({"groups": 17}, "curriculum.groups", "less_than_equal"),
+        ({"window": 0}, "curriculum.window", "greater_than_equal"),
+        ({"window": 17}, "curriculum.window", "less_than_equal"),
         ({"rest": 0}, "curriculum.rest", "greater_than_equal"),
         ({"rest": 65}, "curriculum.rest", "less_than_equal"),
         ({"epochs": 3}, "curriculum.epochs", "unknown_key"),
@@ -55,7 +55,7 @@ def test_values_without_a_meaning_are_refused_with_their_place(
 def test_curriculum_distinguishes_runs_but_not_the_groups_that_they_save(tmp_path: Path) -> None:
     plain, with_it = (read(tmp_path, curriculum=value).config for value in (None, True))
     assert "curriculum" not in plain.recorded("tiny")
-    assert with_it.recorded("tiny")["curriculum"] == {"band": [0.1, 0.9], "groups": 1, "rest": 3}
+    assert with_it.recorded("tiny")["curriculum"] == {"band": [0.1, 0.9], "window": 1, "rest": 3}
     assert settings_of(plain, "tiny") == settings_of(with_it, "tiny")
 
 

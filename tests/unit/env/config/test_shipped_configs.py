@@ -52,7 +52,7 @@ def test_shipped_config_names_its_data_set_and_its_prompt(launch: RunSettings) -
         if dataset.dataset_path is not None:
             assert (CONFIGS / dataset.dataset_path).exists()
         else:
-            assert dataset.dataset_name
+            assert dataset.dataset_name or dataset.rows
         assert dataset.prompt_template is not None or "prompt_field" in dataset.model_fields_set
         assert dataset.gold_field
         assert dataset.max_tokens < launch.config.max_token_length

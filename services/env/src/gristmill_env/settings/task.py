@@ -154,7 +154,7 @@ class CurriculumSpec(Settings):
     band: tuple[Annotated[float, Field(allow_inf_nan=False)], Annotated[float, Field(allow_inf_nan=False)]] = (0.1, 0.9)
     """Least and greatest mean reward of a row that does not rest, in the units of the run's rewards."""
 
-    groups: int = Field(default=1, ge=1, le=MOST_GROUPS_OF_ROW)
+    window: int = Field(default=1, ge=1, le=MOST_GROUPS_OF_ROW)
     """The mean is over this number of the row's last groups. A row with fewer groups does not rest."""
 
     rest: int = Field(default=3, ge=1, le=MOST_TURNS)

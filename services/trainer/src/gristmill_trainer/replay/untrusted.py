@@ -25,7 +25,7 @@ _PLAIN: Final = _TEXTS | frozenset(
         "environment",
         "curriculum",
         "band",
-        "groups",
+        "window",
         "rest",
         "dataset",
         "type",
