@@ -118,3 +118,26 @@ async def test_stream_ends_when_the_server_stops() -> None:
     stopping = True
     async with asyncio.timeout(5):
         assert [part async for part in stream] == []
+
+
+async def test_page_that_is_closed_ends_no_other_page() -> None:
+    """The server cancels the stream of a closed page again and again until it has ended."""
+    feed = running(Scripted([1]), 0)
+
+    async def read() -> None:
+        async for _ in feed.events(0, lambda: False):
+            pass
+
+    staying = [asyncio.create_task(read()) for _ in range(3)]
+    for number in range(100):
+        leaving = [asyncio.create_task(read()) for _ in range(3)]
+        for _ in range(number % 10 + 3):
+            await asyncio.sleep(0)
+        for one in leaving:
+            while not one.done():
+                one.cancel()
+                await asyncio.sleep(0)
+    assert [one for one in staying if one.done()] == []
+    for one in staying:
+        one.cancel()
+    await asyncio.gather(*staying, return_exceptions=True)

@@ -42,7 +42,8 @@ class Feed:
         self._state: dict[str, bytes] = {}
         self._moves = True
         """False once the run is finished: only a person who trains it longer changes that."""
-        self._changed = asyncio.Condition()
+        self._changed = asyncio.Event()
+        """Set by the next poll, which then makes another one. No lock: a page may end its wait at any moment."""
         self._poller: asyncio.Task[None] | None = None
         self.pages = 0
         """Pages that are open."""
@@ -56,6 +57,7 @@ class Feed:
         try:
             yield b": open\n\n"
             while not stopping():
+                changed = self._changed
                 found, after_step, rewinds = self._rows_after(after_step, rewinds)
                 for kind, data in self._state.items():
                     if sent.get(kind) != data:
@@ -68,8 +70,7 @@ class Feed:
                     silent = 0.0
                     yield b": still here\n\n"
                 try:
-                    async with self._changed:
-                        await asyncio.wait_for(self._changed.wait(), PERIOD_S)
+                    await asyncio.wait_for(changed.wait(), PERIOD_S)
                 except TimeoutError:
                     silent += PERIOD_S
         finally:
@@ -102,8 +103,8 @@ class Feed:
                 _LOG.exception("cannot read the news of run %s", self._run)
             else:
                 self._take(news["steps"], news["last_step"], dict(news["overview"]))
-            async with self._changed:
-                self._changed.notify_all()
+            self._changed.set()
+            self._changed = asyncio.Event()
             await asyncio.sleep(PERIOD_S if self._moves else _STILL_PERIOD_S)
 
     def _take(self, steps: list[dict[str, Any]], last_step: int, overview: dict[str, Any]) -> None:
