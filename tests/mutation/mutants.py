@@ -39,7 +39,7 @@ _ANSWERS: Final = {
 _READS: Final = frozenset(
     [
         *("EXISTS", "GET", "TIME", "HEXISTS", "HGET", "HGETALL", "HKEYS", "HLEN", "HMGET", "HRANDFIELD", "HVALS"),
-        *("LLEN", "LPOS", "LRANGE", "STRLEN", "SCARD", "SISMEMBER", "SMEMBERS"),
+        *("BITPOS", "LLEN", "LPOS", "LRANGE", "STRLEN", "SCARD", "SISMEMBER", "SMEMBERS"),
         *("ZCARD", "ZCOUNT", "ZRANGE", "ZRANGEBYSCORE", "ZREVRANGE", "ZREVRANGEBYSCORE", "ZSCORE"),
     ]
 )

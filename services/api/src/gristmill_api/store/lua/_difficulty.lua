@@ -5,7 +5,7 @@
 -- COUNTERS: rows_below, rows_within, rows_above: known rows by the place of their mean (a row with too few groups is within);
 -- passed: numbers that were passed over.
 
-local MAX_KNOWN_ROWS, MAX_TURNS_AHEAD = 131072, 67108864
+local MAX_KNOWN_ROWS, MAX_TURNS_AHEAD, ROUNDING = 131072, 67108864, 1 / 1000000000
 
 -- Count a group of a row. It is called once for each group, because a repeated submit or return has ended before.
 -- result: '' | "<row> <mean reward> <low end of the band> <high end> <groups that count> <number of a next turn>..."
@@ -26,7 +26,7 @@ local function record_result(result)
   end
   local mean, place = sum / #rewards, 'within'
   if #rewards == tonumber(most) then
-    if mean < low - 1e-9 then place = 'below' elseif mean > high + 1e-9 then place = 'above' end
+    if mean < low - ROUNDING then place = 'below' elseif mean > high + ROUNDING then place = 'above' end
   end
   redis.call('HSET', DIFFICULTY, row, groups + 1 .. ' ' .. place .. ' ' .. table.concat(rewards, ' '))
   if was ~= place then
