@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 
@@ -98,6 +99,8 @@ print([name for name in ("torch", "transformers", "datasets", "sympy", "trl", "w
 
 
 @pytest.mark.slow
-def test_importing_rewards_is_light_and_the_process_exits_silently() -> None:
+def test_importing_rewards_is_light_and_the_process_exits_silently(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, others = os.environ["PYTHONPATH"].partition("no_torch")  # The process could import torch.
+    monkeypatch.setenv("PYTHONPATH", others.lstrip(os.pathsep))
     done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("[1.0]\n[]\n", "")
