@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gristmill import ConfigError
+from gristmill.run import MOST_GROUPS_OF_ROW, MOST_TURNS
 from gristmill_env.data.dataset import RowOrder
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved.group import settings_of
@@ -62,3 +63,12 @@ def test_curriculum_distinguishes_runs_but_not_the_groups_that_they_save(tmp_pat
 @pytest.mark.parametrize(("rows", "turns"), [(2**20, 64), (2**25, 2), (2**27, 1)])
 def test_turns_are_not_computed_further_ahead_than_the_api_keeps_them(rows: int, turns: int) -> None:
     assert RowOrder(rows, seed=0, shuffle=False).turns(3, 64) == [3 + epoch * rows for epoch in range(1, turns + 1)]
+
+
+def test_limits_of_the_settings_are_those_of_the_reported_results() -> None:
+    """The settings repeat the numbers: `gristmill.run` imports numpy, which processes of users' code do without."""
+    limits = {
+        name: next(one.le for one in CurriculumSpec.model_fields[name].metadata if hasattr(one, "le"))
+        for name in ("window", "rest")
+    }
+    assert limits == {"window": MOST_GROUPS_OF_ROW, "rest": MOST_TURNS}

@@ -14,7 +14,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gristmill.run import MOST_TURNS
 from gristmill.settings import did_you_mean
 from gristmill_env.data.messages import Message, message_problem, template_form, user
 from gristmill_env.data.sources import load_rows
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
 
 _SEARCHED = 100
 """Rows that are searched for a field."""
+_EPOCHS = 64 + 2
+"""Orders of epochs that are kept in memory: those for which a row can rest, and two."""
 _MOST_AHEAD = 2**26
 """How far ahead of the newest permit the API keeps that a number is passed over (_difficulty.lua)."""
 
@@ -217,7 +218,7 @@ class RowOrder:
         self._seed = seed
         self._shuffle = shuffle
         self._permutation = lru_cache(maxsize=2)(self._permute)  # two: epochs overlap at their seam
-        self._place = lru_cache(maxsize=MOST_TURNS + 2)(self._invert)
+        self._place = lru_cache(maxsize=_EPOCHS)(self._invert)
         self._placing = threading.Lock()
 
     def index(self, row: int) -> int:

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from gristmill.run import MOST_GROUPS_OF_ROW, MOST_TURNS
 from gristmill.settings import Settings
 from gristmill_env.settings.dataset import ROW_SOURCES, DatasetConfig, RewardSpec, without_secrets
 
@@ -154,10 +153,10 @@ class CurriculumSpec(Settings):
     band: tuple[Annotated[float, Field(allow_inf_nan=False)], Annotated[float, Field(allow_inf_nan=False)]] = (0.1, 0.9)
     """Least and greatest mean reward of a row that does not rest, in the units of the run's rewards."""
 
-    window: int = Field(default=1, ge=1, le=MOST_GROUPS_OF_ROW)
+    window: int = Field(default=1, ge=1, le=16)
     """The mean is over this number of the row's last groups. A row with fewer groups does not rest."""
 
-    rest: int = Field(default=3, ge=1, le=MOST_TURNS)
+    rest: int = Field(default=3, ge=1, le=64)
     """Epochs for which such a row is left out. Then it is played again."""
 
     @model_validator(mode="after")
