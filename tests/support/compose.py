@@ -17,6 +17,8 @@ from gristmill.lines import read_jsonl
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD_ENV = ROOT / ".gristmill" / "build.env"
+_DOWN = ("--profile", "*", "down", "--volumes", "--timeout", "5")
+"""Also ends the services that a test started by a profile. Otherwise `down` leaves them running."""
 
 
 class ComposeStack(DockerCompose):
@@ -133,13 +135,13 @@ class ComposeStack(DockerCompose):
         """Prepares a stack and starts nothing yet, because each test decides which services start, and in which order.
 
         A test that was killed leaves its volumes with its runs. This fixture deletes those volumes first."""
-        self.compose("down", "--volumes", "--remove-orphans", "--timeout", "5")
+        self.compose(*_DOWN, "--remove-orphans")
         return self
 
     def __exit__(self, *failure: Any) -> None:
         if os.environ.get("KEEP_STACK"):
             return
-        self.compose("down", "--volumes", "--timeout", "5", check=False)
+        self.compose(*_DOWN, check=False)
 
 
 def build_images() -> None:
