@@ -7,7 +7,6 @@ from typing import Final
 _API: Final = "tests/integration/api"
 _ATROPOS: Final = "tests/integration/atropos_queue"
 _SLOW: Final = (
-    f"{_API}/test_lease_amounts.py::test_lease_searches_the_queue_up_to_a_bound",
     f"{_API}/test_lease_amounts.py::test_a_batch_may_be_larger_than_what_lua_unpacks_at_once",
     f"{_API}/test_dead_letters.py::test_oldest_dead_letters_are_removed_above_the_limit",
     f"{_API}/test_published_changes.py::test_event_stream_is_trimmed_to_the_newest_events",
@@ -34,10 +33,10 @@ ATROPOS: Final[Tests] = tuple(
 )
 ATROPOS_SLOW: Final[Tests] = ("tests/integration/atropos/test_packing.py",)
 
-_OF_ATROPOS: Final = ("_atropos.lua", "_select_packed.lua")
+_OF_ATROPOS: Final = ("_atropos.lua",)
 _OF_BOTH: Final = (
-    *("_keys.lua", "_moves.lua", "_sums.lua", "lease.lua", "ack.lua", "extend.lua", "nack.lua"),
-    *("_shares.lua", "delete.lua", "environment.lua", "index.lua", "version.lua"),
+    *("_keys.lua", "_moves.lua", "_select.lua", "_sums.lua", "lease.lua", "ack.lua", "extend.lua", "nack.lua"),
+    *("delete.lua", "environment.lua", "version.lua"),
 )
 
 

@@ -59,13 +59,12 @@ class PermitSession:
         holder: str,
         *,
         weight: float | None = None,
-        min_batch_allocation: float | None = None,
         heartbeat: float = HEARTBEAT,
         creation: str | None = None,
         on_error: Literal["raise", "drop"] = "raise",
     ) -> None:
-        """`holder`: the name of this process; each process needs a different name. `weight` and `min_batch_allocation`:
-        see `Client.register_env`. `heartbeat`: seconds between renewals. `creation`: `RunRecord.creation` of the run;
+        """`holder`: the name of this process; each process needs a different name. `weight`: see
+        `Client.register_env`. `heartbeat`: seconds between renewals. `creation`: `RunRecord.creation` of the run;
         None: of the run that grants the first permits.
 
         `on_error`: an exception of the work on a permit. "raise": it ends the session. "drop": the permit is dropped
@@ -82,7 +81,7 @@ class PermitSession:
         self._api = api
         self._run_id = run_id
         self._holder = holder
-        self._shares = (weight, min_batch_allocation)
+        self._weight = weight
         self._heartbeat = heartbeat
         self._beat_every = min(heartbeat, _BEAT)
         self._held: dict[str, asyncio.Task[object] | None] = {}
@@ -348,9 +347,7 @@ class PermitSession:
         return next((one.last_seen_s for one in environments if one.env_id == self._holder), None)
 
     async def _register(self) -> None:
-        await self._api.register_env(
-            self._run_id, self._holder, *self._shares, self._beat_every, creation=self.creation
-        )
+        await self._api.register_env(self._run_id, self._holder, self._weight, self._beat_every, creation=self.creation)
 
     async def _leave(self) -> None:
         try:

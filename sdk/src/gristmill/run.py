@@ -238,6 +238,7 @@ class Environment(_Record):
     env_id: str
     weight: float | None = None
     min_batch_allocation: float | None = None
+    """Its share of every batch, in a run of Atropos' environments."""
     heartbeat_s: float | None = None
     """Seconds between its heartbeats, as it registered; None if it sends none, or at irregular times."""
     alive: bool

@@ -292,21 +292,18 @@ class SyncClient:
         groups: int | None = None,
         *,
         sequences: int | None = None,
-        tokens: int | None = None,
-        max_staleness: int | None = None,
         wait: float,
         creation: str | None = None,
     ) -> list[TrajectoryGroup] | None:
         """Leases a batch in submit order. Returns None if too few groups are ready after `wait` seconds.
 
-        Name one amount: an exact number of `groups`, a budget of `tokens`, or, for Atropos' environments, an exact
-        number of `sequences`. The caller chooses `batch_id`, and a repeated `batch_id` returns the same batch. The API
-        drops groups that were sampled more than `max_staleness` steps ago. The lease expires after API_LEASE_TTL_S
-        seconds (120) without an `extend`.
+        Name one exact amount: `groups` or, in a run of Atropos' environments, `sequences`. The caller chooses
+        `batch_id`, and a repeated `batch_id` returns the same batch. The lease expires after API_LEASE_TTL_S seconds
+        (120) without an `extend`.
 
         Raises ApiError `batch_acked`, or `lease_lost` if the lease expires during the answer.
         """
-        amounts = {"groups": groups, "sequences": sequences, "tokens": tokens, "max_staleness": max_staleness}
+        amounts = {"groups": groups, "sequences": sequences}
         ask = {"incarnation": incarnation, "batch_id": batch_id, "wait": wait}
         answer = self._call("POST", f"/v1/runs/{run_id}/lease", json={**ask, **amounts}, wait=wait, creation=creation)
         return None if answer.status_code == 204 else calls.decode_batch(answer.content)
@@ -339,12 +336,11 @@ class SyncClient:
         run_id: str,
         env_id: str,
         weight: float | None = None,
-        min_batch_allocation: float | None = None,
         heartbeat_s: float | None = None,
         *,
         creation: str | None = None,
     ) -> None:
-        """Registers an environment for a share of permits (`weight`) or of every batch (`min_batch_allocation`).
+        """Registers an environment. With a `weight`, it holds at most its share of the permits.
 
         `heartbeat_s`: seconds between its heartbeats. Views of the run then report the environment when it misses two.
 
@@ -352,7 +348,7 @@ class SyncClient:
         Raises ApiError `too_many_envs`, and `other_registration` if a client with another word registered the name and
         the API has tokens.
         """
-        body: dict[str, Any] = {"env_id": env_id, "weight": weight, "min_batch_allocation": min_batch_allocation}
+        body: dict[str, Any] = {"env_id": env_id, "weight": weight}
         if heartbeat_s is not None:  # an earlier API does not know it
             body["heartbeat_s"] = heartbeat_s
         self._call("POST", f"/v1/runs/{run_id}/envs", json=body, creation=creation)

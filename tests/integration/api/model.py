@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 STEPS, STALENESS, PER_STEP, MAX_ATTEMPTS = 8, 1, 3, 2
-SIZE, SEQUENCES, TOKENS = 100, 2, 10
+SIZE, SEQUENCES = 100, 2
 """Of every group."""
 LATEST = 8
 LATELY, LEAST, MOST_AHEAD = 64, 8, 16
@@ -28,15 +27,6 @@ class Batch:
     members: list[str]
     expired: bool = False
     """Whether the batch's groups are back in the queue, and no batch has leased any of them since."""
-
-
-@dataclass
-class Env:
-    share: float | None
-    """min_batch_allocation."""
-    alive: bool = True
-    asks: bool = True
-    """Whether the environment asked for permits, or registered, a short time ago."""
 
 
 @dataclass
@@ -63,7 +53,8 @@ class Model:
     """Groups that were accepted and dropped lately; None before the first drop."""
     ahead: int = 0
     """Issued permits beyond the need."""
-    envs: dict[str, Env] = field(default_factory=dict)
+    envs: set[str] = field(default_factory=set)
+    """The registered environments. None has a weight."""
 
     def take(self, covered: set[str]) -> None:
         self.incarnation += 1
@@ -88,9 +79,7 @@ class Model:
         for group_id in self.overdue_permits:
             self.waiting[group_id] = self.holders.pop(group_id)
         self.overdue_permits.clear()
-        if holder in self.envs:
-            self.envs[holder].alive = self.envs[holder].asks = True
-        most = min(count, self.free() - self._kept_for_others(holder))
+        most = min(count, self.free())
         granted: list[str] = []
         while len(granted) < most:
             if self.waiting:
@@ -163,9 +152,8 @@ class Model:
         self._count_lately(0)
         return True
 
-    def lease(
-        self, batch_id: str, unit: str, amount: int, partial: bool, max_staleness: int | None, look: bool
-    ) -> str | list[str] | None:
+    def lease(self, batch_id: str, amount: int) -> str | list[str] | None:
+        """Leases an exact number of groups."""
         batch = self.batches.get(batch_id)
         if batch is not None:
             self._hold(batch_id)
@@ -178,38 +166,17 @@ class Model:
             for group_id in self.batches[overdue].members:
                 self.groups[group_id].state = "ready"
         self.overdue_leases.clear()
-        size = {"groups": 1, "sequences": SEQUENCES, "tokens": TOKENS}[unit]
-        if not look and unit != "tokens" and len(self.ready()) * size < amount:
-            return None
-        kept, awaited = self._kept(amount, size) if unit != "tokens" else ({}, False)
-        fresh: list[str] = []
         chosen: list[str] = []
-        full = False
-        for group_id in self.ready():
-            if full or len(chosen) * size >= amount:
-                break
-            group = self.groups[group_id]
-            if group.attempts >= MAX_ATTEMPTS:
-                self._leave_expired(group_id)
-                group.state = "dead"
-            elif max_staleness is not None and self.step() - group.step > max_staleness:
-                self._leave_expired(group_id)
-                self._drop(group_id, "stale")
-            elif unit == "tokens":
-                full = bool(chosen) and (len(chosen) + 1) * size > amount
-                chosen += [] if full else [group_id]
-            else:
-                fresh.append(group_id)
-                others = sum(groups for name, groups in kept.items() if name != group.env)
-                own = max(0, kept.get(group.env, 0) - 1)
-                if len(chosen) + 1 + others + own <= amount // size:
+        if len(self.ready()) >= amount:
+            for group_id in self.ready():
+                if len(chosen) == amount:
+                    break
+                if self.groups[group_id].attempts >= MAX_ATTEMPTS:
+                    self._leave_expired(group_id)
+                    self.groups[group_id].state = "dead"
+                else:
                     chosen.append(group_id)
-                    if group.env in kept:
-                        kept[group.env] = own
-        if unit != "tokens" and len(chosen) * size < amount and not awaited:
-            chosen = fresh[: amount // size]
-        enough = full or len(chosen) * size >= amount or (unit == "tokens" and partial)
-        if not chosen or not enough:
+        if len(chosen) < amount:
             return None
         for group_id in chosen:
             self._leave_expired(group_id)
@@ -274,44 +241,6 @@ class Model:
         """Returns the number of groups that the run still takes."""
         step = self.version[1] if self.version is not None else -1 - STALENESS
         return min(step + 1 + STALENESS, STEPS) * PER_STEP - self.accepted()
-
-    def _sharing(self) -> list[tuple[str, float, Env, int, int]]:
-        """Returns by name: environment, part of a batch, ready groups, issued permits."""
-        shares = {name: env.share for name, env in self.envs.items() if env.alive and env.share is not None}
-        scale = max(1.0, sum(shares.values()))
-        return [
-            (
-                name,
-                share / scale,
-                self.envs[name],
-                sum(self.groups[group_id].env == name for group_id in self.ready()),
-                sum(by == name for group_id, by in self.holders.items() if group_id not in self.overdue_permits),
-            )
-            for name, share in sorted(shares.items())
-        ]
-
-    def _kept(self, amount: int, size: int) -> tuple[dict[str, int], bool]:
-        """Returns the groups that a batch keeps room for, by environment, and whether some of them are not ready."""
-        free, kept, awaited = self.free(), {}, False
-        for name, share, env, ready, out in self._sharing():
-            wanted = math.floor(amount * share) // size
-            coming = min(max(0, wanted - ready), out + (free if env.asks else 0))
-            free -= max(0, coming - out)
-            kept[name] = min(wanted, ready) + coming
-            awaited = awaited or coming > 0
-        return kept, awaited
-
-    def _kept_for_others(self, holder: str) -> int:
-        """Returns the free permits that other environments need for their share of all groups that may still be
-        submitted."""
-        free, kept = self.free(), 0
-        everything = len(self.ready()) + len(self.holders) + free
-        for name, share, env, ready, out in self._sharing():
-            if env.asks:
-                needed = min(free, max(0, math.floor(everything * share) - ready - out))
-                free -= needed
-                kept += needed if name != holder else 0
-        return kept
 
     def step(self) -> int:
         return self.version[1] if self.version else 0

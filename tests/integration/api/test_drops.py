@@ -60,9 +60,7 @@ def facts(runs: Path, *names: str) -> list[tuple[Any, ...]]:
     return [tuple(getattr(drop, name) for name in ("group_id", "what", "reason", *names)) for drop in drops(runs)]
 
 
-async def test_dropped_rows_stale_groups_and_dead_letters_are_listed(
-    redis: Redis, redis_url: str, tmp_path: Path
-) -> None:
+async def test_dropped_rows_and_dead_letters_are_listed(redis: Redis, redis_url: str, tmp_path: Path) -> None:
     async with served(redis_url, tmp_path, API_MAX_ATTEMPTS="1") as (_, client, incarnation):
         (first,) = (await client.permits(RUN, "env-1", 1, wait=5)).permits
         await client.return_permit(RUN, "env-1", first.group_id, "same_scores")
@@ -70,9 +68,6 @@ async def test_dropped_rows_stale_groups_and_dead_letters_are_listed(
         assert await client.lease(RUN, incarnation, "b1", groups=2, wait=5)
         await client.nack(RUN, incarnation, ["b1"])
         assert await client.lease(RUN, incarnation, "b2", groups=2, wait=0) is None
-        (stale,) = await submit(client, 1)
-        await client.record_version(RUN, PolicyVersion(incarnation, 9))
-        assert await client.lease(RUN, incarnation, "b3", groups=1, max_staleness=2, wait=0) is None
         await client.replay_dead_letters(RUN, [dead])
         await client.purge_dead_letters(RUN, [purged])
         await until(lambda: _none(redis))
@@ -81,7 +76,6 @@ async def test_dropped_rows_stale_groups_and_dead_letters_are_listed(
         (first.group_id, "dropped", "same_scores", "env-1", 0, None, None),
         (dead, "dead", "undeliverable", "env-1", 1, 0, 2),
         (purged, "dead", "undeliverable", "env-1", 2, 0, 2),
-        (stale, "dropped", "stale", "env-1", 3, 0, 2),
         (dead, "replayed", "replayed", "env-1", 1, 0, 2),
         (purged, "dropped", "purged", "env-1", 2, 0, 2),
     ]

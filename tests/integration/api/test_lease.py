@@ -165,7 +165,7 @@ async def test_lease_reports_how_many_groups_became_dead_letters(harness: StoreH
     await harness.lease(incarnation, "b1", 2)
     await harness.store.queue.nack(RUN, incarnation, ["b1"])
     batch = await harness.store.queue.lease(RUN, incarnation, "b2", LeaseSize("groups", 1))
-    assert ([group.group_id for group in batch.groups], batch.dead, batch.stale) == ([last], 2, 0)
+    assert ([group.group_id for group in batch.groups], batch.dead) == ([last], 2)
 
 
 async def test_acked_batch_names_are_kept_up_to_a_bound(harness: StoreHarness) -> None:
@@ -205,12 +205,12 @@ async def test_reused_batch_name_is_independent_of_its_old_groups(harness: Store
 
 
 async def test_a_batch_of_which_a_group_was_dropped_cannot_be_acked(harness: StoreHarness) -> None:
-    incarnation = await harness.start(staleness=3, groups=2)
+    harness.store = Store(harness.redis, Limits(max_attempts=1))
+    incarnation = await harness.start()
     ids = await harness.fill(2)
     await harness.lease(incarnation, "b1", 2)
     await harness.expire_lease("b1")
-    await harness.store.runs.record_version(RUN, incarnation, 3)
-    batch = await harness.store.queue.lease(RUN, incarnation, "b2", LeaseSize("groups", 1), max_staleness=2)
-    assert (batch.groups, batch.stale) == ([], 2)
+    assert await harness.lease(incarnation, "b2", 1) is None
+    assert await harness.store.dead_letters.purge(RUN, None) == 2
     assert (await harness.store.queue.ack(RUN, incarnation, ["b1"])).lost == ["b1"]
-    assert (await harness.store.runs.audit(RUN)).dropped == dict.fromkeys(ids, "stale")
+    assert (await harness.store.runs.audit(RUN)).dropped == dict.fromkeys(ids, "purged")

@@ -30,8 +30,6 @@ from tests.integration.api.model import (
     SIZE,
     STALENESS,
     STEPS,
-    TOKENS,
-    Env,
     Model,
 )
 from tests.integration.api.store_harness import RUN, StoreHarness, trainer
@@ -145,78 +143,30 @@ class StoreMachine(RuleBasedStateMachine):
         self.model.overdue_permits |= overdue
 
     @precondition(lambda self: self.model.incarnation > 0)
-    @rule(
-        batch_id=BATCHES,
-        unit=st.sampled_from(["groups", "sequences", "tokens"]),
-        count=st.integers(1, 3),
-        more=st.integers(0, 4),
-        partial=st.booleans(),
-        look=st.booleans(),
-        max_staleness=st.one_of(st.none(), st.integers(0, 2)),
-        late=LATE,
-    )
-    def lease(
-        self,
-        batch_id: str,
-        unit: str,
-        count: int,
-        more: int,
-        partial: bool,
-        look: bool,
-        max_staleness: int | None,
-        late: int,
-    ) -> None:
-        """Returns `count` groups' worth of a unit. For tokens, it adds a few more, which are not enough for another
-        group."""
-        amount = {"groups": count, "sequences": count * SEQUENCES, "tokens": count * TOKENS + more}[unit]
-        told = self.outcome(
-            self.store.queue.lease(
-                RUN,
-                self.model.incarnation - late,
-                batch_id,
-                LeaseSize(unit, amount),  # type: ignore[arg-type]
-                max_staleness=max_staleness,
-                partial=partial,
-                look=look,
-            )
-        )
+    @rule(batch_id=BATCHES, count=st.integers(1, 3), late=LATE)
+    def lease(self, batch_id: str, count: int, late: int) -> None:
+        amount = LeaseSize("groups", count)
+        told = self.outcome(self.store.queue.lease(RUN, self.model.incarnation - late, batch_id, amount))
         if late:
             assert told == "fenced"
             return
-        expected = self.model.lease(batch_id, unit, amount, partial, max_staleness, look)
+        expected = self.model.lease(batch_id, count)
         assert (told if isinstance(told, str) else [leased.group_id for leased in told.groups] or None) == expected
 
-    def lease_groups(self, batch_id: str, count: int) -> None:
-        self.lease(batch_id, "groups", count, more=0, partial=False, look=True, max_staleness=None, late=0)
-
-    @rule(env=HOLDERS, share=st.sampled_from([None, 0.3, 0.5, 0.7, 1.0]))
-    def register(self, env: str, share: float | None) -> None:
-        self.wait(self.store.envs.register(RUN, env, None, share))
-        self.model.envs[env] = Env(share)
+    @rule(env=HOLDERS)
+    def register(self, env: str) -> None:
+        self.wait(self.store.envs.register(RUN, env, None))
+        self.model.envs.add(env)
 
     @rule(env=HOLDERS)
     def unregister(self, env: str) -> None:
         assert self.wait(self.store.envs.unregister(RUN, env)) == (env in self.model.envs)
-        self.model.envs.pop(env, None)
-
-    @precondition(lambda self: self.model.envs)
-    @rule(data=st.data(), dead=st.booleans())
-    def fall_silent(self, data: st.DataObject, dead: bool) -> None:
-        """An environment stops asking for permits; it sends heartbeats, or is dead."""
-        env = data.draw(st.sampled_from(sorted(self.model.envs)))
-        self.wait(self.redis.hset(keys.prefix(RUN) + f"env:{env}", "asked_ms", 1))
-        self.model.envs[env].asks = False
-        if dead:
-            self.wait(self.redis.zadd(keys.prefix(RUN) + "envs", {env: 1}, xx=True))
-        else:
-            self.wait(self.store.envs.heartbeat(RUN, env))
-        self.model.envs[env].alive = not dead
+        self.model.envs.discard(env)
 
     @precondition(lambda self: self.model.version)
-    @rule(unit=st.sampled_from(["groups", "sequences"]), newcomer=st.sampled_from([None, *HOLDER_NAMES]))
-    def nothing_is_waited_for_in_vain(self, unit: str, newcomer: str | None) -> None:
-        """All environments send every group that they may send; then an environment registers for all of every batch.
-        Whichever groups are kept for it, the sent groups are enough for the batches."""
+    @rule()
+    def nothing_is_waited_for_in_vain(self) -> None:
+        """All environments send every group that they may send: the sent groups are enough for the batches."""
         before = -1
         while before < len(self.model.groups):
             before = len(self.model.groups)
@@ -225,13 +175,10 @@ class StoreMachine(RuleBasedStateMachine):
             for group_id in sorted(self.model.holders):
                 self.submit(self.model.holders[group_id], group_id, "a")
         assert self.model.free() == 0
-        if newcomer:
-            self.register(newcomer, 1.0)
         unused = [batch_id for batch_id in BATCH_IDS if batch_id not in {*self.model.batches, *self.model.acked}]
         good = [group_id for group_id in self.model.ready() if self.model.groups[group_id].attempts < MAX_ATTEMPTS]
         if unused and good:
-            count = min(PER_STEP, len(good))
-            self.lease(unused[0], unit, count, more=0, partial=False, look=False, max_staleness=None, late=0)
+            self.lease(unused[0], min(PER_STEP, len(good)), late=0)
             assert unused[0] in self.model.batches
 
     @precondition(lambda self: self.model.incarnation > 0)
@@ -255,7 +202,7 @@ class StoreMachine(RuleBasedStateMachine):
     def lease_some(self, data: st.DataObject) -> None:
         unused = [batch_id for batch_id in BATCH_IDS if batch_id not in {*self.model.batches, *self.model.acked}]
         if unused:
-            self.lease_groups(unused[0], data.draw(st.integers(1, len(self.model.ready()))))
+            self.lease(unused[0], data.draw(st.integers(1, len(self.model.ready()))), late=0)
 
     @precondition(lambda self: self.model.batches)
     @rule()
@@ -267,7 +214,7 @@ class StoreMachine(RuleBasedStateMachine):
                 self.model.overdue_leases.add(batch_id)
         unused = [batch_id for batch_id in BATCH_IDS if batch_id not in {*self.model.batches, *self.model.acked}]
         if unused:
-            self.lease_groups(unused[0], 1)
+            self.lease(unused[0], 1, late=0)
 
     @precondition(lambda self: self.model.batches)
     @rule(data=st.data())

@@ -12,7 +12,7 @@ from tests.integration.api.store_harness import RUN, StoreHarness, trainer
 
 from gristmill import MetricsRow
 from gristmill_api.settings import Limits
-from gristmill_api.store import LeaseSize, Store, keys
+from gristmill_api.store import Store, keys
 
 READY, PERMITS, ARCHIVE = (f"{topic} {keys.prefix(RUN)}" for topic in ("ready", "permits", "archive"))
 
@@ -106,9 +106,7 @@ async def test_returned_batch_of_one_group_writes_one_event(harness: StoreHarnes
     assert await listener.recorded(harness.store.queue.nack(RUN, incarnation, ["b1"])) == told
 
 
-async def test_dead_and_stale_groups_wake_waiters_and_write_events(
-    harness: StoreHarness, listener: EventListener
-) -> None:
+async def test_dead_groups_wake_waiters_and_write_events(harness: StoreHarness, listener: EventListener) -> None:
     harness.store = Store(harness.redis, Limits(max_attempts=1))
     incarnation = await harness.start(staleness=3, groups=1)
     a, b, _ = await harness.fill(3)
@@ -116,7 +114,7 @@ async def test_dead_and_stale_groups_wake_waiters_and_write_events(
     await harness.store.queue.nack(RUN, incarnation, ["b1"])
     await listener.recorded()
     died = [{"kind": "dead", "group": name, "reason": "undeliverable"} for name in (a, b)]
-    assert await listener.recorded(harness.lease(incarnation, "b2", 9)) == ({PERMITS}, died)
+    assert await listener.recorded(harness.lease(incarnation, "b2", 3)) == ({PERMITS}, died)
     assert await listener.recorded(harness.store.dead_letters.replay(RUN, [a])) == (
         {READY},
         [{"kind": "replay", "group": a}],
@@ -125,20 +123,14 @@ async def test_dead_and_stale_groups_wake_waiters_and_write_events(
     purged = ({PERMITS}, [{"kind": "drop", "group": b, "reason": "purged"}])
     assert await listener.recorded(harness.store.dead_letters.purge(RUN, None)) == purged
     assert await listener.recorded(harness.store.dead_letters.purge(RUN, None)) == NOTHING
-    await harness.store.runs.record_version(RUN, incarnation, 3)
-    await listener.recorded()
-    stale = harness.store.queue.lease(RUN, incarnation, "b3", LeaseSize("groups", 9), max_staleness=2)
-    topics, events = await listener.recorded(stale)
-    assert topics == {PERMITS}
-    assert [(event["kind"], event["reason"]) for event in events] == [("drop", "stale")] * 2
 
 
 async def test_environment_and_metrics_changes_write_events(harness: StoreHarness, listener: EventListener) -> None:
     envs = harness.store.envs
-    assert await listener.recorded(envs.register(RUN, "env-1", None, 0.5)) == (set(), [{"kind": "env", "env": "env-1"}])
-    assert await listener.recorded(envs.register(RUN, "env-1", 1.0, None)) == NOTHING
+    assert await listener.recorded(envs.register(RUN, "env-1", None)) == (set(), [{"kind": "env", "env": "env-1"}])
+    assert await listener.recorded(envs.register(RUN, "env-1", 1.0)) == NOTHING
     assert await listener.recorded(envs.heartbeat(RUN, "env-1")) == NOTHING
-    assert await listener.recorded(envs.unregister(RUN, "env-1")) == ({READY, PERMITS}, [])
+    assert await listener.recorded(envs.unregister(RUN, "env-1")) == ({PERMITS}, [])
     assert await listener.recorded(envs.unregister(RUN, "env-1")) == NOTHING
     row = MetricsRow(source="trainer", step=3, values={"loss": 0.5})
     topics, (event,) = await listener.recorded(harness.store.journal.record_metrics(RUN, row))

@@ -11,7 +11,6 @@ from redis.asyncio import Redis
 from tests.integration.api.store_harness import PREFIX, RUN, StoreHarness, trainer
 
 from gristmill_api import background
-from gristmill_api.errors import ApiProblem
 from gristmill_api.settings import Limits
 from gristmill_api.store import Store, keys
 from gristmill_api.store.runs import TOMBSTONES_S
@@ -137,20 +136,6 @@ async def test_metrics_scrape_runs_no_script_for_runs_that_are_not_open(harness:
     await harness.store.runs.close("free")
     await harness.store.runs.create(RUN, {"dataset": "e"}, 2)
     assert set(await harness.store.runs.open_statuses()) == {RUN}, "it was replaced"
-
-
-async def test_runs_written_by_an_older_api_version_are_indexed(harness: StoreHarness) -> None:
-    await finished(harness, "old")
-    await harness.redis.delete(keys.OPEN, keys.FINISHED)
-    await harness.store.runs.index()
-    assert set(await harness.store.runs.open_statuses()) == {RUN}
-    since = await harness.redis.zscore(keys.FINISHED, "old")
-    assert since is not None
-    await age(harness, "old")
-    await harness.store.runs.index()
-    assert await harness.store.runs.delete_old(MONTH) == ["old"]
-    with pytest.raises(ApiProblem):
-        await harness.store.runs.record("old")
 
 
 async def test_runs_are_listed_in_pages(http: httpx.AsyncClient) -> None:

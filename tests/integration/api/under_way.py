@@ -43,7 +43,7 @@ def put_under_way(url: str) -> None:
             taken = _post(http, f"{at}/take", trainer=trainer(staleness=3))
             assert taken["incarnation"] == incarnation
         _post(http, f"{at}/version", incarnation=INCARNATION, step=0)
-        _post(http, f"{at}/envs", env_id=HOLDER, weight=1.0, min_batch_allocation=0.5)
+        _post(http, f"{at}/envs", env_id=HOLDER, weight=1.0)
         http.post(f"{at}/metrics", json={"source": "trainer", "step": 0, "values": {"loss": 1.0}}).raise_for_status()
         permits = _post(http, f"{at}/permits", holder=HOLDER, count=9)["permits"]
         for permit in permits[:6]:

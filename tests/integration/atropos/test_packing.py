@@ -1,5 +1,5 @@
-"""Which groups make a batch. test_conversation.py and test_packing_beside_the_reference.py compare our batches with
-the batches of atroposlib's own server. This file tests our additions to atroposlib's rule, and their cost."""
+"""Which groups make a batch of Atropos' protocol, and what the choice costs. test_conversation.py compares our batches
+with the batches of atroposlib's own server."""
 
 from __future__ import annotations
 
@@ -32,17 +32,6 @@ async def test_oldest_groups_of_odd_sizes_are_packed_first(harness: StoreHarness
     assert await harness.draw() == [2, 4]
 
 
-async def test_draw_waits_for_whole_packs_while_packs_can_complete(harness: StoreHarness) -> None:
-    """A group of 4 and two groups of 2 would make a batch of 8 with groups of 1, 1 and 2. But all sizes divide 4, so
-    packs will complete."""
-    await harness.register(8)
-    for size in (4, 2, 1, 1):
-        await harness.submit(size)
-    assert await harness.draw() is None
-    await harness.submit(2)
-    assert await harness.draw() == [0, 1, 4]
-
-
 async def test_shares_apply_to_live_environments_only(harness: StoreHarness) -> None:
     await harness.register(8)
     first, second = await harness.env(4, share=0.5), await harness.env(4)
@@ -50,7 +39,7 @@ async def test_shares_apply_to_live_environments_only(harness: StoreHarness) -> 
         await harness.submit(4, second)
     assert await harness.draw() is None
     await harness.submit(4, first)
-    assert await harness.draw() == [4, 0]
+    assert await harness.draw() == [0, 4]
     assert await harness.draw() is None
     await harness.silence(first)
     assert await harness.draw() == [1, 2]
@@ -66,29 +55,28 @@ async def test_share_of_an_environment_with_odd_sizes_is_kept(harness: StoreHarn
     await harness.submit(3, second)
     assert await harness.draw() is None
     await harness.submit(3, first)
-    assert await harness.draw() == [2, 0]
+    assert await harness.draw() == [0, 2]
 
 
-async def test_fractional_share_is_rounded_down(harness: StoreHarness) -> None:
+async def test_share_is_rounded_down_to_whole_groups(harness: StoreHarness) -> None:
     await harness.register(10)
     first, second = await harness.env(2, share=0.25), await harness.env(2)
     for env in (second, second, second, second, second, first, first):
         await harness.submit(2, env)
-    assert await harness.draw() == [5, 0, 1, 2, 3]
+    assert await harness.draw() == [0, 1, 2, 3, 5]
 
 
-async def test_a_share_is_filled_with_packs_of_small_groups(harness: StoreHarness) -> None:
+async def test_share_is_filled_with_small_groups(harness: StoreHarness) -> None:
     await harness.register(8)
     first, second = await harness.env(2, share=0.5), await harness.env(4)
-    for env in (second, second):
-        await harness.submit(4, env)
-    for env in (first, first):
-        await harness.submit(2, env)
-    assert await harness.draw() == [2, 3, 0]
+    for env in (second, second, first):
+        await harness.submit(4 if env == second else 2, env)
+    assert await harness.draw() is None, "another group of 2 is awaited"
+    await harness.submit(2, first)
+    assert await harness.draw() == [0, 2, 3]
 
 
-async def test_with_shares_unpacked_groups_wait_while_packs_make_a_batch(harness: StoreHarness) -> None:
-    """Groups without an environment, and of a size that does not divide the largest."""
+async def test_groups_without_an_environment_fill_the_room_that_shares_leave(harness: StoreHarness) -> None:
     await harness.register(16)
     first, second = await harness.env(4, share=0.25), await harness.env(3)
     await harness.submit(4)
@@ -96,7 +84,7 @@ async def test_with_shares_unpacked_groups_wait_while_packs_make_a_batch(harness
         await harness.submit(3, second)
     for _ in range(4):
         await harness.submit(4, first)
-    assert await harness.draw() == [5, 6, 7, 8]
+    assert await harness.draw() == [0, 5, 6, 7]
 
 
 async def test_group_with_too_many_failed_deliveries_becomes_a_dead_letter(harness: StoreHarness) -> None:

@@ -80,28 +80,6 @@ async def test_live_environments_of_atropos_protocol_do_not_change_the_refusal_t
     assert refused.value.retry_after is None, "it is never replaced, whether environments are alive or not"
 
 
-async def test_environments_of_an_older_api_version_are_moved_to_the_registry(harness: StoreHarness) -> None:
-    await harness.start()
-    now_ms = int(time.time() * 1000)
-    old = START + "atropos:"
-    await harness.redis.hset(old + "envs", mapping={"0": "[64, 0.1]", "1": "[32, 1.0]"})
-    await harness.redis.hset(old + "group_sizes", mapping={"0": 4, "1": 2})
-    await harness.redis.hset(old + "minima", "0", "0.25")
-    await harness.redis.sadd(old + "disconnected", 1)
-    await harness.redis.zadd(old + "heard", {"0": now_ms, "1": now_ms})
-    for _ in range(2):
-        await harness.store.runs.index()
-        view = await harness.queue.env(0)
-        assert view is not None
-        assert (view.own.max_context_len, view.own.weight, view.group_size) == (64, 0.1, 4)
-        assert (view.shares, len(view.connected)) == ({"0": 0.25}, 1)
-    view = await harness.queue.env(1)
-    assert view is not None
-    assert (view.own.max_context_len, view.group_size, len(view.connected)) == (32, 2, 1)
-    assert await harness.redis.keys(old + "*") == []
-    assert await harness.env() == 2
-
-
 async def test_registrations_are_bounded_until_a_reset(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "MOST_ENVS", 2)
     await harness.start()

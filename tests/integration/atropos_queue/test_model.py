@@ -1,5 +1,4 @@
-"""Batches compared with a model on random queues. The model has Atropos' rule, and our rule for groups that Atropos'
-rule never sends."""
+"""Batches of exact numbers of sequences, compared with a model on random queues."""
 
 from __future__ import annotations
 

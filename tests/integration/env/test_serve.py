@@ -189,11 +189,11 @@ def _until(true: Callable[[], bool], timeout: float = 60) -> None:
 
 
 def test_serve_holds_its_weight_and_share_until_it_ends(environments: Environments, trainer: HandTrainer) -> None:
-    env = environments.here(trainer.url, "--inference_weight", "2", "--min_batch_allocation", "0.5")
+    env = environments.here(trainer.url, "--inference_weight", "2")
     trainer.take()
     trainer.train(until=2)
     (share,) = httpx.get(f"{trainer.url}/v1/runs/sums/envs").json()
-    assert (share["weight"], share["min_batch_allocation"], share["alive"]) == (2.0, 0.5, True)
+    assert (share["weight"], share["alive"]) == (2.0, True)
     groups = trainer.train(until=4)
     assert {group.env_id for group in groups} == {share["env_id"]}
     trainer.api.finish("sums", trainer.incarnation)

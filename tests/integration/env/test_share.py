@@ -1,4 +1,4 @@
-"""An environment is registered at a real API during its session, with its weight and its part of every batch."""
+"""An environment is registered at a real API during its session, with its weight."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ async def api(redis_url: str, hasty_api: ApiServer) -> AsyncIterator[Client]:
         yield client
 
 
-async def environments(api: Client) -> dict[str, tuple[float | None, float | None, bool]]:
-    """Returns the API's values for each environment: weight, part of every batch, whether it is alive."""
+async def environments(api: Client) -> dict[str, tuple[float | None, bool]]:
+    """Returns the API's values for each environment: its weight, and whether it is alive."""
     async with httpx.AsyncClient(base_url=api.url) as http:
         listed = (await http.get(f"/v1/runs/{RUN}/envs")).raise_for_status().json()
-    return {env["env_id"]: (env["weight"], env["min_batch_allocation"], env["alive"]) for env in listed}
+    return {env["env_id"]: (env["weight"], env["alive"]) for env in listed}
 
 
 async def permits(api: Client, holder: str) -> int:
@@ -49,7 +49,7 @@ async def outlive_a_silent_environment(api: Client) -> None:
     """Returns when the API has taken an environment without heartbeats for dead."""
     await api.register_env(RUN, "silent")
     for _ in range(1200):
-        if not (await environments(api))["silent"][2]:
+        if not (await environments(api))["silent"][1]:
             return
         await asyncio.sleep(0.05)
     pytest.fail("it counts as alive for a minute")
@@ -62,8 +62,8 @@ async def test_processes_get_permits_by_their_weights(api: Client) -> None:
 
 
 async def test_permit_session_unregisters_its_share_at_the_end(api: Client) -> None:
-    async with PermitSession(api, RUN, "env", min_batch_allocation=0.25):
-        assert await environments(api) == {"env": (None, 0.25, True)}
+    async with PermitSession(api, RUN, "env", weight=3):
+        assert await environments(api) == {"env": (3.0, True)}
     assert await environments(api) == {}
     with pytest.raises(ZeroDivisionError):
         async with PermitSession(api, RUN, "env", weight=2):
@@ -73,7 +73,7 @@ async def test_permit_session_unregisters_its_share_at_the_end(api: Client) -> N
 
 async def test_a_process_without_a_share_is_registered_and_keeps_its_run(api: Client) -> None:
     async with PermitSession(api, RUN, "env", heartbeat=0.2):
-        assert await environments(api) == {"env": (None, None, True)}
+        assert await environments(api) == {"env": (None, True)}
         assert await permits(api, "env") == 8
         await outlive_a_silent_environment(api)
         with pytest.raises(ApiError) as refused:
@@ -86,7 +86,7 @@ async def test_a_process_without_a_share_is_registered_and_keeps_its_run(api: Cl
 async def test_busy_permit_session_stays_alive_through_heartbeats(api: Client) -> None:
     async with PermitSession(api, RUN, "env", weight=2, heartbeat=0.2):
         await outlive_a_silent_environment(api)
-        assert (await environments(api))["env"] == (2.0, None, True)
+        assert (await environments(api))["env"] == (2.0, True)
 
 
 async def test_permit_session_registers_its_share_again_if_the_api_lost_it(api: Client) -> None:
@@ -96,4 +96,4 @@ async def test_permit_session_registers_its_share_again_if_the_api_lost_it(api: 
             if await environments(api):
                 break
             await asyncio.sleep(0.05)
-        assert await environments(api) == {"env": (2.0, None, True)}
+        assert await environments(api) == {"env": (2.0, True)}

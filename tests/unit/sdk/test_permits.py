@@ -110,7 +110,7 @@ class Api:
 
     async def register_env(self, *arguments: object, **named: object) -> None:
         self.calls.append("register_env")
-        self.heartbeat_s = arguments[4]
+        self.heartbeat_s = arguments[3]
 
     async def heartbeat_env(self, *arguments: object, **named: object) -> None:
         self.calls.append("heartbeat_env")

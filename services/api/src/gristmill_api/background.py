@@ -79,12 +79,8 @@ class Supervisor:
 async def keep_retention(store: Store, retention_s: float) -> None:
     """Delete runs that finished more than `retention_s` seconds ago, every minute, until it is cancelled; and continue
     deletions that were interrupted. 0: finished runs stay. Several processes may each run one."""
-    indexed = False
     while True:
         try:
-            if not indexed:
-                await store.runs.index()
-                indexed = True
             for run_id in await store.runs.delete_old(retention_s):
                 _LOG.info(line("delete", run=run_id, by="retention"))
         except RedisError as error:

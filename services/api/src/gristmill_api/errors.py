@@ -398,7 +398,7 @@ def lease_by_sequences(run_id: str) -> ApiProblem:
         "lease_by_sequences",
         409,
         f"run {run_id!r} is fed at /v1, where a lease by sequences could wait for ever: a group may lack sequences.",
-        "Lease by groups, or by a budget of tokens.",
+        "Lease by groups.",
     )
 
 

@@ -127,12 +127,11 @@ async def serve(run: RunSettings, environ: Mapping[str, str]) -> None:
             logger.info("run %s is open at version %s", run_id, record.version or "none yet: waiting for a trainer")
             for measure in measures:
                 logger.info("evaluation every %d steps on %s", config.steps_per_eval, measure.label)
-            weight, share = config.inference_weight, config.min_batch_allocation
             with contextlib.ExitStack() as observing:  # the observers close last, when the permits are given back
                 # Registers at once, because a run without a live environment may be replaced by another run.
                 creation = record.creation or None
                 async with PermitSession(
-                    api, run_id, worker.name, weight=weight, min_batch_allocation=share, creation=creation
+                    api, run_id, worker.name, weight=config.inference_weight, creation=creation
                 ) as permits:
                     registry = observing.enter_context(metrics_endpoint(config.metrics_address, environ))
                     metrics = None

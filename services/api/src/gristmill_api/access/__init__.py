@@ -28,6 +28,6 @@ def middlewares(settings: AccessSettings) -> list[Middleware]:
         allow_origins=settings.cors_origins,
         allow_methods=["GET", "POST", "PUT", "DELETE"],
         allow_headers=["Authorization", "Content-Type", "Content-Encoding", "Last-Event-ID", WORD_HEADER],
-        expose_headers=["Retry-After", "Gristmill-Dropped"],
+        expose_headers=["Retry-After", "Gristmill-Dead"],
     )
     return [cors, guard]

@@ -156,7 +156,7 @@ class Queue:
     async def lease(self, batch_id: str) -> Batch | None:
         """The next batch; it has no groups while it is not full. None: no trainer is registered."""
         try:
-            return await self._store.queue.lease_packed(self.run_id, batch_id, DELIVERY_TTL_S)
+            return await self._store.queue.lease_for_atropos(self.run_id, batch_id, DELIVERY_TTL_S)
         except ApiProblem as error:
             if error.code == "run_missing":
                 return None

@@ -26,8 +26,6 @@ class Register(RequestModel):
     """The name under which it holds permits and sends groups."""
     weight: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
     """The environment may hold permits in proportion to its weight among live environments; null: no limit."""
-    min_batch_allocation: Annotated[float, Field(gt=0, le=1)] | None = None
-    """While the environment is alive, this share of every batch is kept for the groups that it can still submit."""
     heartbeat_s: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] | None = None
     """Seconds between its heartbeats; null: none at regular times. Views of the run report one that misses two."""
 
@@ -43,8 +41,8 @@ async def register(ctx: Ctx, run_id: RunId, body: Register, given: Word) -> Regi
     """Register an environment, or change what it registered. An environment is
     alive while it asks for permits or sends heartbeats."""
     word = given or secrets.token_hex(16)
-    await ctx.store.envs.register(run_id, body.env_id, body.weight, body.min_batch_allocation, body.heartbeat_s, word)
-    _LOG.info(line("env", run=run_id, env=body.env_id, weight=body.weight, min_batch=body.min_batch_allocation))
+    await ctx.store.envs.register(run_id, body.env_id, body.weight, body.heartbeat_s, word)
+    _LOG.info(line("env", run=run_id, env=body.env_id, weight=body.weight))
     return Registered(**body.model_dump(), alive=True, last_seen_s=0, word=word)
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-import math
-import time
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, JsonValue, model_validator
 
 from gristmill import BATCH_MEDIA_TYPE, Protocol
 from gristmill.logs import line
@@ -19,7 +16,6 @@ from gristmill_api import errors
 from gristmill_api.context import Context, Ctx, Name, RequestModel, RunId
 from gristmill_api.http import framing
 from gristmill_api.http.fast_route import FastRoute, fast_path
-from gristmill_api.notifications import RECHECK_S
 from gristmill_api.settings import MAX_NUMBER
 from gristmill_api.store import LeasedGroup, LeaseSize, keys
 
@@ -27,14 +23,14 @@ _LOG = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1/runs/{run_id}", tags=["lease"], route_class=FastRoute)
 
 
-def _only(unit: str) -> dict[str, Any]:
+def _only(unit: str) -> dict[str, JsonValue]:
     return {"required": [unit], "properties": {unit: {"type": "integer"}}}
 
 
 class Lease(RequestModel):
-    """Ask for exactly one of `groups`, `sequences` and `tokens`."""
+    """Ask for a number of `groups` or, in a run of Atropos' environments, of `sequences`."""
 
-    model_config = ConfigDict(json_schema_extra={"oneOf": [_only(unit) for unit in ("groups", "sequences", "tokens")]})
+    model_config = ConfigDict(json_schema_extra={"oneOf": [_only("groups"), _only("sequences")]})
 
     incarnation: Annotated[int, Field(ge=1, le=MAX_NUMBER)]
     batch_id: Name
@@ -43,27 +39,18 @@ class Lease(RequestModel):
     """Exactly this many groups."""
     sequences: Annotated[int, Field(ge=1, le=2**24)] | None = None
     """Groups with exactly this many sequences together: for runs of Atropos' environments only."""
-    tokens: Annotated[int, Field(ge=1, le=2**40)] | None = None
-    """As many groups, in order, as fit in this budget, and at least one. After `wait` the batch may be smaller."""
-    max_staleness: Annotated[int, Field(ge=0, le=2**31)] | None = None
-    """Groups sampled by weights more than this many steps old are dropped."""
     wait: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Seconds to wait until the batch is ready."""
 
     @model_validator(mode="after")
     def _one_amount(self) -> Lease:
-        if sum(amount is not None for amount in (self.groups, self.sequences, self.tokens)) != 1:
-            raise ValueError("name exactly one of groups, sequences and tokens")
+        if (self.groups is None) == (self.sequences is None):
+            raise ValueError("name one of groups and sequences")
         return self
 
     @property
     def amount(self) -> LeaseSize:
-        if self.groups is not None:
-            return LeaseSize("groups", self.groups)
-        if self.sequences is not None:
-            return LeaseSize("sequences", self.sequences)
-        assert self.tokens is not None
-        return LeaseSize("tokens", self.tokens)
+        return LeaseSize("sequences", self.sequences) if self.groups is None else LeaseSize("groups", self.groups)
 
 
 class Batches(RequestModel):
@@ -95,43 +82,33 @@ class Ack(RequestModel):
     response_class=Response,
     responses={
         200: {"content": {BATCH_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}},
-        204: {"description": "Less than asked was ready."},
+        204: {"description": "Fewer groups are ready than were asked for."},
     },
 )
 @fast_path()
 async def lease(ctx: Ctx, request: Request, run_id: RunId, body: Lease) -> Response:
     """Lease from the head of the queue, in submit order. The body is framed as `gristmill_api.http.framing` says.
 
-    The header `Gristmill-Dropped: stale=3, dead=0` counts the groups that the call dropped or made dead letters.
+    The header `Gristmill-Dead` counts the groups that became dead letters by the call.
     """
     if body.sequences is not None and (await ctx.store.runs.record(run_id)).protocol is Protocol.GRISTMILL:
         raise errors.lease_by_sequences(run_id)
-    ask = functools.partial(
-        ctx.store.queue.lease, run_id, body.incarnation, body.batch_id, body.amount, max_staleness=body.max_staleness
-    )
-    stale = dead = 0
-    looked = -math.inf
+    dead = 0
 
-    async def attempt(partial: bool = False) -> list[LeasedGroup] | None:
-        nonlocal stale, dead, looked
-        # Each submit wakes this. If each call read the whole queue, a batch of n groups would cost n² / 2 reads.
-        look = time.monotonic() - looked > RECHECK_S / 2
-        if look:
-            looked = time.monotonic()
-        batch = await ask(partial=partial, look=look)
-        stale, dead = stale + batch.stale, dead + batch.dead
+    async def attempt() -> list[LeasedGroup] | None:
+        nonlocal dead
+        batch = await ctx.store.queue.lease(run_id, body.incarnation, body.batch_id, body.amount)
+        dead += batch.dead
         return batch.groups or None
 
     batch = await ctx.notifications.poll(
         keys.ready_topic(run_id), attempt, ctx.wait(body.wait), request.is_disconnected
     )
-    if batch is None and body.tokens is not None and not await request.is_disconnected():
-        batch = await attempt(partial=True)
-    if stale or dead:
-        _LOG.warning(line("lease", run=run_id, batch=body.batch_id, stale=stale, dead=dead))
-    dropped = {"Gristmill-Dropped": f"stale={stale}, dead={dead}"}
+    if dead:
+        _LOG.warning(line("lease", run=run_id, batch=body.batch_id, dead=dead))
+    counted = {"Gristmill-Dead": str(dead)}
     if batch is None:
-        return Response(status_code=204, headers=dropped)
+        return Response(status_code=204, headers=counted)
     # The first part is read before the answer starts, so that a Redis gone meanwhile is still a clean 503.
     answer = _Answer(ctx, run_id)
     parts = framing.parts(batch, lambda group: group.size)
@@ -141,8 +118,8 @@ async def lease(ctx: Ctx, request: Request, run_id: RunId, body: Lease) -> Respo
              bytes=sum(group.size for group in batch))
     )  # fmt: skip
     if len(parts) == 1:
-        return Response(first, media_type=BATCH_MEDIA_TYPE, headers=dropped)
-    headers = {"Content-Length": str(framing.length([group.size for group in batch])), **dropped}
+        return Response(first, media_type=BATCH_MEDIA_TYPE, headers=counted)
+    headers = {"Content-Length": str(framing.length([group.size for group in batch])), **counted}
     return StreamingResponse(answer.stream(first, parts[1:]), media_type=BATCH_MEDIA_TYPE, headers=headers)
 
 

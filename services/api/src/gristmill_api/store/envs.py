@@ -1,4 +1,4 @@
-"""Registered environments, with their shares of permits and batches, and claims: work that one of them does."""
+"""Registered environments, with their shares of permits, and claims: work that one of them does."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ class Environments:
         run_id: str,
         env_id: str,
         weight: float | None,
-        allocation: float | None,
         heartbeat_s: float | None = None,
         word: str = "",
     ) -> None:
@@ -40,7 +39,7 @@ class Environments:
         Raises ApiProblem (409) if too many are alive, for a run of Atropos' protocol, and if an environment of this
         name is alive and was registered with another word than the store's.
         """
-        numbers = ["" if number is None else repr(number) for number in (weight, allocation, heartbeat_s)]
+        numbers = ["" if number is None else repr(number) for number in (weight, heartbeat_s)]
         status = await self._call(run_id, env_id, "register", *numbers, MOST_ENVS, word)
         if status == "PROTOCOL":
             raise errors.no_permits(run_id)

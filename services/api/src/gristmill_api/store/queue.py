@@ -55,16 +55,14 @@ class Batch:
 
     groups: list[LeasedGroup]
     dead: int
-    """Groups that became dead letters by this call, because they were delivered too often or have no binary form."""
-    stale: int
-    """Groups dropped by this call, because older weights sampled them than the lease allows."""
+    """Groups that became dead letters by this call, because no batch can hold them or they were delivered too often."""
 
 
 @dataclass(frozen=True)
 class LeaseSize:
     """The size of the batch that a lease asks for."""
 
-    unit: Literal["groups", "sequences", "tokens"]
+    unit: Literal["groups", "sequences"]
     count: int
 
 
@@ -148,41 +146,15 @@ class GroupQueue:
                 raise errors.run_full(run_id, int(stored), int(groups))
         return bool(reply == ["STORED"])
 
-    async def lease(
-        self,
-        run_id: str,
-        incarnation: int,
-        batch_id: str,
-        amount: LeaseSize,
-        *,
-        max_staleness: int | None = None,
-        partial: bool = False,
-        look: bool = True,
-    ) -> Batch:
-        """Lease from the head of the queue, at once. The same id returns the same batch.
-
-        A size in groups or sequences is exact. A size in tokens is a budget: the batch has the groups that fit, in
-        order, and at least one; `partial` leases the groups that are ready although more would fit. Groups sampled more
-        than `max_staleness` steps ago are dropped. If `look` is false and the queue holds less than the size, the call
-        does nothing.
-        """
-        reply = await self._lease(
-            run_id,
-            incarnation,
-            batch_id,
-            amount.unit,
-            amount.count,
-            self._limits.lease_ttl_s,
-            max_staleness=max_staleness,
-            partial=partial,
-            look=look,
-        )
+    async def lease(self, run_id: str, incarnation: int, batch_id: str, amount: LeaseSize) -> Batch:
+        """Lease exactly so many groups or sequences from the queue, at once. The same id returns the same batch."""
+        reply = await self._lease(run_id, incarnation, batch_id, amount.unit, amount.count, self._limits.lease_ttl_s)
         return _batch(reply)
 
-    async def lease_packed(self, run_id: str, batch_id: str, ttl_s: float) -> Batch | None:
+    async def lease_for_atropos(self, run_id: str, batch_id: str, ttl_s: float) -> Batch | None:
         """Lease the next batch of Atropos' protocol: whole groups with exactly as many sequences as its trainer
         registered. The same id returns the same batch. None: no trainer of that protocol is registered."""
-        reply = await self._lease(run_id, None, batch_id, "packed", "", ttl_s)
+        reply = await self._lease(run_id, None, batch_id, "atropos", "", ttl_s)
         return None if reply == ["UNREGISTERED"] else _batch(reply)
 
     async def atropos_registration(self, run_id: str) -> tuple[dict[bytes, bytes], int]:
@@ -195,44 +167,23 @@ class GroupQueue:
         return fields, ready
 
     async def _lease(
-        self,
-        run_id: str,
-        incarnation: int | None,
-        batch_id: str,
-        unit: str,
-        count: int | str,
-        ttl_s: float,
-        *,
-        max_staleness: int | None = None,
-        partial: bool = False,
-        look: bool = True,
+        self, run_id: str, incarnation: int | None, batch_id: str, unit: str, count: int | str, ttl_s: float
     ) -> list[Any]:
-        all_dead = all_stale = 0
+        all_dead = 0
         while True:
             reply = await self._scripts.call_as_trainer(
-                "lease",
-                run_id,
-                incarnation,
-                batch_id,
-                unit,
-                count,
-                "1" if partial else "",
-                "1" if look else "",
-                milliseconds(ttl_s),
-                self._limits.max_attempts,
-                milliseconds(self._limits.env_ttl_s),
-                "" if max_staleness is None else max_staleness,
+                "lease", run_id, incarnation, batch_id, unit, count, milliseconds(ttl_s), self._limits.max_attempts
             )
             match reply:
                 case ["ACKED"]:
                     raise errors.batch_acked(run_id, batch_id)
                 case ["UNREGISTERED"]:
                     return reply
-                case [status, dead, stale, *groups]:
-                    all_dead, all_stale = all_dead + dead, all_stale + stale
-                    # A call drops and gives up a bounded number of groups, because other calls wait meanwhile.
-                    if status == "OK" or not (dead or stale):
-                        return [status, all_dead, all_stale, *groups]
+                case [status, dead, *groups]:
+                    all_dead += dead
+                    # A call makes a bounded number of dead letters, because other calls wait meanwhile.
+                    if status == "OK" or not dead:
+                        return [status, all_dead, *groups]
 
     async def payload(self, run_id: str, group_id: str) -> bytes | None:
         """Returns a stored group's bytes; None if the group was trained meanwhile."""
@@ -267,6 +218,6 @@ class GroupQueue:
 
 def _batch(reply: Sequence[Any]) -> Batch:
     """From the reply of lease.lua."""
-    _, dead, stale, *groups = reply
+    _, dead, *groups = reply
     leased = [LeasedGroup(text(name), int(size)) for name, size in zip(groups[::2], groups[1::2], strict=True)]
-    return Batch(leased, int(dead), int(stale))
+    return Batch(leased, int(dead))

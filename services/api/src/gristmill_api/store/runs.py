@@ -266,14 +266,6 @@ class Runs:
             if reply[0] != "MORE":
                 return reply
 
-    async def index(self) -> None:
-        """Bring the runs of an older version of the API to today's layout."""
-        ttl_ms = milliseconds(self._limits.env_ttl_s)
-        ids: list[bytes] = await self._redis.zrange(keys.RUNS, 0, -1)  # type: ignore[assignment]
-        for run_id in ids:
-            with contextlib.suppress(ApiProblem):  # It was deleted meanwhile.
-                await self._scripts.call("index", text(run_id), text(run_id), ttl_ms)
-
     async def delete_old(self, after_s: float) -> list[str]:
         """Delete the runs that finished more than `after_s` seconds ago and have no group to archive, and continue
         deletions that were interrupted. `after_s` 0: only these. Returns the ids of the deleted runs."""

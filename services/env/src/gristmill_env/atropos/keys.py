@@ -118,9 +118,11 @@ KEYS: tuple[Key, ...] = (
         default=3,
     ),
     _base("inference_weight", "a share of the permits to generate; -1: no fixed share", unset=(-1,)),
-    _base(
+    Key(
         "min_batch_allocation",
-        "kept while the environment asks for permits; an idle or stopped environment blocks nothing",
+        Part.BASE,
+        Verdict.NO_EFFECT,
+        "set inference_weight: a share of the permits becomes the same share of the groups",
     ),
     _base("include_messages"),
     _base("data_path_to_save_groups", "relative to the run's folder"),

@@ -191,9 +191,6 @@ class EnvConfig(Settings):
     """Weight of this process among the run's processes with a weight: it holds at most that part of the open permits.
     Default: as many permits as it asks for."""
 
-    min_batch_allocation: float | None = Field(default=None, gt=0, le=1)
-    """Part of every batch that is reserved for this process' groups while it runs, 0 to 1."""
-
     data_path_to_save_groups: str | None = None
     """File to which every submitted group is also written as a line of JSON (docs/commands.md). Relative to the run's
     folder."""

@@ -51,9 +51,8 @@
 --   resting       STRING  bits: number of a row's turn -> 1 if the row rests then
 --
 --   envs          ZSET    environment id -> deadline, ms, of registered environments; they are alive until then
---   env:<id>      HASH    weight, min_batch_allocation, heartbeat_s ('' for none), registered_ms; word (random, of the
---                         process that registered); asked_ms (when it last asked for
---                         permits, to within a tenth of its life, or registered); _atropos.lua adds fields
+--   env:<id>      HASH    weight, heartbeat_s ('' for none), registered_ms; word (random, of the process that
+--                         registered); _atropos.lua adds fields
 --   claims        ZSET    name -> deadline, ms: work that one process is to do, 64 at most
 --   claimants     HASH    name -> holder, for the names in claims
 --   deleted       HASH    the record of a run that is being deleted; gone when nothing else is left

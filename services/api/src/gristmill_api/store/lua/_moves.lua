@@ -3,7 +3,7 @@
 --   submit -> ready -> leased -> trained        ack, or a take whose checkpoint covers it
 --               ^________|                      lease expired, given back, or a take that does not cover it
 --             ready -> dead -> ready | dropped  leased max_attempts times; then replayed or purged
---             ready -> dropped                  too old to be trained on
+--             ready -> dropped                  Atropos' trainer resets the run
 --             ready -> trained                  late ack of an expired batch that was not leased since
 --              dead -> trained                  a take whose checkpoint covers it: its last ack came too late
 

@@ -54,6 +54,11 @@ local function counts_that_sum(counts, target)
   return of
 end
 
+-- Whether some of the groups may sum to `target`; false only if it is known that none do.
+local function may_sum(counts, target)
+  return #counts * target > MAX_SUMS or counts_that_sum(counts, target) ~= nil
+end
+
 -- Of the groups, in their order, those that `of` (size -> how many) names, appended to `chosen`.
 local function pick(groups, of, chosen)
   for _, one in ipairs(groups) do

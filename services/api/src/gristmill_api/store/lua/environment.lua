@@ -1,12 +1,12 @@
 #!lua flags=allow-oom
 -- include: _keys.lua
--- Register an environment of /v1, record that it is alive, or unregister it: then its share of batches and permits is
--- free. Environments of Atropos' protocol are registered by atropos_env.lua.
+-- Register an environment of /v1, record that it is alive, or unregister it: then its share of permits is free.
+-- Environments of Atropos' protocol are registered by atropos_env.lua.
 -- If there are too many, the environment that has been dead the longest is removed.
--- ARGV: environment id, 'register' | 'heartbeat' | 'unregister', ttl ms, weight or '', min batch allocation or '', seconds
---       between its heartbeats or '', most environments, word of the process that registers
+-- ARGV: environment id, 'register' | 'heartbeat' | 'unregister', ttl ms, weight or '', seconds between its
+--       heartbeats or '', most environments, word of the process that registers
 -- -> {MISSING} | {PROTOCOL}: its environments register at the root | {SUSPENDED}, unless unregistering | {UNKNOWN} | {FULL} | {OK}
-local id, what, ttl, weight, allocation, heartbeat, most, word = unpack(ARGV)
+local id, what, ttl, weight, heartbeat, most, word = unpack(ARGV)
 
 local current = state()
 if not current then return {'MISSING'} end
@@ -19,7 +19,6 @@ if refused and (what ~= 'register' or refused[3] > 0) then return refused end
 if what == 'unregister' then
   redis.call('ZREM', ENVS, id)
   redis.call('DEL', env(id))
-  publish('ready')
   publish('permits')
   return {'OK'}
 end
@@ -30,9 +29,7 @@ if what == 'register' then
     redis.call('ZREM', ENVS, longest[1])
     redis.call('DEL', env(longest[1]))
   end
-  redis.call('HSET', env(id), 'weight', weight, 'min_batch_allocation', allocation, 'heartbeat_s', heartbeat,
-    'word', word)
-  redis.call('HSET', env(id), 'asked_ms', now())
+  redis.call('HSET', env(id), 'weight', weight, 'heartbeat_s', heartbeat, 'word', word)
   redis.call('HSET', COUNTERS, 'registered_ms', now())
   redis.call('HSETNX', env(id), 'registered_ms', now())
   if not known then emit('env', 'env', id) end

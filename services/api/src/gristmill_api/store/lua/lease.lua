@@ -2,27 +2,20 @@
 -- include: _keys.lua
 -- include: _moves.lua
 -- include: _atropos.lua
--- include: _ahead.lua
--- include: _shares.lua
 -- include: _sums.lua
--- include: _select_in_order.lua
--- include: _select_packed.lua
--- Lease a batch of ready groups under an id that the caller chose. Returns ids and sizes only. The unit names the rule by
--- which the groups are selected: _select_in_order.lua for /v1, _select_packed.lua for Atropos' protocol ('packed').
--- ARGV: incarnation or '', batch id, groups|sequences|tokens|packed, amount or '' (packed: the registered batch size),
---       partial '1'|'', look '1'|'', ttl ms, max attempts, ms after which an environment that did not ask for permits is
---       not waited for, max staleness (steps) or ''
--- look '': answer WAIT, without reading the queue, if the queue holds less than the amount. A trainer that waits asks
--- again at each submit, and only now and then needs the queue read for groups that are too old.
--- -> {OK, dead, stale, group id, bytes, ...} | {WAIT, dead, stale}
+-- include: _select.lua
+-- Lease a batch of ready groups under an id that the caller chose. Returns ids and sizes only. _select.lua selects the groups.
+-- ARGV: incarnation or '', batch id, groups|sequences|atropos, amount or '' (atropos: the sequences that its trainer
+--       registered), ttl ms, max attempts
+-- -> {OK, dead, group id, bytes, ...} | {WAIT, dead}
 --  | {MISSING} | {SUSPENDED} | {FENCED, incarnation} | {FINISHED} | {ACKED} | {UNREGISTERED}: no trainer of Atropos'
 local incarnation, id, unit = unpack(ARGV, 1, 3)
-local amount, partial, look, ttl = tonumber(ARGV[4]), ARGV[5] == '1', ARGV[6] == '1', tonumber(ARGV[7])
-local max_attempts, silence, max_staleness = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
+local amount, ttl, max_attempts = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 
 local refused = refusal(incarnation)
 if refused then return refused end
-if unit == 'packed' then
+local for_atropos = unit == 'atropos'
+if for_atropos then
   local trainer = redis.call('HMGET', ATROPOS, 'batch_size', 'started')
   if not trainer[1] then return {'UNREGISTERED'} end
   if not trainer[2] then redis.call('HSET', ATROPOS, 'started', 1) end
@@ -31,9 +24,9 @@ elseif state() == 'finished' then
   return {'FINISHED'}
 end
 
-local dead, stale = 0, 0
+local dead = 0
 local function answer(word, ids)
-  local out = {word, dead, stale}
+  local out = {word, dead}
   for _, member in ipairs(ids) do
     out[#out + 1] = member
     out[#out + 1] = redis.call('HGET', group(member), 'bytes')
@@ -51,18 +44,12 @@ if live or late then
 end
 if redis.call('ZSCORE', ACKED, id) then return {'ACKED'} end
 expire_leases(at)
-if not look then
-  local ready = unit == 'groups' and redis.call('ZCARD', READY)
-    or unit == 'sequences' and tonumber(redis.call('HGET', COUNTERS, 'ready_sequences') or 0)
-  if ready and ready < amount then return answer('WAIT', {}) end
-end
+local ready = unit == 'groups' and redis.call('ZCARD', READY)
+  or tonumber(redis.call('HGET', COUNTERS, 'ready_sequences') or 0)
+if amount < 1 or ready < amount then return answer('WAIT', {}) end
 
 local chosen
-if unit == 'packed' then
-  chosen, dead = select_packed(amount, at, max_attempts)
-else
-  chosen, dead, stale = select_in_order(unit, amount, partial, at, silence, max_attempts, max_staleness)
-end
+chosen, dead = select_groups(unit, amount, at, max_attempts, for_atropos)
 if not chosen then return answer('WAIT', {}) end
 
 local ids = {}

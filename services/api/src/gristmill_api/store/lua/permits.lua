@@ -2,11 +2,9 @@
 -- include: _keys.lua
 -- include: _atropos.lua
 -- include: _ahead.lua
--- include: _shares.lua
 -- include: _difficulty.lua
 -- Hand out up to `count` permits: rows that came back first, then new ones that do not rest, as far as the run's capacity goes.
 -- A holder that is registered with a weight holds no more of them than its share among the live environments' weights.
--- Others leave the permits for an environment with a min_batch_allocation that it needs for its share (_shares.lua).
 -- Capacity: _ahead.lua. Nothing before a trainer took the run and recorded a version.
 -- ARGV: holder, count, ttl ms, environment's ttl ms
 -- -> {MISSING} | {PROTOCOL} | {SUSPENDED} | {OK, state, version incarnation|'', version step|'', creation, group id...}
@@ -29,34 +27,12 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', PERMITS, '-inf', at)) do reissue
 if at - (redis.call('HGET', COUNTERS, 'asked_ms') or 0) >= 1000 then redis.call('HSET', COUNTERS, 'asked_ms', at) end
 
 local out = redis.call('ZCARD', PERMITS)
-local free = free_permits(out)
+local needed = needed_groups()
+local free = needed and needed > 0 and math.max(0, most_out(needed) - out) or 0
 
--- A registered environment that asks is alive. The last request that is recorded may be a tenth of its life old, because
--- each write is an fsync.
+-- A registered environment that asks is alive. That is recorded once per tenth of its life, because each write is an fsync.
 local alive_until = tonumber(redis.call('ZSCORE', ENVS, holder))
-if alive_until then
-  local asked = redis.call('HGET', env(holder), 'asked_ms') or 0
-  if at - asked > env_ttl / 10 or alive_until - at < env_ttl / 2 then
-    redis.call('ZADD', ENVS, at + env_ttl, holder)
-    redis.call('HSET', env(holder), 'asked_ms', at)
-  end
-end
-
--- Free permits that others need for their share of all that may be in the next batches.
-local function kept_for_others()
-  local sharing, scale = envs_with_share(at, env_ttl)
-  local all = redis.call('ZCARD', READY) + out + free
-  local left, kept = free, 0
-  for _, one in ipairs(sharing) do
-    if one.asks then
-      local needed = math.floor(all * one.share / scale) - one.groups - one.out
-      local its = math.max(0, math.min(needed, left))
-      left = left - its
-      if one.name ~= holder then kept = kept + its end
-    end
-  end
-  return kept
-end
+if alive_until and alive_until - at < env_ttl * 9 / 10 then redis.call('ZADD', ENVS, at + env_ttl, holder) end
 
 -- How many more permits a holder with a weight may have: its part of all that may be out.
 local function share()
@@ -72,7 +48,7 @@ local function share()
   end
   return math.ceil((free + out) * own / sum) - held
 end
-for _ = 1, math.min(count, free - kept_for_others(), share()) do
+for _ = 1, math.min(count, free, share()) do
   local id = redis.call('ZRANGE', REISSUE, 0, 0)[1]
   if id then
     leave_reissue(id)
@@ -83,6 +59,6 @@ for _ = 1, math.min(count, free - kept_for_others(), share()) do
   redis.call('HSET', HOLDERS, id, holder)
   answer[#answer + 1] = id
 end
-local beyond = redis.call('ZCARD', PERMITS) - (needed_groups() or 0)
+local beyond = redis.call('ZCARD', PERMITS) - (needed or 0)
 if #answer > 5 and (beyond > 0 or permits_ahead() > 0) then redis.call('HSET', COUNTERS, 'ahead', math.max(0, beyond)) end
 return answer

@@ -1,0 +1,103 @@
+-- Selects the ready groups of a batch, in queue order: a number of groups in a run of /v1, and groups with exactly so many
+-- sequences in a run of Atropos' environments.
+--
+-- By sequences, a group that does not fit is passed over for a later group. If the groups in order do not fill the batch,
+-- any groups that sum to it make the batch (_sums.lua). Each living environment with a min_batch_allocation has its part
+-- of the batch, in whole groups; until the part is ready, there is no batch.
+-- A group becomes a dead letter if it was delivered too often, is larger than a batch, or the trainer cannot read it.
+
+-- Bound of a call's cost: the dead letters that it makes. The API calls again (queue.py).
+local CHUNK, MAX_GIVEN_UP = 64, 4096
+
+-- {size, env_id, count} of all ready groups, and the largest size.
+local function ready_kinds()
+  local flat, kinds, largest = redis.call('HGETALL', READY_BY_SIZE), {}, 0
+  for i = 1, #flat, 2 do
+    local size, env_id = string.match(flat[i], '^(%d+) (.*)$')
+    kinds[#kinds + 1] = {size = tonumber(size), env_id = env_id, count = tonumber(flat[i + 1])}
+    largest = math.max(largest, tonumber(size))
+  end
+  return kinds, largest
+end
+
+-- {env_id, part} of the living environments with a share, in sequences; together at most the batch.
+local function parts_of_batch(wanted, at)
+  local parts, sum = {}, 0
+  for _, number in ipairs(alive_numbers(at)) do
+    local share = tonumber(redis.call('HGET', env(number), 'min_batch_allocation')) or 0
+    local part = math.floor(wanted * share)
+    if part > 0 then
+      parts[#parts + 1] = {env_id = number, part = part}
+      sum = sum + part
+    end
+  end
+  for _, one in ipairs(parts) do
+    if sum > wanted then one.part = math.floor(one.part * wanted / sum) end
+  end
+  return parts
+end
+
+-- The room that the batch keeps: environment -> sequences that only its groups may fill, and their sum. nil: one more group
+-- of an environment would still fit into its part, and is awaited.
+local function kept_room(wanted, kinds, at)
+  local kept, kept_sum = {}, 0
+  for _, one in ipairs(parts_of_batch(wanted, at)) do
+    local own, ready = {}, 0
+    for _, kind in ipairs(kinds) do
+      if kind.env_id == one.env_id then
+        own[#own + 1] = kind
+        ready = ready + kind.size * kind.count
+      end
+    end
+    if #own == 0 then return nil end
+    table.sort(own, function(a, b) return a.size > b.size end)
+    local smallest, left = own[#own].size, one.part
+    if ready + smallest <= one.part then return nil end
+    for _, kind in ipairs(own) do left = left - kind.size * math.min(kind.count, math.floor(left / kind.size)) end
+    kept[one.env_id] = math.max(one.part - left, smallest)
+    kept_sum = kept_sum + kept[one.env_id]
+  end
+  return kept, kept_sum
+end
+
+-- Returns the groups of the batch, {id, size} in order, or nil if there is not a batch yet; and how many groups became dead
+-- letters. Whoever calls it by groups has seen that so many are ready.
+local function select_groups(unit, wanted, at, max_attempts, reads_all)
+  local by_groups = unit == 'groups'
+  local kept, kept_sum = {}, 0
+  if not by_groups then
+    local kinds, largest = ready_kinds()
+    if largest <= wanted and not may_sum(by_size(kinds), wanted) then return nil, 0 end
+    kept, kept_sum = kept_room(wanted, kinds, at)
+    if not kept then return nil, 0 end
+  end
+
+  local seen, chosen, taken, dead = {}, {}, 0, 0
+  while taken < wanted and dead < MAX_GIVEN_UP do
+    local chunk = redis.call('ZRANGE', READY, #seen, #seen + CHUNK - 1)
+    if #chunk == 0 then break end
+    for _, id in ipairs(chunk) do
+      if taken == wanted then break end
+      local facts = redis.call('HMGET', group(id), 'attempts', 'env_id', 'sequences', 'unusable')
+      local size = by_groups and 1 or tonumber(facts[3])
+      local reason = not reads_all and facts[4] or tonumber(facts[1]) >= max_attempts and 'undeliverable'
+        or size > wanted and 'larger_than_a_batch'
+      if reason then
+        make_dead(id, reason)
+        dead = dead + 1
+      else
+        seen[#seen + 1] = {id = id, size = size}
+        local own = math.min(kept[facts[2]] or 0, size)
+        if taken + size + kept_sum - own <= wanted then
+          chosen[#chosen + 1] = seen[#seen]
+          taken = taken + size
+          if own > 0 then kept[facts[2]] = kept[facts[2]] - own end
+          kept_sum = kept_sum - own
+        end
+      end
+    end
+  end
+  if taken == wanted then return chosen, dead end
+  local of = not by_groups and dead < MAX_GIVEN_UP and counts_that_sum(by_size(seen), wanted)
+  return of and pick(seen, of, {}) or nil, dead
+end
