@@ -108,7 +108,8 @@ class StoreHarness:
         for attempt in range(3):
             await self.lease(incarnation, f"give_up{attempt}", groups)
             await self.expire_lease(f"give_up{attempt}")
-        await self.lease(incarnation, "find", 1000)
+        where = await self.whereabouts()
+        await self.lease(incarnation, "find", len(where.get("ready", [])) + len(where.get("leased", [])))
 
     async def whereabouts(self) -> dict[str, list[str]]:
         """Returns the group ids by state, and only the states that hold any."""
