@@ -535,6 +535,10 @@ TABLE: list[tuple[str, list[str], list[str]]] = [
     ),
     ("0.1", [r"\frac{1}{10}", "0.10", "10%"], ["0.11", "0.01", "0.099999999", r"\frac{1}{11}"]),
     ("3.5", [r"\frac72"], ["35", "3,5", "3.05"]),
+    ("x⁻¹", ["1/x", "x^{-1}"], ["x", "x-1"]),
+    ("2¹⁰", ["1024"], ["20", "210", "2^1"]),
+    ("⅝", ["5/8", "0.625"], ["8/5", "58"]),
+    (r"\mathbb R", [r"\mathbb{R}"], [r"\mathbb{Q}", "R"]),
 ]
 
 
@@ -620,6 +624,37 @@ MISREAD: list[tuple[str, list[str], list[str]]] = [
         [r"101\text{ (base 2)}", "101_2", r"101_{\text{two}}"],
         [r"101 \text{ (base 3)}", "101_3", "101"],
     ),
+    (
+        r"3\mathbf{i}-2\mathbf{j}",
+        [r"-2\mathbf{j}+3\mathbf{i}", r"3\mathbf{i} - 2\mathbf{j}"],
+        [r"3\mathbf{i}+2\mathbf{j}", r"2\mathbf{i}-3\mathbf{j}", "3"],
+    ),
+    (r"2\mathrm{e}^{3}", ["2e^3", r"2 \mathrm{e}^3"], ["2", r"2\mathrm{e}^{5}", "2e^5"]),
+    (r"2\mathbf{A}", ["2A"], ["2", r"2\mathbf{B}"]),
+    (
+        r"2\text{ h }30\text{ min}",
+        [r"2\text{ h } 30\text{ min}", "2 h 30 min"],
+        ["2", r"2\text{ h }31\text{ min}", r"2\text{ h}", "230"],
+    ),
+    (r"5\text{ to }1", [r"5 \text{ to } 1"], ["5", r"1\text{ to }5", "51"]),
+    ("2024-01-15", ["2024-01-15"], ["2024-15-01", "2008", "2024-01-16"]),
+    ("12/25/2024", ["12/25/2024"], ["25/12/2024", r"\frac{12}{25 \cdot 2024}"]),
+    ("1.2.3", ["1.2.3"], ["1.2", "0.36", "1.2.4"]),
+    ("3!!", ["3!!"], ["720", "6", "3!"]),
+    (
+        r"\frac{dy}{dx}=2x",
+        [r"\frac{dy}{dx} = x + x", r"\dfrac{dy}{dx}=2x"],
+        [r"\frac{dx}{dy}=2x", r"\frac{dy}{dx}=3x", r"\frac{dz}{dx}=2x"],
+    ),
+    (
+        r"\frac{\partial f}{\partial x}",
+        [r"\dfrac{\partial f}{\partial x}"],
+        [r"\frac{\partial f}{\partial y}", r"\frac{\partial x}{\partial f}", "0"],
+    ),
+    (r"x \in \{1,2\}", [r"\{2,1\}", r"x \in \{2, 1\}"], [r"\{1,3\}", "1", r"y \in \{1,2\}"]),
+    ("8{:}30", ["8:30"], ["8", "8:31", "30"]),
+    ("101₂", ["101_2", "101₂"], ["101_3", "101₃", "101"]),
+    ("0.625…", ["0.625", r"0.625\ldots"], ["0.62"]),
 ]
 """Answers of which Math-Verify loses the order or a word."""
 
@@ -659,3 +694,18 @@ async def test_extract_anywhere_reads_bases_in_prose() -> None:
     assert await accuracy("The answer is 2516_9.", "2516_8", extract="anywhere") == 0.0
     assert await accuracy("The answer is 2516_9.", "2516", extract="anywhere") == 0.0
     assert await accuracy("So it is $2516_9$.", "2516_8", extract="anywhere") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("gold", "text"),
+    [
+        (r"1,2,\ldots,10", "1,2,10"),
+        (r"\{2,4,6,\dots\}", r"\{2,4,6\}"),
+        ("$5 million", "5"),
+        ("5 dozen", "5"),
+        (r"\ge 5", "5"),
+    ],
+)
+async def test_an_answer_that_can_only_be_read_in_part_gives_no_score(gold: str, text: str) -> None:
+    assert await accuracy(rf"\boxed{{{text}}}", gold) is None
+    assert await accuracy(rf"\boxed{{{text}}}", gold, extract="anywhere") is None

@@ -10,8 +10,11 @@ from functools import cached_property, lru_cache
 from gristmill_env.answers.grids import Grid, has_system, read_grid
 from gristmill_env.answers.latex import (
     BASED,
+    LETTER_FONT,
     MAX_CHARS,
     TEXT,
+    UNREAD,
+    has_several_parts,
     mathematics,
     multiplies,
     normalize_latex,
@@ -21,9 +24,8 @@ from gristmill_env.answers.latex import (
 from gristmill_env.answers.numbers import Number, Radical, equal, normalized_number, radical_of, read_radical
 from gristmill_env.answers.numerals import Numeral, read_numeral
 
-_NAMED = re.compile(r"([A-Za-z]) ?= ?([^=<>]+)")
+_NAMED = re.compile(r"([A-Za-z]) ?(?:=|\\in(?![A-Za-z])) ?([^=<>]+)")
 _RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|in|leq|geq|neq|lt|gt|subset|equiv|approx|sim)(?![A-Za-z])")
-_PRIME = re.compile(r"'|\\prime(?![A-Za-z])")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _LETTER = re.compile(r"[A-Za-z]")
 _INEQUALITY = re.compile(r"[<>]|\\(?:le|ge|ne|leq|geq|neq|lt|gt)(?![A-Za-z])")
@@ -71,16 +73,17 @@ class Answer:
 
     @property
     def read_in_part(self) -> bool:
-        """Whether Math-Verify's parser omits a part: a base, a prime, the rows of a system, or the word "million"."""
+        """Whether Math-Verify's parser omits a part: a base, a prime, the rows of a system, or a second quantity."""
         system = has_system(self.bare) or (self.grid is not None and self.grid.kind == "system")
-        based = self.numeral is not None or any(pattern.search(self.bare) for pattern in (BASED, _PRIME))
-        return system or based or multiplies(self.bare)
+        based = self.numeral is not None or any(pattern.search(self.bare) for pattern in (BASED, UNREAD, LETTER_FONT))
+        return system or based or has_several_parts(self.bare) or any(map(multiplies, TEXT.findall(self.bare)))
 
     @property
     def misread(self) -> bool:
-        """Whether Math-Verify's parser loses the order of this reference answer, or a word that changes it."""
+        """Whether Math-Verify's parser loses the order of this reference answer, or a word or sign that changes it."""
         parts = (self.qualified, self.connective, self.ratio, self.points)
-        return any(part is not None for part in parts) or "\\begin" in self.bare or r"\langle" in self.bare
+        signs = any(sign in self.bare for sign in (r"\begin", r"\langle", ":")) or _RELATION.match(self.bare)
+        return bool(signs) or multiplies(self.said) or any(part is not None for part in parts)
 
     @cached_property
     def said(self) -> str:
@@ -175,7 +178,7 @@ def _read(text: str) -> Answer:
     latex = mathematics(bare) if number is None else number.latex
     if numeral is not None or has_system(bare) or (grid is not None and grid.kind == "system"):
         latex = None  # Math-Verify omits the base, and most rows of a system
-    return Answer(bare, number, numeral, grid, words_of(bare), latex)
+    return Answer(bare, number, numeral, grid, words_of(bare) if number is None else None, latex)
 
 
 @dataclass(frozen=True)
@@ -251,7 +254,7 @@ def may_agree(gold: Answer, extracted: Answer) -> bool:
         return False
     if any(side.grid is not None and side.grid.kind == "system" for side in (gold, extracted)):
         return False
-    if _PRIME.findall(gold.bare) != _PRIME.findall(extracted.bare):
+    if UNREAD.findall(gold.tight) != UNREAD.findall(extracted.tight):
         return False
     if gold.number is not None and extracted.elements is not None:
         return False

@@ -31,12 +31,14 @@ _EMPTY = re.compile(r"\\varnothing(?![A-Za-z])|\\\{ ?\\\}")
 _MEANT = str.maketrans({
     "\u2212": "-", "\ufe63": "-", "\uff0d": "-", "×": r"\times ", "·": r"\cdot ", "÷": r"\div ", "π": r"\pi ",
     "∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm ",
-    "°": r"^\circ ", "²": "^{2}", "³": "^{3}", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}",
-    "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "％": "%", "∈": r"\in ", "∅": r"\emptyset ",
+    "°": r"^\circ ", "％": "%", "∈": r"\in ", "∅": r"\emptyset ", "…": r"\ldots ",
     "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "θ": r"\theta ", "λ": r"\lambda ", "φ": r"\phi ", "ω": r"\omega ",
 })  # fmt: skip
 
 
+_RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+|[₀₁₂₃₄₅₆₇₈₉]+|[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑⅒]")
+_DOTS = re.compile(r"\\(?:[cl]?dots|dots[bcimo])(?![A-Za-z])")
+_MORE_DIGITS = re.compile(r"(?<=[0-9])(\.[0-9]+) ?\\ldots *$")
 _VARIANTS = ("<wide>", "<narrow>", "<font>")
 _NOT_ASCII = re.compile(r"[\x00-\x7f]?[^\x00-\x7f]{1,500}")
 """Bounded, because the time to compose a run of combining marks is quadratic."""
@@ -68,7 +70,8 @@ def normalize_latex(text: str) -> str:
     bare = _EMPHASIS.sub(r"\1", plain_characters(text.strip())).strip("*`_ \t\n")
     bare = _DELIMITERS.sub("", _NEW_ROW.sub(r"\\\\ ", bare))
     bare = _THOUSANDS.sub(",", bare).replace("{,}", ",")
-    bare = _BLANKS.sub(lambda blank: blank[1] or " ", bare).strip().translate(_MEANT)
+    bare = _BLANKS.sub(lambda blank: blank[1] or " ", bare).strip()
+    bare = _MORE_DIGITS.sub(r"\1", _DOTS.sub(r"\\ldots", _RAISED.sub(_as_latex, bare).translate(_MEANT)))
     if bare.startswith("\u2013"):  # an en dash before an answer is a minus sign; between two numbers it means a range
         bare = "-" + bare[1:]
     bare = _COLON.sub(":", _in_environments(_STARRED.sub(r"\\\g<edge>{\g<name>}", bare)))
@@ -76,6 +79,15 @@ def normalize_latex(text: str) -> str:
     bare = _SHORT_ROOT.sub(r"\\sqrt{\1}", _SHORT_FRACTION.sub(_with_braces, bare))
     bare = _EMPTY.sub(r"\\emptyset", _SHORT_LOGARITHM.sub(r"\\log_{\1}", bare))
     return bare.strip().rstrip(".;,:。、").strip("*`_ ")
+
+
+def _as_latex(match: re.Match[str]) -> str:
+    """Returns superscripts as a power, subscripts as an index, and the sign of a fraction as `\\frac`."""
+    plain = unicodedata.normalize("NFKC", match[0]).replace("\u2212", "-")
+    if "\u2044" in plain:
+        over, _, under = plain.partition("\u2044")
+        return rf"\frac{{{over}}}{{{under}}}"
+    return ("_" if unicodedata.decomposition(match[0][0]).startswith("<sub>") else "^") + "{" + plain + "}"
 
 
 def _in_environments(text: str) -> str:
@@ -95,7 +107,9 @@ def _in_environments(text: str) -> str:
 
 def words_of(text: str) -> str | None:
     """Returns the words of an answer that is all `\\text{...}`: "friday" for `\\text{Friday}`, "c" for
-    `\\text{(C)}`."""
+    `\\text{(C)}`; also of an answer of several quantities, such as a date and `2\\text{ h }30\\text{ min}`."""
+    if has_several_parts(text):
+        return plain_words(text)
     match = TEXT.fullmatch(text)
     return plain_words(match[1]) if match and not any(char.isdigit() for char in match[1]) else None
 
@@ -123,11 +137,26 @@ TWO_NUMBERS = re.compile(r"(?<!frac )(?<!binom )(?<![0-9A-Za-z.])[0-9.]+ [0-9]")
 """Two numbers with a blank between them, which Math-Verify adds or multiplies."""
 _EXPONENT = re.compile(r"(?<![A-Za-z])[0-9.]+[eE][+-]?[0-9]")
 _MULTIPLIERS = re.compile(
-    r"\b(?:(?:hundred|thousand|million|billion|trillion)(?:th)?s?|(?:dozen|score|pair|couple)s?|half|not)\b",
+    r"(?<![A-Za-z\\])(?:(?:hundred|thousand|million|billion|trillion)(?:th)?s?|(?:dozen|score|pair|couple)s?|half|not)"
+    r"(?![A-Za-z])",
     re.IGNORECASE,
 )
+_QUANTITIES = re.compile(
+    r"[0-9] ?\\(?:text|textrm|mathrm|mbox)\s*\{(?! ?(?:(?:and|or|mod|in)(?![A-Za-z])|\())[^{}]*[A-Za-z][^{}]*\}"
+    r"(?! ?\^).*[0-9]"
+)
+"""A number, its unit, and another number, which is not the unit's power."""
+_DATE = re.compile(r"[0-9]{4}([-/])[0-9]{1,2}\1[0-9]{1,2}|[0-9]{1,2}([-/])[0-9]{1,2}\2[0-9]{4}|[0-9]+(?:\.[0-9]+){2,}")
 BASED = re.compile(r"[0-9)] ?_|(?<![0-9.])0[xXbBoO][0-9A-Fa-f]|(?<![A-Za-z])base[ -]?[0-9]")
 """A number with a base, which Math-Verify omits."""
+_DERIVATIVE = re.compile(
+    r"\\frac ?\{ ?(?:d|\\partial(?![A-Za-z])) ?([A-Za-z]?) ?\} ?\{ ?(?:d|\\partial(?![A-Za-z])) ?([A-Za-z]) ?\}"
+)
+UNREAD = re.compile(rf"'|\\prime(?![A-Za-z])|!!|\\ldots|{_DERIVATIVE.pattern}")
+"""Signs that Math-Verify omits or misreads: primes, double factorials, dots, and derivatives, which become 0."""
+LETTER_FONT = re.compile(r"\\(?:mathbf|boldsymbol|bm) ?\{ ?([A-Za-z]) ?\}|\\(?:mathrm|textrm) ?\{ ?([eid]) ?\}")
+"""A letter of mathematics in bold or upright type, which Math-Verify takes for the unit of the number before it."""
+_SHORT_SET = re.compile(r"\\mathbb ([A-Z])(?![A-Za-z])")
 _WORD = re.compile(r"(?<![A-Za-z])[A-Za-z]+(?![A-Za-z])")
 _SMALL_WORDS = re.compile(
     r"(?<![A-Za-z])(?:all|an|any|are|as|at|be|but|by|can|for|has|if|is|it|no|not|of|so|the|to|yes)(?![A-Za-z])",
@@ -151,6 +180,7 @@ def mathematics(bare: str) -> str | None:
 
     - prose ("Paris", "not 72"), which Math-Verify would read as a product of letters that equals its anagrams;
     - adjacent numbers ("1 000") and "1e999", which Math-Verify would multiply;
+    - several quantities, and lists with dots, of which Math-Verify reads a part;
     - numbers with a base ("101_2 + 11_2"), of which Math-Verify omits the base;
     - braces that do not match;
     - a box, whose inside is the answer;
@@ -161,9 +191,10 @@ def mathematics(bare: str) -> str | None:
     bare = _ROOT.sub(lambda match: rf"\sqrt{{{match[1] or match[2] or match[3]}}}", bare)
     if not bare.isascii() or not any(char.isalnum() for char in bare):
         return None
-    if any(pattern.search(bare) for pattern in (TWO_NUMBERS, _EXPONENT, BASED, _BOX)) or _is_prose(bare):
+    if any(pattern.search(bare) for pattern in (TWO_NUMBERS, _EXPONENT, BASED, _BOX, _DOTS)) or _is_prose(bare):
         return None
-    latex = _LONG_EXPONENT.sub(r"^{\1}", _POWER.sub("^", bare))
+    bare = _SHORT_SET.sub(r"\\mathbb{\1}", LETTER_FONT.sub(lambda letter: letter[1] or letter[2], bare))
+    latex = _LONG_EXPONENT.sub(r"^{\1}", _POWER.sub("^", _DERIVATIVE.sub(r"D_{\1d\2}", bare)))
     return _FUNCTION.sub(r"\\\1 ", latex).replace("infinity", r"\infty ")
 
 
@@ -178,13 +209,21 @@ def _nests_well(text: str) -> bool:
     return curly == 0
 
 
-def multiplies(bare: str) -> bool:
-    """Whether words in `\\text{}` change the number before them, as in `5\\text{ million}`. Math-Verify omits them."""
-    return any(_MULTIPLIERS.search(text) for text in TEXT.findall(bare))
+def multiplies(said: str) -> bool:
+    """Whether words change the number before them, as in "5 million". Math-Verify omits them."""
+    return _MULTIPLIERS.search(said) is not None
+
+
+def has_several_parts(bare: str) -> bool:
+    """Whether the answer is several quantities (`5\\text{ ft }6\\text{ in}`), a date, or an outline number.
+
+    Math-Verify omits everything after the first quantity, and subtracts the parts of a date.
+    """
+    return _QUANTITIES.search(bare) is not None or _DATE.fullmatch(bare) is not None
 
 
 def _is_prose(bare: str) -> bool:
-    if multiplies(bare):
+    if multiplies(TEXT.sub(r" \1 ", bare)) or has_several_parts(bare):
         return True
     plain = _COMMAND.sub(" ", TEXT.sub(" ", bare.replace("_", " ")))
     if _SMALL_WORDS.search(plain):
