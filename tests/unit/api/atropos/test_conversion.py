@@ -149,6 +149,16 @@ def test_group_without_a_binary_form_is_stored_without_the_values_that_lack_it(
     assert json.loads(to_json(stored)) == {**dict.fromkeys(KEYS), **group}
 
 
+def test_a_teacher_of_one_crowded_position_does_not_widen_all_positions() -> None:
+    crowded = [[[7] * 3000, *[[1]] * 1999]]
+    group = {**small(), "tokens": [[1] * 2000], "masks": [[-100, *[1] * 1999]]}
+    group |= {"distill_token_ids": crowded, "distill_logprobs": [[[-1.0] * len(ids) for ids in crowded[0]]]}
+    found = converted(group)
+    assert "one position has 3000 entries of a teacher" in found.unusable
+    assert found.size < 1 << 20
+    assert json.loads(to_json(found.stored("default", "1.20").body))["distill_token_ids"] == crowded
+
+
 @pytest.mark.parametrize("params", [None, {}, {"temperature": 0}, {"temperature": "hot", "top_p": True}])
 def test_conversion_uses_plain_sampling_by_default(params: dict[str, Any] | None) -> None:
     sampling = binary(_with(generation_params=params)).sampling

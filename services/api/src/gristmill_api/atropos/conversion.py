@@ -9,7 +9,8 @@ forms write differently:
     generation_params     temperature, top_p, max_tokens                 <->  sampling
     no inference_logprobs                                                <->  logprobs_known is False
     images, and generation_params                                        <->  meta
-    distill_* of k that varies by position                                ->  padded with id -1 and log-probability 0
+    distill_* of k that varies by position                                ->  padded with id -1 and log-probability 0,
+                                                                              unless almost all entries were padding
     distill_* of k > 1 times the same id, each of probability 1           ->  a position without a teacher
     policy version        JSON has none: the version that is served when the group is stored
 
@@ -40,6 +41,9 @@ KEYS: Final = Scored.__struct_fields__
 NOT_TRAINED: Final = -100
 NOT_SAMPLED: Final = np.float32(1.0)
 _PADDING: Final = -1
+_CELLS: Final = 1 << 22
+_TIMES: Final = 8
+"""A teacher's arrays may have `_CELLS` entries, or `_TIMES` the entries that were sent."""
 _HIGHEST_TOKEN: Final = 2**31 - 1
 _UNNAMED, _UNNUMBERED = "a99999999", 2**32 - 1
 """Id and row of a group that is not stored yet."""
@@ -295,7 +299,10 @@ def _padded(
 ) -> Any:
     if not positions:
         return None
-    flat = np.full((len(positions), max(map(len, positions))), padding, dtype)
+    width = max(map(len, positions))
+    if len(positions) * width > max(_CELLS, _TIMES * sum(map(len, positions))):
+        raise GroupError("too_much_padding", f"one position has {width} entries of a teacher, and most have far fewer")
+    flat = np.full((len(positions), width), padding, dtype)
     with np.errstate(over="ignore"):  # A group refuses what is not finite.
         for row, position, present in zip(flat, positions, taught or itertools.repeat(True), strict=False):
             if present:
