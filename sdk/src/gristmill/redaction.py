@@ -30,7 +30,7 @@ _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _SECRET_WORDS = frozenset({
     "password", "passwd", "pwd", "passphrase", "secret", "secrets", "apikey", "credential", "credentials",
     "authorization", "bearer", "cookie", "cookies", "accesskey", "privatekey", "webhook", "webhooks",
-    "creds", "cred", "dsn", "jwt", "sessionid",
+    "creds", "cred", "dsn", "jwt", "sessionid", "passcode", "otp", "mnemonic", "csrf", "xsrf",
 })  # fmt: skip
 _LAST_WORDS = frozenset({"token", "pass", "auth", "pat", "pem", "sas", "sig", "signature"})
 _TOGETHER = ("authconfig", "connectionstring", "connstr", "serviceaccount", "sessionid", "accountkey")
@@ -56,6 +56,28 @@ _TOKEN_OF = frozenset({
     "last", "answer",
 })  # fmt: skip
 """Owners of a `..._token` that is a piece of text and not a secret."""
+
+_NUMBER = re.compile(r"(?<=[A-Za-z])_?[0-9]+$")
+"""The number of a second secret, such as HF_TOKEN_2. `pass@1` is a metric."""
+_TOKEN_WORDS = frozenset(
+    {
+        "auth",
+        "access",
+        "api",
+        "bearer",
+        "refresh",
+        "session",
+        "id",
+        "csrf",
+        "xsrf",
+        "github",
+        "gitlab",
+        "hf",
+        "npm",
+        "bot",
+    }
+)
+"""Words that are written together with `token`."""
 
 _PATHS = frozenset({"PWD"})
 """Variables of every shell that hold a path, although their names look secret."""
@@ -92,7 +114,7 @@ def is_secret(name: str) -> bool:
     Names of text tokens and their counts (`eos_token`, `max_tokens`, `token_ids`) are not secret. Names of keys that
     select a field (`answer_key`, `sort_key`) are not secret either. `PWD` is the current folder, not a password.
     """
-    words = [word.lower() for word in _WORDS.findall(name)]
+    words = [word.lower() for word in _WORDS.findall(_NUMBER.sub("", name))]
     if not words or name in _PATHS:
         return False
     *before, last = words
@@ -105,6 +127,8 @@ def is_secret(name: str) -> bool:
         return owner not in _KEY_NOT_SECRET or name.isupper()  # SORT_KEY, in an environment
     if last == "tokens":
         return owner in _KEY_OF
+    if last.endswith("token") and last.removesuffix("token") in _TOKEN_WORDS:  # AUTHTOKEN
+        return True
     return last in _LAST_WORDS and owner not in _TOKEN_OF
 
 

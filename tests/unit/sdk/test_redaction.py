@@ -40,6 +40,7 @@ def _nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
         "slackWebhookUrl", "CREDS", "LLM_CRED", "SENTRY_DSN", "DOCKER_AUTH_CONFIG", "GOOGLE_SERVICE_ACCOUNT_JSON",
         "AZURE_STORAGE_CONNECTION_STRING", "connection_string", "X-Amz-Signature", "sas", "sig", "jwt",
         "private_key_pem", "sessionid", "session_id", "connectionString",
+        "HF_TOKEN_2", "api_key_2", "password1", "AUTHTOKEN", "authtoken", "GITHUBTOKEN", "PASSCODE", "otp",
     ],
 )  # fmt: skip
 def test_names_of_secrets_are_known(name: str) -> None:
