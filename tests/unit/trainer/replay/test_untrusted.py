@@ -182,3 +182,11 @@ def test_no_variable_of_a_record_is_expanded(tmp_path: Path, monkeypatch: pytest
     path = tmp_path / "fork.yaml"
     path.write_text(yaml.safe_dump(dollars_kept(env)))
     assert load_yaml(path) == env
+
+
+def test_record_of_a_run_that_is_nested_too_deep_is_refused() -> None:
+    params: dict[str, Any] = {}
+    for _ in range(600):
+        params = {"a": params or 1}
+    with raises(UntrustedError, "untrusted_record"):
+        recorded_environment(recorded() | {"environment": {"type": "x", "params": params}}, {}, CONFIGS, trust=False)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from gristmill.group import MAX_DEPTH, is_deeper
 from gristmill_trainer.errors import TrainerError
 
 _TEXTS: Final = frozenset({"system_prompt", "prompt_template", "prefill", "stop", "custom_thinking_prompt", "split"})
@@ -95,6 +96,8 @@ def recorded_environment(
     `own`: the user's settings, by name and nested as in a configuration file. `config_dir`: the user's own folder of
     configurations, whose data sets a record may name. Raises UntrustedError, unless `trust`.
     """
+    if is_deeper(env, MAX_DEPTH):
+        raise UntrustedError("untrusted_record", "the record of the run is nested too deep; no run has such settings")
     settings = _without(env, own)
     found = [] if trust else list(_suspicious(settings, "", config_dir))
     if found:
