@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 
 import pytest
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
 
 from gristmill_api import errors
 from gristmill_api.app import app
-from gristmill_api.http.error_handlers import REFUSALS, Refusal
+from gristmill_api.http.error_handlers import REFUSALS, ErrorFormat, Refusal, error_response
 
 
 @pytest.mark.slow
@@ -36,3 +39,19 @@ def test_every_route_of_v1_documents_the_errors() -> None:
         for status in REFUSALS:
             shape = operation["responses"][str(status)]["content"]["application/json"]["schema"]
             assert shape == {"$ref": "#/components/schemas/Refusal"}
+
+
+def test_error_at_the_root_does_not_send_a_long_request_back() -> None:
+    class Root:
+        error_format = ErrorFormat.ATROPOS
+
+    def problem(value: object) -> dict[str, object]:
+        return {"type": "too_long", "loc": ("body",), "msg": "too long", "input": value}
+
+    values = [{"a": [[1] * 1000] * 1000}, "x" * 100_000, {"a": [1, 2]}, *[1] * 2000]
+    error = RequestValidationError([problem(value) for value in values])
+    answer = error_response(Request({"type": "http", "route": Root()}), error)
+    assert answer is not None
+    detail = json.loads(bytes(answer.body))["detail"]
+    assert [one.get("input") for one in detail[:4]] == [None, None, {"a": [1, 2]}, 1]
+    assert len(detail) == 1000

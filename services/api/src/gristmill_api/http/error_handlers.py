@@ -24,6 +24,9 @@ from gristmill_api.errors import ApiProblem
 from gristmill_api.http.content_coding import InvalidGzip
 
 _LOG = logging.getLogger(__name__)
+_MOST_PROBLEMS: Final = 1000
+_MOST_QUOTED: Final = 4096
+"""Most characters, entries and values of a part of a request that an error quotes."""
 
 
 class ErrorFormat(Enum):
@@ -68,7 +71,9 @@ def log_problem(request: str, problem: ApiProblem) -> None:
 def _native(request: Request, error: Exception) -> Response | None:
     headers: dict[str, str] = {}
     if isinstance(error, RequestValidationError):
-        where = "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
+        where = "; ".join(
+            f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()[:_MOST_PROBLEMS]
+        )
         problem = errors.bad_request(f"{where}.")
     elif isinstance(error, HTTPException):
         problem, headers = _from_http(request, error)
@@ -99,12 +104,30 @@ def _atropos(request: Request, error: Exception) -> Response | None:
 
 
 def _validation_detail(error: RequestValidationError) -> JSONResponse:
-    """Returns FastAPI's own response, which Atropos' server sends."""
+    """Returns FastAPI's own response, which Atropos' server sends, of at most `_MOST_PROBLEMS`.
+
+    A long value is not quoted: a request may have many megabytes.
+    """
+    quoted = [
+        {key: value for key, value in problem.items() if key != "input" or _is_short(value)}
+        for problem in error.errors()[:_MOST_PROBLEMS]
+    ]
     try:
-        return JSONResponse({"detail": jsonable_encoder(error.errors())}, 422)
+        return JSONResponse({"detail": jsonable_encoder(quoted)}, 422)
     except ValueError:  # An entry quotes a NaN, which JSON cannot hold.
-        detail = [{key: problem[key] for key in ("type", "loc", "msg")} for problem in error.errors()]
+        detail = [{key: problem[key] for key in ("type", "loc", "msg")} for problem in quoted]
         return JSONResponse({"detail": detail}, 422)
+
+
+def _is_short(value: object) -> bool:
+    """Returns whether a value of a request has few parts. Takes bounded time."""
+    parts, left = [value], _MOST_QUOTED
+    while parts and left > 0:
+        part = parts.pop()
+        left -= len(part) + 1 if isinstance(part, str | list | dict) else 1
+        if left > 0 and isinstance(part, list | dict):
+            parts += part.values() if isinstance(part, dict) else part
+    return left > 0
 
 
 def _from_http(request: Request, error: HTTPException) -> tuple[ApiProblem, dict[str, str]]:
