@@ -116,12 +116,21 @@ def load_yaml(path: Path, environ: Mapping[str, str] | None = None) -> dict[str,
         message = f"{path}, line {line}: '{key}' is set again (first in line {first}); keep one of them"
         raise ConfigError("duplicate_key", message, path=path, key=key, line=line, first=first) from twice
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError("invalid_yaml", f"{path} is not valid YAML: {error}", path=path) from error
+        raise ConfigError("invalid_yaml", f"{path} is not valid YAML: {_yaml_problem(error)}", path=path) from error
     if not isinstance(loaded, dict):
         raise ConfigError("not_a_mapping", f"{path} must hold key: value pairs at its top level", path=path)
     filled = _fill(loaded, os.environ if environ is None else environ, str(path))
     assert isinstance(filled, dict)
     return filled
+
+
+def _yaml_problem(error: Exception) -> str:
+    """Returns the problem in one line, with its place. PyYAML's text is of several lines and names no file."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return " ".join(str(error).split())
+    found = ", ".join(filter(None, (getattr(error, "context", None), getattr(error, "problem", None))))
+    return f"line {mark.line + 1}, column {mark.column + 1}: {found}"
 
 
 def find_config(name: str, config_dir: Path) -> Path:

@@ -128,11 +128,26 @@ def test_unknown_config_lists_the_available_configs(tmp_path: Path) -> None:
     assert "gsm8k, quickstart" in str(raised.value)
 
 
-def test_broken_yaml_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (b"a: [1\n", "line 2, column 1: while parsing a flow sequence, expected ',' or ']'"),
+        (b"a:\n\tb: 1\n", "line 2, column 1: while scanning for the next token, found character"),
+        (b"a: *x\n", "line 1, column 4: found undefined alias 'x'"),
+        (b"a: \x00\n", "unacceptable character"),
+        (b"\xff", "'utf-8' codec can't decode byte 0xff"),
+    ],
+    ids=["bracket", "tab", "alias", "control", "utf-8"],
+)
+def test_broken_yaml_is_an_error_of_one_line_that_names_file_and_place(
+    tmp_path: Path, text: bytes, problem: str
+) -> None:
     path = tmp_path / "a.yaml"
-    path.write_text("a: [1\n")
-    with raises(ConfigError, "invalid_yaml", path=path):
+    path.write_bytes(text)
+    with raises(ConfigError, "invalid_yaml", path=path) as raised:
         load_yaml(path)
+    assert str(raised.value).startswith(f"{path} is not valid YAML: {problem}")
+    assert "\n" not in str(raised.value)
 
 
 class _Options(Settings):
