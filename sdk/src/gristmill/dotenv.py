@@ -60,6 +60,9 @@ class _Parser:
         self._known: dict[str, str] = {}
 
     def variables(self) -> Iterator[tuple[str, str]]:
+        if "\0" in self._text:  # No process can have such a variable.
+            self._at = self._text.index("\0")
+            raise self._error("has a null character")
         while self._skip():
             start = _START.match(self._text, self._at)
             if start is None:

@@ -145,8 +145,9 @@ def test_environment_overrides_the_file_and_may_turn_it_off(tmp_path: Path) -> N
     assert env_file(tmp_path, {"COMPOSE_DISABLE_ENV_FILE": "1"}) == {}
 
 
-def test_error_names_the_line(tmp_path: Path) -> None:
-    (tmp_path / ".env").write_text("A=1\n\nB='open\n")
+@pytest.mark.parametrize("wrong", ["B='open", "B=a\0b"])
+def test_error_names_the_line(tmp_path: Path, wrong: str) -> None:
+    (tmp_path / ".env").write_text(f"A=1\n\n{wrong}\n")
     with pytest.raises(DotenvError, match=r"\.env, line 3 "):
         read_env_file(tmp_path / ".env", {})
 
