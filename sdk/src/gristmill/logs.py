@@ -46,12 +46,17 @@ def escaped(text: str) -> str:
 
 
 class LineFormatter(logging.Formatter):
-    """Writes the time once per second instead of once per line, escapes control characters and masks secrets."""
+    """Writes the time once per second instead of once per line, escapes control characters and masks secrets.
+
+    `extra={"trace": TEXT}` of a record is the traceback of an error in another process. It keeps its lines.
+    """
 
     _second, _written = -1, ""
 
     def format(self, record: logging.LogRecord) -> str:
-        return redact_text(super().format(record))
+        text = super().format(record)
+        trace = getattr(record, "trace", "")
+        return redact_text(f"{text}\n{_indented(trace.rstrip())}" if trace else text)
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
         if int(record.created) != self._second:

@@ -69,6 +69,14 @@ def test_traceback_keeps_its_lines_and_none_looks_like_a_log_line(output: io.Str
     assert all(text.startswith("  ") and text.isprintable() for text in others)
 
 
+def test_traceback_of_another_process_keeps_its_lines(output: io.StringIO) -> None:
+    trace = 'Traceback (most recent call last):\n  File "a.py"\nValueError: bad\x1b\n'
+    logging.getLogger("some.library").error("reward failed", extra={"trace": trace})
+    first, *others = output.getvalue().removesuffix("\n").split("\n")
+    assert first.endswith("ERROR   reward failed")
+    assert others == ["  Traceback (most recent call last):", '    File "a.py"', r"  ValueError: bad\x1b"]
+
+
 @pytest.mark.slow
 def test_weights_and_biases_logs_without_errors(tmp_path: Path) -> None:
     """W&B's own log file formats the process id as a number, so `logging.logProcesses` must stay on."""

@@ -220,8 +220,8 @@ class Scorer:
                 continue
             self._errors[name] += 1
             if (count := self._errors[name]) == 1:
-                trace = f"\n{outcome.trace.rstrip()}" if outcome.trace else ""
-                logger.error("reward '%s' failed: %s%s", name, outcome.text, trace, exc_info=outcome.cause)
+                trace = {"trace": outcome.trace}
+                logger.error("reward '%s' failed: %s", name, outcome.text, extra=trace, exc_info=outcome.cause)
             elif str(count).strip("0") == "1":
                 logger.error("reward '%s' has failed %d times, last: %s", name, count, outcome.text)
 

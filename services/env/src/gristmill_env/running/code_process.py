@@ -66,7 +66,7 @@ class FirstErrors:
         """Counts an exception of the code `name`."""
         self._counts[name] += 1
         if (count := self._counts[name]) == 1:
-            self._logger.error("%s %s failed\n%s", self._what, name, redact_text(trace.rstrip()))
+            self._logger.error("%s failed: %s", self._what, text, extra={"trace": trace})
         elif str(count).strip("0") == "1":
             self._logger.error("%s %s has failed %d times, last: %s", self._what, name, count, text)
 
