@@ -137,12 +137,19 @@ def test_live_view_shows_the_phase_of_an_evaluation_and_of_the_end(run: LocalRun
     assert run.facts().phase == "stopping the services"
 
 
-def test_context_of_a_failure_is_the_end_of_its_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_context_of_a_failure_is_the_end_of_its_log_without_lines_of_success(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     log = tmp_path / "trainer.log"
     log.write_text("".join(f"line {number}\x1b\n" for number in range(100)))
     show_context(log)
     lines = capsys.readouterr().out.splitlines()
     assert lines == [f"  line {number}\\x1b" for number in range(88, 100)]
+    log.write_text(
+        "Traceback\n" + "12:00:00 env     INFO    score prompt=g1\n" * 100 + "12:00:01 env     ERROR   no reward\n"
+    )
+    show_context(log)
+    assert capsys.readouterr().out.splitlines() == ["  Traceback", "  12:00:01 env     ERROR   no reward"]
     show_context(tmp_path / "missing.log")
     show_context(None)
 

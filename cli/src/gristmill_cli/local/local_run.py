@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
 import sys
 import threading
@@ -40,6 +41,8 @@ _REPORT_SECONDS = 30.0
 """Longest wait for the report of the run, which the API writes."""
 _CONTEXT_LINES = 12
 """Lines of a failed service's log that are shown before its error."""
+_WENT_WELL: Final = re.compile(r"\d\d:\d\d:\d\d \S+ +(?:DEBUG|INFO) ")
+"""A line of `gristmill.logs`."""
 
 
 class LocalRun:
@@ -224,10 +227,14 @@ def saved_step(folder: Path) -> int | None:
 
 
 def show_context(log: Path | None) -> None:
-    """Shows the last lines of a failed service's log, which the calm views did not show. The error comes after them."""
+    """Shows the last lines of a failed service's log, which the calm views did not show. The error comes after them.
+
+    Leaves out the lines about work that went well. A busy service writes many of them, and they hide the others.
+    """
     if log is None or not log.exists():
         return
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_CONTEXT_LINES:]
+    written = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = [text for text in written if not _WENT_WELL.match(text)][-_CONTEXT_LINES:]
     print("\n".join(f"  {escaped(line)}" for line in lines), flush=True)
 
 
