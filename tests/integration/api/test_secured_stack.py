@@ -18,7 +18,7 @@ from tests.support.ports import free_port
 from tests.support.stack import Output
 
 from gristmill import ApiError, Deployment, PolicyVersion, SyncClient
-from gristmill_cli.local.processes import LocalStack
+from gristmill_cli.local.processes import LocalStack, LocalStackError
 from gristmill_cli.local.secret_files import FILES, FOLDER, PASSWORD, ROLES, Secrets
 from gristmill_cli.local.services import start_api, start_redis, token_files
 from secure import main
@@ -161,3 +161,14 @@ def test_stack_without_secrets_asks_for_no_token(tmp_path: Path) -> None:
         assert token_files("env", None) == {}
         assert httpx.get(f"{url}/v1/runs").status_code == 200
     assert "auth=none" in output.of("api")
+
+
+def test_second_stack_does_not_start_a_redis_in_the_same_folder(tmp_path: Path) -> None:
+    with LocalStack(Output().add) as first:
+        start_redis(first, tmp_path, None)
+        with LocalStack(Output().add) as second:
+            with raises(LocalStackError, "state_in_use", path=tmp_path / "redis"):
+                start_redis(second, tmp_path, None)
+            assert not second.services
+    with LocalStack(Output().add) as third:
+        start_redis(third, tmp_path, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ import httpx
 
 from gristmill import Deployment, SyncClient, connections
 from gristmill_cli.local.options import ROOT
-from gristmill_cli.local.processes import LocalStack, Service, answers, free_port, listens
+from gristmill_cli.local.processes import LocalStack, LocalStackError, Service, answers, free_port, listens
 from gristmill_cli.local.redis_server import redis_command
 from gristmill_cli.local.secret_files import ACL, AGENT, PASSWORD, Secrets
 from gristmill_cli.local.warm_server import MODEL_TIMEOUT, WarmServer
@@ -154,11 +155,27 @@ def model_environ(state: Path, model: str, port: int) -> dict[str, str]:
 
 
 def start_redis(stack: LocalStack, state: Path, secrets: Secrets | None) -> str:
-    """Starts Redis with its data in `state`/redis. Returns its URL."""
+    """Starts Redis with its data in `state`/redis. Returns its URL.
+
+    Raises LocalStackError if another Redis of a stack has the folder. Two would write into the same files, and destroy
+    the store. Redis inherits the lock, so that the lock outlives a launcher that was killed.
+    """
     folder, port = state / "redis", free_port()
     folder.mkdir(parents=True, exist_ok=True)
     users = ["--aclfile", str(secrets.path(ACL))] if secrets else []
-    redis = stack.start("redis", [*redis_command(port, folder), *users])
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        redis = stack.start("redis", [*redis_command(port, folder), *users], keeps=(lock,))
+    except BlockingIOError as error:
+        raise LocalStackError(
+            "state_in_use",
+            f"another stack uses the store in {folder}: stop the `gristmill run` that has it (or the redis-server that "
+            "a killed one left), or choose another folder with --state_dir",
+            path=folder,
+        ) from error
+    finally:
+        os.close(lock)
     stack.wait_until(redis, lambda: listens(port), timeout=60)
     return f"redis://127.0.0.1:{port}/0"
 
