@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -275,6 +276,24 @@ except StopReceived as stop:
     sys.exit(128 + stop.number)
 """
 INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other kernels send no signal when a parent ends")
+def test_services_stop_when_the_launcher_is_killed(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).touch()  # they end at once after SIGTERM
+    command = [sys.executable, "-c", STACK, f"{tmp_path}/"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        pids = [int(next(launcher.stdout).split()[-1]) for _ in range(2)]
+        ends = [os.pidfd_open(pid) for pid in pids]
+        launcher.kill()
+    ended = [bool(select.select([end], [], [], 20)[0]) for end in ends]
+    for pid, end, has_ended in zip(pids, ends, ended, strict=True):
+        if not has_ended:
+            os.kill(pid, signal.SIGKILL)
+        os.close(end)
+    assert ended == [True, True]
 
 
 @pytest.mark.parametrize(

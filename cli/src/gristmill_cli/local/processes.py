@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import signal
@@ -38,6 +39,8 @@ _HARMLESS = re.compile(
 )
 _SERVERS = frozenset({"redis", "api", "model"})
 _WITHOUT_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+_PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
+_PR_SET_PDEATHSIG = 1
 GRACE = 20.0
 """Seconds between SIGTERM and SIGKILL of a service."""
 
@@ -186,7 +189,8 @@ class LocalStack:
 
         `logs`: a folder in which each service's output is appended to <name>.log. Known harmless lines are then only in
         the file. `complain` receives messages of the stack itself; the default prints them to standard error.
-        `signals`: a stop signal ends `wait_until`, and only the third one shortens `stop`.
+        `signals`: a stop signal ends `wait_until`, and only the third one shortens `stop`. The services then also stop
+        when this process is killed (on Linux), because the next start needs their ports and files.
         """
         self._say = say or print_line
         self._complain = complain or _print_error
@@ -225,6 +229,7 @@ class LocalStack:
             stderr=subprocess.STDOUT,
             pass_fds=keeps,
             start_new_session=True,  # Only the launcher receives Ctrl-C, and it stops the services in order.
+            preexec_fn=_stop_with_parent if self._signals is not None else None,
         )
         service = Service(name, process, log)
         service.grace, service.ready_text = grace, ready_text
@@ -318,6 +323,15 @@ class LocalStack:
             self._say(service.name, f"{service.log} cannot be written any more: {error}")
             return None
         return log
+
+
+def _stop_with_parent() -> None:
+    """Lets the kernel send SIGTERM to this process when the thread that started it ends.
+
+    That is the main thread of the launcher, because only a main thread can have StopSignals.
+    """
+    if _PRCTL is not None:
+        _PRCTL(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def print_line(name: str, text: str) -> None:
