@@ -29,6 +29,8 @@ class JudgeServer:
         self.asked: list[dict[str, Any]] = []
         self.statuses: list[int] = []
         """Statuses to answer with, one per request, until they are used up."""
+        self.raw: bytes | None = None
+        """The body of all answers, in place of OpenAI's."""
         self.gate = threading.Semaphore(1000)
         """Each answer takes one."""
         self.working = self.most_working = 0
@@ -47,6 +49,7 @@ class JudgeServer:
                 text = served.reply(body["messages"][0]["content"])
                 usage = {"prompt_tokens": 100, "completion_tokens": 10}
                 raw = json.dumps({"choices": [{"message": {"content": text}}], "usage": usage}).encode()
+                raw = raw if served.raw is None else served.raw
                 with lock:
                     served.working -= 1
                 self.send_response(status)
@@ -127,6 +130,14 @@ def test_a_reply_without_a_grade_is_an_error(server: JudgeServer, reply: str, mo
     with raises(RewardError, "judge_unreadable"):
         score(server, **more)
     assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("raw", [b"<html>\xff Welcome", b'{"choices": []}', b'{"choices": 1}'])
+def test_a_server_of_another_kind_is_an_error_with_its_address_and_answer(server: JudgeServer, raw: bytes) -> None:
+    server.raw = raw
+    with raises(RewardError, "judge_invalid", url=server.url) as raised:
+        score(server)
+    assert server.url in str(raised.value) and repr(raw.decode(errors="replace")) in str(raised.value)
 
 
 def test_the_request_has_the_filled_template(server: JudgeServer) -> None:

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import msgspec
 from pydantic import Field, SecretStr
 
+from gristmill.redaction import redact_text
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards.outcomes import RewardResult, short
 from gristmill_env.rewards.registry import reward
@@ -109,8 +110,13 @@ class _Judge:
             decoded = msgspec.json.decode(answer, type=_Reply)
             reply = decoded.choices[0].message.content or ""
         except (msgspec.DecodeError, IndexError) as error:
+            url = redact_text(self._server.base_url)
             raise RewardError(
-                "judge_invalid", f"the judge does not answer as OpenAI's chat endpoint does: {error}"
+                "judge_invalid",
+                f"the judge at {url} does not answer as OpenAI's chat endpoint does ({error}): "
+                f"{short(answer[:200].decode(errors='replace'))}; is base_url the address of a server with "
+                "/v1/chat/completions?",
+                url=url,
             ) from error
         if self._kept is not None:
             await asyncio.to_thread(self._kept.put, key, reply)
