@@ -7,8 +7,9 @@ import inspect
 import json
 
 import pytest
-from fastapi import Request
 from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 
 from gristmill_api import errors
 from gristmill_api.app import app
@@ -28,6 +29,14 @@ def test_openapi_lists_every_error_status() -> None:
 def test_errors_have_the_documented_shape() -> None:
     refused = errors.too_large(5)
     assert Refusal.model_validate(refused.body()).error.code == "too_large"
+
+
+def test_client_that_hangs_up_during_its_body_is_named() -> None:
+    wrapped = HTTPException(400, "There was an error parsing the body")  # FastAPI's
+    wrapped.__cause__ = ClientDisconnect()
+    request = Request({"type": "http", "method": "POST", "path": "/v1/runs", "headers": [], "app": app})
+    response = error_response(request, wrapped)
+    assert response is not None and json.loads(response.body)["error"]["code"] == "client_gone"
 
 
 @pytest.mark.slow

@@ -39,8 +39,9 @@ _PHASES: Final = (
     (re.compile(r"^evaluated run=\S+ version=(\S+)"), "generates"),
     (re.compile(r"^resumed from"), "resumed from a checkpoint"),
 )
-_QUIET: Final = re.compile(r"^refused .*code=run_missing")
-"""Warnings that are part of every start: the launcher and the services look for a run that does not exist yet."""
+_QUIET: Final = re.compile(r"^refused .*code=(?:run_missing|client_gone)")
+"""Warnings that are part of every start and end: the launcher and the services look for a run that does not exist yet,
+and a service stops during a request."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def install(app: FastAPI) -> None:
 
 def error_response(request: Request, error: Exception) -> Response | None:
     """Returns the response for an exception; None if the exception is a defect of the API."""
-    if isinstance(error, HTTPException) and isinstance(error.__cause__, ApiProblem):
+    if isinstance(error, HTTPException) and isinstance(error.__cause__, ApiProblem | ClientDisconnect):
         error = error.__cause__  # FastAPI wraps exceptions that are raised while it reads a body.
     if isinstance(error, RedisError):
         error = errors.from_redis(error) or error
