@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -289,3 +291,19 @@ def test_python_m_gristmill_cli_is_the_same_program(runs: Path) -> None:
         [sys.executable, "-m", "gristmill_cli", "status"], capture_output=True, text=True, check=True, timeout=60
     )
     assert "run quickstart is finished" in done.stdout
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_the_packages_load_prints_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "rich").mkdir()
+    (tmp_path / "rich" / "__init__.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(600)\n")
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    with subprocess.Popen(
+        [sys.executable, "-m", "gristmill_cli", "--help"], env=environ, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as program:  # fmt: skip
+        assert program.stdout is not None and program.stdout.readline() == "loading\n"
+        program.send_signal(signal.SIGINT)
+        _, errors = program.communicate()
+    assert (program.returncode, errors) == (-signal.SIGINT, "")
