@@ -36,7 +36,8 @@ def test_client_that_hangs_up_during_its_body_is_named() -> None:
     wrapped.__cause__ = ClientDisconnect()
     request = Request({"type": "http", "method": "POST", "path": "/v1/runs", "headers": [], "app": app})
     response = error_response(request, wrapped)
-    assert response is not None and json.loads(response.body)["error"]["code"] == "client_gone"
+    assert response is not None
+    assert json.loads(response.body)["error"]["code"] == "client_gone"
 
 
 @pytest.mark.slow

@@ -303,7 +303,8 @@ def test_ctrl_c_while_the_packages_load_prints_no_traceback(tmp_path: Path) -> N
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     ) as program:  # fmt: skip
-        assert program.stdout is not None and program.stdout.readline() == "loading\n"
+        assert program.stdout is not None
+        assert program.stdout.readline() == "loading\n"
         program.send_signal(signal.SIGINT)
         _, errors = program.communicate()
     assert (program.returncode, errors) == (-signal.SIGINT, "")

@@ -137,7 +137,8 @@ def test_a_server_of_another_kind_is_an_error_with_its_address_and_answer(server
     server.raw = raw
     with raises(RewardError, "judge_invalid", url=server.url) as raised:
         score(server)
-    assert server.url in str(raised.value) and repr(raw.decode(errors="replace")) in str(raised.value)
+    assert server.url in str(raised.value)
+    assert repr(raw.decode(errors="replace")) in str(raised.value)
 
 
 def test_the_request_has_the_filled_template(server: JudgeServer) -> None:
