@@ -37,7 +37,7 @@ def test_client_that_hangs_up_during_its_body_is_named() -> None:
     request = Request({"type": "http", "method": "POST", "path": "/v1/runs", "headers": [], "app": app})
     response = error_response(request, wrapped)
     assert response is not None
-    assert json.loads(response.body)["error"]["code"] == "client_gone"
+    assert json.loads(bytes(response.body))["error"]["code"] == "client_gone"
 
 
 @pytest.mark.slow
