@@ -15,9 +15,10 @@ from tests.support.errors import raises
 from tests.unit.env.conftest import FailingServer
 
 from gristmill.logs import line
-from gristmill_env.errors import InferenceError, PromptRefusedError, RequestTimeoutError
+from gristmill_env.errors import EpisodeError, InferenceError, PromptRefusedError, RequestTimeoutError
 from gristmill_env.inference import ModelServers
 from gristmill_env.inference import server as server_module
+from gristmill_env.inference.server import PARSE
 from gristmill_env.settings.run import ServerConfig
 
 from .conftest import ASK, CHAT, GENERATE, answers, choice, client, said
@@ -462,3 +463,35 @@ async def test_refusal_of_one_prompt_of_token_ids_is_of_its_row(failing_server: 
             await servers.generate(refused)
         assert failing_server.bodies[-1]["token_ids"] == [0, 1, 2, 3]
         assert len(await servers.generate(ASK)) == ASK.count
+
+
+async def test_parsing_waits_for_a_server_that_is_away(failing_server: FailingServer) -> None:
+    answered = iter([(503, "loading"), (503, "loading")])
+    parsed = (200, {"choices": [{"message": {"content": "4"}, "finish_reason": "stop"}]})
+    failing_server.answers[PARSE] = lambda: next(answered, parsed)
+    async with client(failing_server, patience=30) as servers:
+        await servers.connect(patience=2)
+        assert await servers.parse([4], "stop", [1], {}, None) == {"content": "4"}
+    assert failing_server.asked.count(PARSE) == 3
+
+
+async def test_parsing_needs_no_place_of_a_request(failing_server: FailingServer) -> None:
+    go_on = threading.Event()
+    failing_server.answers[GENERATE] = lambda: (go_on.wait(30), answers(choice()))[1]
+    failing_server.answers[PARSE] = lambda: (200, {"choices": [{"message": {"content": "4"}, "finish_reason": "stop"}]})
+    async with client(failing_server, num_max_requests_at_once=1) as servers:
+        await servers.connect(patience=2)
+        working = asyncio.create_task(servers.generate(ASK))
+        while not worked(failing_server):
+            await asyncio.sleep(0.01)
+        assert await servers.parse([4], "stop", [1], {}, None) == {"content": "4"}
+        go_on.set()
+        await working
+
+
+async def test_reply_that_the_server_cannot_parse_is_an_error_of_its_rollout(failing_server: FailingServer) -> None:
+    failing_server.answers[PARSE] = lambda: (400, {"error": "no such token"})
+    async with client(failing_server) as servers:
+        await servers.connect(patience=2)
+        with raises(EpisodeError, "reply_not_parsed", status=400):
+            await servers.parse([4], "stop", [1], {}, None)

@@ -65,9 +65,10 @@ class Endpoint:
     requests: int = 0
     evaluations: int = 0
 
-    def has_room(self, *, evaluation: bool) -> bool:
-        """Whether the server may receive one more request."""
-        return self.requests < self.max_requests and not (evaluation and self.evaluations >= self.max_evaluations)
+    def has_room(self, cost: int, *, evaluation: bool) -> bool:
+        """Whether the server may receive one more request. A request that samples nothing, of cost 0, always may."""
+        free = self.requests < self.max_requests and not (evaluation and self.evaluations >= self.max_evaluations)
+        return free or cost == 0
 
     @contextmanager
     def carrying(self, cost: int, *, evaluation: bool) -> Iterator[None]:
@@ -95,7 +96,7 @@ def choose(
     able = [
         endpoint
         for endpoint in endpoints
-        if endpoint.state is EndpointState.UP and endpoint.has_room(evaluation=evaluation)
+        if endpoint.state is EndpointState.UP and endpoint.has_room(cost, evaluation=evaluation)
     ]
 
     def load(endpoint: Endpoint) -> float:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from gristmill import Manifest
 from gristmill.backoff import Backoff
 from gristmill.model_servers import LOOK_UP_EVERY, ServerAddresses
 from gristmill.redaction import redact_text
-from gristmill_env.errors import InferenceError, PromptRefusedError
+from gristmill_env.errors import EpisodeError, InferenceError, PromptRefusedError
 from gristmill_env.gather import gather
 from gristmill_env.inference.failover import Endpoint, EndpointState, Failover, RetryBudget, UnpublishedError
 from gristmill_env.inference.http import RefusedError, ServerTroubleError
@@ -21,6 +21,7 @@ from gristmill_env.inference.server import ModelServer, Thinking, no_token_ids
 from gristmill_env.inference.types import Completion, GenerationRequest, ServedModel
 from gristmill_env.settings.run import ServerConfig
 
+T = TypeVar("T")
 _AS_THE_MODEL_DOES = Thinking()
 _LONGEST_PAUSE = 0.5
 """Seconds. Short, because the run waits for the server's first answer and the server has no other requests yet."""
@@ -121,15 +122,16 @@ class ModelServers:
     ) -> dict[str, Any]:
         """Returns sampled tokens as a message (`ModelServer.parse`). `server`: URL of the server that is asked first.
 
-        Raises InferenceError when no server answers.
+        Raises InferenceError and RequestTimeoutError as `generate` does, and EpisodeError for a reply that the server
+        cannot parse.
         """
-        began = time.monotonic()
-        for endpoint in sorted(self._endpoints, key=lambda one: (one.server.url != server, one.state)):
-            try:
-                return await endpoint.server.parse(token_ids, finish, before, asked)
-            except ServerTroubleError as trouble:
-                endpoint.problem = trouble.told
-        raise self._failover.gave_up(time.monotonic() - began)
+        try:
+            parsed = self._ask(lambda one: one.parse(token_ids, finish, before, asked), earlier=server)
+            return (await parsed)[0]
+        except RefusedError as refusal:
+            if refusal.may_mean_the_prompt:
+                raise EpisodeError("reply_not_parsed", str(refusal), **refusal.values) from refusal
+            raise
 
     async def weight_label(self) -> str:
         """Returns the weight label of the first server that is up; "default" if no weights were published to it.
@@ -226,19 +228,39 @@ class ModelServers:
         return [completion for answer in answers for completion in answer]
 
     async def _answer(self, request: GenerationRequest, evaluation: bool) -> list[Completion]:
+        while True:
+            completions, endpoint, turn = await self._ask(
+                lambda server: server.generate(request), request.cost, evaluation=evaluation, earlier=request.earlier
+            )
+            if self._trusted(completions):
+                return [dataclasses.replace(completion, server=endpoint.server.url) for completion in completions]
+            self._failover.unpublished(endpoint, turn)
+
+    async def _ask(
+        self,
+        ask: Callable[[ModelServer], Awaitable[T]],
+        cost: int = 0,
+        *,
+        evaluation: bool = False,
+        earlier: str | None = None,
+    ) -> tuple[T, Endpoint, int]:
+        """Returns the answer of a server, the server and its turn. Waits for a server up to `patience`.
+
+        `cost`: tokens; 0 for a request that samples nothing.
+        """
         self._budget.request()
         failing_since: float | None = None
         while True:
             if self._looking is not None and self._looking.done():
                 self._looking.result()  # raises the error that ended the look-ups
             endpoint = await self._failover.free_endpoint(
-                request.cost, evaluation=evaluation, failing_since=failing_since, earlier=request.earlier
+                cost, evaluation=evaluation, failing_since=failing_since, earlier=earlier
             )
             turn = endpoint.turn
             try:
                 try:
-                    with endpoint.carrying(request.cost, evaluation=evaluation):
-                        completions = await endpoint.server.generate(request)
+                    with endpoint.carrying(cost, evaluation=evaluation):
+                        answer = await ask(endpoint.server)
                 finally:
                     self._failover.changed()
             except ServerTroubleError as trouble:
@@ -248,9 +270,7 @@ class ModelServers:
                 await asyncio.sleep(self._budget.retry())
                 continue
             self._failover.answered(endpoint, turn)
-            if self._trusted(completions):
-                return [dataclasses.replace(completion, server=endpoint.server.url) for completion in completions]
-            self._failover.unpublished(endpoint, turn)
+            return answer, endpoint, turn
 
     def _trusted(self, completions: list[Completion]) -> bool:
         known = self._is_published
