@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import threading
@@ -14,10 +15,12 @@ import pytest
 from tests.unit.env.gateway.conftest import SAMPLING, Running, ScriptedModel, until
 
 from gristmill_env.gateway import Limits, Session
+from gristmill_env.gateway.dialects import DIALECTS
 
 pytestmark = pytest.mark.slow
 
 QUESTION: list[Any] = [{"role": "user", "content": "2 + 2?"}]
+BODY = {"model": "tiny", "messages": QUESTION}
 PARAMETERS = {"type": "object", "properties": {"query": {"type": "string"}}}
 SEARCH = {"name": "search", "description": "Searches.", "parameters": PARAMETERS}
 TOOL: dict[str, Any] = {"type": "function", "function": SEARCH}
@@ -320,6 +323,74 @@ async def test_killed_process_goes_on_with_the_rollout(running: Running, model: 
     ended = running.open(folder=running.folder).ended
     assert ended is not None
     assert ended.reward == 0.5
+
+
+async def test_repetition_of_a_keyed_request_gets_its_reply_after_a_kill(
+    running: Running, model: ScriptedModel
+) -> None:
+    model.says = ["one", "two"]
+    headers = {"Authorization": f"Bearer {running.session.key}", "Idempotency-Key": "a"}
+    async with httpx.AsyncClient(base_url=running.url, headers=headers) as plain:
+
+        async def say(text: str) -> str:
+            body = {"model": "tiny", "messages": [{"role": "user", "content": text}]}
+            answer = (await plain.post("/chat/completions", json=body)).json()
+            return str(answer["choices"][0]["message"]["content"])
+
+        assert await say("2 + 2?") == "one"
+        await running.session.close()
+        running.gateway.sessions.remove(running.session)
+        resumed = running.open(folder=running.folder)
+        assert await say("2 + 2?") == "one"
+        assert await say("3 + 3?") == "two", "another request is none that was answered, whatever its key is"
+    assert len(resumed.turns) == 2
+
+
+async def test_key_in_the_path_is_not_replaced_by_an_api_key(running: Running) -> None:
+    url = f"{running.gateway.url}/s/ended/v1/chat/completions"
+    async with httpx.AsyncClient(headers={"Authorization": f"Bearer {running.session.key}"}) as plain:
+        answer = await plain.post(url, json={"model": "tiny", "messages": QUESTION})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "unknown_session")
+    assert not list(running.session.turns)
+
+
+async def test_requests_at_once_keep_the_bound_of_replies_and_end_with_the_session(
+    running: Running, model: ScriptedModel
+) -> None:
+    go_on = threading.Event()
+    model.hold = lambda: (go_on.wait(30), None)[1]
+    session = running.open(Limits(turns=3))
+    asked = [session.reply(session.prepare(DIALECTS["/v1/chat/completions"].read(BODY))) for _ in range(5)]
+    replies = [asyncio.create_task(one) for one in asked]
+    refused, _ = await asyncio.wait(replies, return_when=asyncio.FIRST_COMPLETED)
+    assert {getattr(one.exception(), "code", None) for one in refused} == {"too_many_turns"}
+    sampling = set(session._working)
+    assert len(sampling) == 3
+    await session.close()
+    assert all(task.cancelled() for task in sampling), "equal requests too"
+    go_on.set()
+    await asyncio.gather(*replies, return_exceptions=True)
+
+
+async def test_repetition_of_the_last_allowed_request_gets_its_reply(running: Running) -> None:
+    session = running.open(Limits(turns=1))
+    async with httpx.AsyncClient(base_url=running.gateway.base_url(session)) as plain:
+        for again in ("0", "1"):
+            answer = await plain.post("/chat/completions", json=BODY, headers={"x-stainless-retry-count": again})
+            assert answer.status_code == 200, answer.text
+    assert len(session.turns) == 1
+
+
+@pytest.mark.parametrize("stop", ["Observation:", ["x", "Observation:"]])
+async def test_text_of_stop_is_sampled_and_not_answered(running: Running, model: ScriptedModel, stop: Any) -> None:
+    model.says = ["Thought.\nObservation:", "Done"]
+    asked = client(running)
+    reply = (await asked.chat.completions.create(model="tiny", messages=QUESTION, stop=stop)).choices[0].message
+    assert reply.content == "Thought.\n"
+    await asked.chat.completions.create(model="tiny", messages=[*QUESTION, reply, *QUESTION], stop=stop)
+    first, second = running.session.turns
+    assert second.parent is first
+    assert "Thought.\nObservation:" in model.prompts[-1], "as it was sampled"
 
 
 async def test_session_of_another_group_is_not_resumed(running: Running) -> None:

@@ -88,8 +88,7 @@ class AgentPlayer:
                 await self.runner.run(self._task(item), endpoint, session, limit)
             else:
                 async with asyncio.timeout(limit):
-                    reward, session.parts = checked_result(await self.runner.run(self._task(item), endpoint))
-                    await session.end(reward)
+                    await session.end(*checked_result(await self.runner.run(self._task(item), endpoint)))
         except TimeoutError as error:
             session.forget()
             late = RolloutTimeoutError("agent_timeout", f"the agent took more than {limit:g} s", seconds=limit)
@@ -147,7 +146,8 @@ def rollout_of(session: Session, reward: float | None, prompts: PromptBuilder) -
     rollout = joined(session.branches(), len(session.turns), lambda branch: _part(branch, reward, prompts))
     if rollout is None:
         return None
-    return dataclasses.replace(rollout, counts=session.turns.counts(), parts=session.parts)
+    parts = {} if session.ended is None else session.ended.parts
+    return dataclasses.replace(rollout, counts=session.turns.counts(), parts=parts)
 
 
 def _part(branch: Branch, reward: float | None, prompts: PromptBuilder) -> Rollout:

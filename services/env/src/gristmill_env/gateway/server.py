@@ -213,8 +213,10 @@ async def _health(request: Request) -> Response:
 
 
 def _keys(request: Request) -> list[str]:
-    """Returns what may be the session's key: a part of the path, or an API key in either API's header."""
-    return [request.path_params.get("key", ""), bearer(request), request.headers.get("x-api-key", "")]
+    """Returns what may be the session's key: the part of the path, or else an API key in either API's header."""
+    if (key := request.path_params.get("key")) is not None:
+        return [key]
+    return [bearer(request), request.headers.get("x-api-key", "")]
 
 
 def bearer(request: Request) -> str:

@@ -8,6 +8,7 @@ not answered.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -49,6 +50,7 @@ class End(msgspec.Struct, frozen=True, tag="end"):
     """The end of a rollout, in its session's file."""
 
     reward: float | None
+    parts: dict[str, float] = {}
 
 
 @dataclass(frozen=True)
@@ -128,9 +130,7 @@ class Session:
         """Identifies the key."""
         self.resumed = False
         self.ended: End | None = None
-        """Set if the rollout ended before this process began."""
-        self.parts: dict[str, float] = {}
-        """The named parts of the reward; lost with the process."""
+        """Set when the rollout has ended, also if it ended before this process began."""
         self.turns = Turns()
         self.failure: EnvError | None = None
         """The last error of the model servers; None if they have answered since."""
@@ -141,7 +141,8 @@ class Session:
         self._closed = False
         self._unread: set[int] = set()
         self._answers: dict[bytes, asyncio.Task[Turn]] = {}
-        """The newest answer to each request, by its idempotency key or its messages."""
+        """The newest answer to each request, by its messages and its idempotency key."""
+        self._working: set[asyncio.Task[Turn]] = set()
         self._server: str | None = None
         self._path: Path | None = None
         self._file = None if folder is None else self._open(folder, number)
@@ -152,12 +153,6 @@ class Session:
 
     def prepare(self, request: ChatRequest) -> Prepared:
         """Returns the request's prompt as tokens. Raises RequestError."""
-        if self._closed:
-            raise RequestError(410, "session_closed", "the rollout of this session has ended")
-        if len(self.turns) >= self._limits.turns:
-            raise RequestError(429, "too_many_turns", f"a rollout may have {self._limits.turns} replies")
-        if self.turns.tokens >= self._limits.tokens:
-            raise RequestError(429, "too_many_tokens", f"a rollout may have {self._limits.tokens} tokens")
         if request.tools and self._policy.tools is False:
             raise RequestError(
                 400, "no_tool_parser", "the model server parses no tool calls: set MODEL_TOOL_PARSER, or send no tools",
@@ -190,13 +185,18 @@ class Session:
     async def reply(self, prepared: Prepared, *, idempotency: str | None = None, again: bool = False) -> Reply:
         """Returns the model's reply, which is then on disk.
 
-        `idempotency`: two requests with the same key get the same reply. `again`: whether the client repeats a request
-        whose answer it did not receive; the repetition gets the reply to the first. Raises RequestError.
+        `idempotency`: equal requests with the same key get the same reply. `again`: whether the client repeats a
+        request whose answer it did not receive; the repetition gets the reply to the first. Raises RequestError.
         """
-        name = prepared.place.key if idempotency is None else hashlib.sha256(idempotency.encode()).digest()
+        name = prepared.place.key
+        if idempotency is not None:
+            name = hashlib.sha256(name + idempotency.encode()).digest()
         task = self._answers.get(name) if again or idempotency is not None else None
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            task = self._answers[name] = asyncio.create_task(self._sample(prepared))
+            self._refuse_more()
+            task = self._answers[name] = asyncio.create_task(self._sample(prepared, name))
+            self._working.add(task)
+            task.add_done_callback(self._working.discard)
         # A client that is gone often repeats its request, which then finds this reply.
         turn = await asyncio.shield(task)
         self._unread.discard(turn.number)
@@ -209,9 +209,9 @@ class Session:
         if self._file is not None:
             await asyncio.to_thread(self._file.append, msgspec.json.encode(Begin()))
 
-    async def end(self, reward: float | None) -> None:
-        """Records the end of the rollout."""
-        self.ended = End(reward)
+    async def end(self, reward: float | None, parts: Mapping[str, float] | None = None) -> None:
+        """Records the end of the rollout. `parts`: the named parts of the reward."""
+        self.ended = End(reward, dict(parts or {}))
         if self._file is not None:
             await asyncio.to_thread(self._file.append, msgspec.json.encode(self.ended))
 
@@ -223,22 +223,30 @@ class Session:
     async def close(self) -> None:
         """Ends the session. Replies in work are given up."""
         self._closed = True
-        working = [task for task in self._answers.values() if not task.done()]
-        for task in working:
+        for task in self._working:
             task.cancel()
-        await asyncio.gather(*working, return_exceptions=True)
+        await asyncio.gather(*self._working, return_exceptions=True)
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def _refuse_more(self) -> None:
+        """Raises RequestError if the rollout may have no further reply."""
+        if self._closed:
+            raise RequestError(410, "session_closed", "the rollout of this session has ended")
+        if len(self.turns) + len(self._working) >= self._limits.turns:
+            raise RequestError(429, "too_many_turns", f"a rollout may have {self._limits.turns} replies")
+        if self.turns.tokens >= self._limits.tokens:
+            raise RequestError(429, "too_many_tokens", f"a rollout may have {self._limits.tokens} tokens")
 
     def _given(self, place: Place, request: ChatRequest) -> tuple[int, ...]:
         options: dict[str, Any] = {"tools": list(request.tools)} if request.tools else {}
         if place.parent is None:
             return self._policy.prompts.build(request.messages, options).token_ids
-        last = int(place.parent.sampled[-1])
+        last = place.parent.last_token
         return self._policy.prompts.continuation_tokens(place.said, place.more, last, options).token_ids
 
-    async def _sample(self, prepared: Prepared) -> Turn:
+    async def _sample(self, prepared: Prepared, name: bytes) -> Turn:
         request = prepared.request
         most = min(self._sampling.max_tokens, self._policy.max_length - len(prepared.token_ids))
         if request.max_tokens is not None:
@@ -267,8 +275,9 @@ class Session:
             raise RequestError(503, error.code, str(error)) from error
         self.failure = None
         self._server = completion.server
+        place = dataclasses.replace(prepared.place, request=name)
         trained = not request.constraint.fields
-        turn = self.turns.add(prepared.place, prepared.given, completion, answer, trained=trained)
+        turn = self.turns.add(place, prepared.given, completion, answer, trained=trained)
         self._unread.add(turn.number)
         if self._file is not None:
             await asyncio.to_thread(self._file.append, encode(turn))
@@ -281,7 +290,10 @@ class Session:
         if calls := request.constraint.calls(prompts.decode(ids)) if ids else []:
             return {"role": "assistant", "content": None, "tool_calls": calls}
         parallel = request.parallel_tool_calls
-        return await self._policy.parsed(completion, prepared.token_ids, request.tools, parallel=parallel)
+        answer = await self._policy.parsed(completion, prepared.token_ids, request.tools, parallel=parallel)
+        for stop in request.stop if answer.get("content") else ():
+            answer["content"] = answer["content"].partition(stop)[0]
+        return answer
 
     def _open(self, folder: Path, number: int) -> LineFile:
         make_folder(folder)

@@ -52,13 +52,17 @@ class Turn:
     answer: Mapping[str, Any]
     """The model's message in OpenAI's form, as the agent received it."""
     request: bytes
-    """Identifies the request's messages and tools (`Place.key`)."""
+    """Identifies the request (`Place.request`)."""
     key: bytes
     """Identifies the conversation up to and including the reply, with the tools."""
     length: int
     """Number of tokens up to the end of this reply."""
     trained: bool = True
     """Whether the reply was sampled from the distribution that is trained."""
+
+    @property
+    def last_token(self) -> int | None:
+        return int(self.sampled[-1]) if len(self.sampled) else None
 
     @property
     def reply(self) -> Message:
@@ -97,6 +101,8 @@ class Place:
     """The messages after the parent's reply, or all messages."""
     key: bytes
     """Identifies the request's messages and tools."""
+    request: bytes = b""
+    """Identifies the request among repetitions: its messages, its tools and its idempotency key."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +174,7 @@ class Turns:
             finish_reason=completion.finish_reason,
             more=place.more,
             answer=answer,
-            request=place.key,
+            request=place.request,
             key=_digest(place.key, _identity(template_message(answer))),
             length=_length(place.parent) + len(given) + len(completion.token_ids),
             trained=trained,

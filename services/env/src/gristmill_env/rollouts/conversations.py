@@ -86,8 +86,7 @@ class Conversations:
             place, given, ids = Place(None, (), prompt.messages, b""), prompt.token_ids, prompt.token_ids
         else:
             said = parent.messages[:-1]
-            last = int(parent.sampled[-1]) if len(parent.sampled) else None
-            between = policy.prompts.continuation_tokens(said, more, last, options)
+            between = policy.prompts.continuation_tokens(said, more, parent.last_token, options)
             given, ids = between.token_ids, (*parent.token_ids, *between.token_ids)
             prompt = Prompt("", ids, (*parent.messages, *more), begun=between.begun)
             place = Place(parent, said, tuple(more), b"")
