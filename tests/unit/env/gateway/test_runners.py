@@ -155,12 +155,45 @@ async def test_command_gets_addresses_and_task_and_writes_its_reward(
     [
         ([sys.executable, "-c", "raise SystemExit(3)"], "agent_failed"),
         (["/nowhere/agent"], "agent_not_started"),
+        ([sys.executable, "-c", "import os; os.mkdir(os.environ['GRISTMILL_REWARD'])"], "agent_reward"),
+        ([sys.executable, "-c", "import os; os.mkfifo(os.environ['GRISTMILL_REWARD'])"], "agent_reward"),
+        ([sys.executable, "-c", "import os; os.symlink('reward', os.environ['GRISTMILL_REWARD'])"], "agent_reward"),
+        (
+            [sys.executable, "-c", "import os; open(os.environ['GRISTMILL_REWARD'], 'w').write('9' * 400)"],
+            "agent_reward",
+        ),
         ([sys.executable, "-c", "import os; open(os.environ['GRISTMILL_REWARD'], 'w').write('good')"], "agent_reward"),
     ],
 )
 async def test_command_that_fails_has_a_code(tmp_path: Path, command: list[str], code: str) -> None:
     with raises(EpisodeError, code):
-        await CommandAgent(command, tmp_path, tmp_path / "agent.log").run(TASK, ENDPOINT)
+        checked_result(await CommandAgent(command, tmp_path, tmp_path / "agent.log").run(TASK, ENDPOINT))
+
+
+async def test_output_of_commands_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runners, "_LARGEST_LOG", 10_000)
+    monkeypatch.setattr(runners, "_CHECK_LOG", 0.02)
+    log = tmp_path / "agent.log"
+    # Writes until the file is emptied.
+    code = (
+        f"import os\nmost, path = 0, {str(log)!r}\n"
+        "while os.stat(path).st_size >= most:\n"
+        "    most = os.stat(path).st_size\n"
+        "    print('x' * 1000, flush=True)\n"
+    )
+    await CommandAgent([sys.executable, "-c", code], tmp_path, log).run(TASK, ENDPOINT)
+
+
+async def test_row_that_cannot_be_sent_is_an_error_of_its_rollout(running: Running, folder: Path) -> None:
+    tasks = [AgentTask("2 + 2?", [], None, {"column": value}, 7) for value in (object(), 10**400)]
+    command, elsewhere = CommandAgent(["true"], folder, folder / "agent.log"), ExternalAgent()
+    async with FunctionAgent("a.py:silent", folder) as function:
+        for run in (
+            function.run(tasks[0], ENDPOINT), function.run(tasks[1], ENDPOINT), command.run(tasks[0], ENDPOINT),
+            elsewhere.run(tasks[0], ENDPOINT, running.session),
+        ):  # fmt: skip
+            with raises(EpisodeError, "row_not_encodable", row=7):
+                await run
 
 
 async def test_cancelled_command_is_killed_with_its_children(tmp_path: Path) -> None:
@@ -203,11 +236,12 @@ async def test_program_elsewhere_asks_for_a_task_and_reports_a_reward(running: R
         assert given["endpoint"]["base_url"] == f"{gateway.url}/s/{session.key}/v1", (
             "the address that the program knows"
         )
-        assert (await program.post(path, json={"reward": "much"})).status_code == 400
-        assert (await program.post(path, json={"reward": 0.25})).status_code == 200
+        for wrong in ({"reward": "much"}, {"reward": 10**400}, {"rewards": 1}):
+            assert (await program.post(path, json=wrong)).status_code == 400
+        assert (await program.post(path, json={"reward": 0.25, "parts": {"right": 1}})).status_code == 200
         await working
         assert session.ended is not None
-        assert session.ended.reward == 0.25
+        assert (session.ended.reward, session.ended.parts) == (0.25, {"right": 1.0})
         assert (await program.post(path, json={"reward": 0.25})).status_code == 404
         failing = asyncio.create_task(agent.run(TASK, offered, session))
         await program.post("/agent/task")
@@ -275,7 +309,9 @@ async def test_task_that_no_program_got_is_offered_again_after_a_kill(running: R
         assert running.open(folder=folder).resumed is handed
 
 
-@pytest.mark.parametrize("value", ["1", True, float("nan"), float("inf"), [], {"reward": 1}])
+@pytest.mark.parametrize(
+    "value", ["1", True, float("nan"), float("inf"), pytest.param(10**400, id="huge"), [], {"reward": 1}]
+)
 def test_reward_that_is_no_number_is_refused(value: Any) -> None:
     with raises(EpisodeError, "agent_reward"):
         checked_reward(value)

@@ -476,14 +476,13 @@ async def test_parsing_waits_for_a_server_that_is_away(failing_server: FailingSe
 
 
 async def test_parsing_needs_no_place_of_a_request(failing_server: FailingServer) -> None:
-    go_on = threading.Event()
-    failing_server.answers[GENERATE] = lambda: (go_on.wait(30), answers(choice()))[1]
+    began, go_on = threading.Event(), threading.Event()
+    failing_server.answers[GENERATE] = lambda: (began.set(), go_on.wait(30), answers(choice()))[2]
     failing_server.answers[PARSE] = lambda: (200, {"choices": [{"message": {"content": "4"}, "finish_reason": "stop"}]})
     async with client(failing_server, num_max_requests_at_once=1) as servers:
         await servers.connect(patience=2)
         working = asyncio.create_task(servers.generate(ASK))
-        while not worked(failing_server):
-            await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(began.wait, 30)
         assert await servers.parse([4], "stop", [1], {}, None) == {"content": "4"}
         go_on.set()
         await working

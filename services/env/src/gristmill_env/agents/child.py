@@ -30,11 +30,11 @@ def handler(settings: bytes) -> Handler:
     options = checked_options(params, known, f"agent '{name}'", EpisodeError, name=name)
 
     async def work(body: bytes, _ask: Asking) -> bytes:
-        task, endpoint = msgspec.msgpack.decode(body, type=tuple[AgentTask, Endpoint])
-        reward = await run(agent, task, endpoint, **options)
+        task, endpoint = msgspec.msgpack.decode(body, type=tuple[msgspec.Raw, Endpoint])
+        reward = await run(agent, msgspec.msgpack.decode(task, type=AgentTask), endpoint, **options)
         try:
             return msgspec.msgpack.encode(reward)
-        except TypeError:  # an array or an object: the owner refuses it as a reward
+        except (TypeError, OverflowError):  # an array, an object, a huge number: the owner refuses it as a reward
             return msgspec.msgpack.encode(repr(reward))
 
     return work

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import math
 import os
 import signal
 import tempfile
@@ -14,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import IO, Any, Final, Self
 
 import msgspec
 from starlette.requests import Request
@@ -38,6 +39,14 @@ _QUIET = 60.0
 """Seconds without a program that asks for a task, after which a log line says so."""
 _POLL = 20.0
 """Longest wait of a request for a task. The answer then has no task."""
+
+
+_LARGEST_LOG = 256 << 20
+"""Bytes of the file with the output of commands. It is then emptied."""
+_CHECK_LOG = 1.0
+"""Seconds between two checks of its size."""
+_LONGEST_REWARD = 1000
+"""Characters of a reward file that are read."""
 
 
 class AgentRunner(ABC):
@@ -75,7 +84,8 @@ class FunctionAgent(AgentRunner):
 
     async def run(self, task: AgentTask, endpoint: Endpoint) -> Any:
         try:
-            body = await self._process.call(msgspec.msgpack.encode((task, endpoint)))
+            sent = msgspec.Raw(task.encoded(msgspec.msgpack.encode))
+            body = await self._process.call(msgspec.msgpack.encode((sent, endpoint)))
         except (CodeError, LostProcessError) as error:
             raise self._failure(error) from error
         return msgspec.msgpack.decode(body)
@@ -121,9 +131,9 @@ class CommandAgent(AgentRunner):
         self._command, self._folder, self._log, self._env = command, folder, log, dict(env or {})
 
     async def run(self, task: AgentTask, endpoint: Endpoint) -> Any:
-        with tempfile.TemporaryDirectory(prefix="gristmill-agent-") as place:
+        with tempfile.TemporaryDirectory(prefix="gristmill-agent-", ignore_cleanup_errors=True) as place:
             told, reward = Path(place) / "task.json", Path(place) / "reward"
-            told.write_bytes(msgspec.json.encode(task))
+            told.write_bytes(task.encoded(msgspec.json.encode))
             self._log.parent.mkdir(parents=True, exist_ok=True)
             with self._log.open("ab") as log:
                 try:
@@ -137,7 +147,7 @@ class CommandAgent(AgentRunner):
                         command=self._command[0],
                     ) from error  # fmt: skip
                 try:
-                    code = await process.wait()
+                    code = await _ended(process, log)
                 finally:
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(process.pid, signal.SIGKILL)
@@ -172,10 +182,12 @@ def _is_withheld(name: str, value: str) -> bool:
 
 def _written(path: Path) -> float | None:
     """Returns the number in the agent's reward file; None if the agent wrote none. Raises EpisodeError."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace").strip()
-    except FileNotFoundError:
-        return None
+    if not path.is_file():
+        if not os.path.lexists(path):
+            return None
+        raise EpisodeError("agent_reward", "the agent's reward file is not a plain file; it must hold one number")
+    with path.open(encoding="utf-8", errors="replace") as file:
+        text = file.read(_LONGEST_REWARD).strip()
     try:
         return float(text)
     except ValueError as error:
@@ -184,11 +196,22 @@ def _written(path: Path) -> float | None:
         ) from error
 
 
+async def _ended(process: asyncio.subprocess.Process, log: IO[bytes]) -> int:
+    """Returns the exit code of a command that appends its output to `log`, which is emptied when it is too large."""
+    while True:
+        if os.fstat(log.fileno()).st_size > _LARGEST_LOG:
+            os.ftruncate(log.fileno(), 0)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CHECK_LOG):
+                return await process.wait()
+
+
 @dataclass(frozen=True)
 class _Offer:
     """A task for the program that asks next."""
 
-    task: AgentTask
+    task: msgspec.Raw
+    """As JSON."""
     endpoint: Endpoint
     session: Session
     taken: asyncio.Event = field(default_factory=asyncio.Event)
@@ -214,11 +237,12 @@ class ExternalAgent:
         `seconds`: the program's time from the moment at which it gets the task; None: no limit. A task waits for a
         program without a limit. Raises EpisodeError if the program reports an error, and TimeoutError.
         """
+        sent = msgspec.Raw(task.encoded(msgspec.json.encode))
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._working[session.digest] = session, future
         try:
             if not session.resumed:
-                offer = _Offer(task, endpoint, session)
+                offer = _Offer(sent, endpoint, session)
                 self._offered.put_nowait(offer)
                 await self._until_taken(offer)
             self._busy += 1
@@ -253,16 +277,17 @@ class ExternalAgent:
         except TimeoutError:
             return None
 
-    async def report(self, key: str, reward: float | None, error: str | None = None) -> bool:
-        """Ends the rollout of `key` with its reward, which is then on disk, or with the program's error.
+    async def report(self, key: str, result: Mapping[str, Any], error: object = None) -> bool:
+        """Ends the rollout of `key` with its result, which is then on disk, or with the program's error.
 
-        Returns whether the rollout waits for a reward.
+        Returns whether the rollout waits for a result. Raises EpisodeError for a wrong one (`checked_result`).
         """
+        reward, parts = checked_result(result)
         session, future = self._working.get(digest(key), (None, None))
         if session is None or future is None or future.done():
             return False
         if error is None:
-            await session.end(reward)
+            await session.end(reward, parts)
         if not future.done():
             if error is None:
                 future.set_result(None)
@@ -294,15 +319,17 @@ class ExternalAgent:
         key = offer.endpoint.key
         here = f"{request.base_url}s/{key}"  # at the address that the program knows
         endpoint = Endpoint(f"{here}/v1", here, key, offer.endpoint.model)
-        return JSONResponse(msgspec.to_builtins({"task": offer.task, "endpoint": endpoint}))
+        given = msgspec.json.encode({"task": offer.task, "endpoint": endpoint})
+        return Response(given, media_type="application/json")
 
     async def _report(self, request: Request) -> Response:
         try:
             body = await read_body(request)
-            reward = checked_reward(body.get("reward"))
-        except (RequestError, EpisodeError) as error:
-            return JSONResponse({"error": {"code": error.code, "message": str(error)}}, 400)
-        if not await self.report(request.path_params["key"], reward, body.get("error")):
+            error = body.pop("error", None)
+            waited = await self.report(request.path_params["key"], body, error)
+        except (RequestError, EpisodeError) as refused:
+            return JSONResponse({"error": {"code": refused.code, "message": str(refused)}}, 400)
+        if not waited:
             text = "no rollout of this key waits for a reward: it has ended, or its time is over"
             return JSONResponse({"error": {"code": "unknown_session", "message": text}}, 404)
         return JSONResponse({"status": "ok"})
@@ -329,10 +356,13 @@ def checked_reward(value: Any) -> float | None:
     """Returns an agent's reward. Raises EpisodeError for what is neither a finite number nor None."""
     if value is None:
         return None
-    number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else float("nan")
-    if number != number or number in (float("inf"), float("-inf")):
+    try:
+        number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        found = f"{value!r:.60}" if math.isnan(number) else str(number)
         raise EpisodeError(
-            "agent_reward", f"the agent returned {value!r:.60}; it must return a finite number or None",
-            found=str(value)[:60],
-        )  # fmt: skip
+            "agent_reward", f"the agent returned {found}; it must return a finite number or None", found=found
+        )
     return number

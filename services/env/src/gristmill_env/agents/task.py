@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
+
+from gristmill_env.errors import EpisodeError
 
 
 class AgentTask(msgspec.Struct, frozen=True):
@@ -20,6 +23,14 @@ class AgentTask(msgspec.Struct, frozen=True):
     """The row's columns."""
     index: int = 0
     """The row's number in the file."""
+
+    def encoded(self, encode: Callable[[AgentTask], bytes]) -> bytes:
+        """Returns the task as `encode` writes it. Raises EpisodeError for a row that holds what no message can hold."""
+        try:
+            return encode(self)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            text = f"row {self.index} cannot be sent to an agent: {error}; leave the column out, or write it as text"
+            raise EpisodeError("row_not_encodable", text, row=self.index) from error
 
 
 class Endpoint(msgspec.Struct, frozen=True):
