@@ -1,11 +1,11 @@
 """Agents of others, unchanged, at the gateway before a real vLLM: their sequences are what the model sampled.
 
-`tiny` writes no tool calls and no code. The clients' own handling of its replies makes further turns.
-tests/unit/env/gateway has prescribed replies with tool calls.
+`tiny` writes no tool calls and no code of its own accord. Tests of tools force its replies.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -62,18 +62,28 @@ for _ in range(3):
     messages += [{"role": "assistant", "content": reply.content}, {"role": "user", "content": "Sure?"}]
 """
 OPENAI_AGENTS = """
-from agents import Agent, Runner, function_tool, set_tracing_disabled
-
-@function_tool
-def add(a: int, b: int) -> int:
-    "Adds two numbers."
-    return a + b
+import json
+from typing import Literal
+from agents import Agent, ModelSettings, Runner, function_tool, set_tracing_disabled
 
 set_tracing_disabled(True)
-agent = Agent(name="sums", instructions="Be brief.", model="tiny", tools=[add])
-said = "What is 3 + 4?"
-for _ in range(3):
-    said = Runner.run_sync(agent, said).to_input_list() + [{"role": "user", "content": "Sure?"}]
+checker = Agent(name="checker", model="tiny")
+
+@function_tool
+async def add(a: Literal["3"], b: Literal["4"]) -> str:
+    "Adds two numbers."
+    agent.model_settings = ModelSettings()  # the next replies are free
+    await Runner.run(checker, f"Is {a} + {b} = 7?")
+    return str(int(a) + int(b))
+
+forced = ModelSettings(tool_choice="required", parallel_tool_calls=False, extra_body={"logit_bias": BIAS})
+agent = Agent(name="sums", instructions="Be brief.", model="tiny", tools=[add], model_settings=forced)
+said = Runner.run_sync(agent, "What is 3 + 4?").to_input_list()
+call, result = said[1:3]
+assert (call["name"], json.loads(call["arguments"])) == ("add", {"a": "3", "b": "4"}), said
+assert (result["call_id"], result["output"]) == (call["call_id"], "7"), said
+for text in ("Sure?", "Why?"):
+    Runner.run_sync(agent, [*said, {"role": "user", "content": text}])
 """
 FORCED = """
 import json
@@ -122,7 +132,6 @@ def weights(vllm: Vllm) -> Path:
         pytest.param(OPENAI, 3, 2, id="openai"),
         pytest.param(RESPONSES, 3, 1, id="responses"),
         pytest.param(ANTHROPIC, 3, 1, id="anthropic"),
-        pytest.param(OPENAI_AGENTS, 3, 1, id="openai-agents"),
         # It adds "</c>" to the replies in its history, so that no request continues a reply: each is a branch.
         pytest.param(SMOLAGENTS, 3, 3, id="smolagents"),
     ),
@@ -140,17 +149,43 @@ async def test_sequences_of_a_client_are_what_the_model_sampled(
 
 
 async def test_forced_replies_have_their_form_and_are_context(vllm: Vllm, weights: Path, tmp_path: Path) -> None:
-    """vLLM's structured outputs. JSON may have any number of spaces, and `tiny` would write no end of them."""
-    tokenizer = load_tokenizer(Manifest.read(vllm.models_dir).tokenizer_path)
-    spaces = {number: -100 for number in range(len(tokenizer)) if str(tokenizer.decode([number])).isspace()}
-    program = FORCED.replace("BIAS", repr(spaces))
-    rollout, group = await played(vllm, tmp_path, program, tokens=200, off_policy=True)
+    """vLLM's structured outputs."""
+    rollout, group = await played(vllm, tmp_path, FORCED, tokens=200, off_policy=True)
     log = (tmp_path / "agent.log").read_text()
     assert rollout.replies == 4, log
     (branch,) = rollout.branches  # those without a trained reply are left out
     assert branch.sampled is not None
     assert 0 < sum(branch.mask) < branch.sampled, "the last reply alone is trained"
     assert int(group.mask.sum()) == sum(branch.mask)
+    assert max(furthest_from_its_weights([group], lambda _: weights).values()) <= 1e-3
+
+
+@pytest.mark.long
+async def test_tools_and_sub_agent_of_openai_agents_are_branches_of_the_sampled_tokens(
+    vllm: Vllm, weights: Path, tmp_path: Path
+) -> None:
+    """The first reply is forced to call a tool, which asks a sub-agent. The later replies are free."""
+    rollout, group = await played(vllm, tmp_path, OPENAI_AGENTS, tokens=200, off_policy=True)
+    log = (tmp_path / "agent.log").read_text()
+    assert (rollout.replies, rollout.counts) == (5, {"conversations": 2, "untrained": 1}), log
+    checker, sure, why = rollout.branches
+    for branch, text in ((sure, "Sure?"), (why, "Why?")):
+        system, question, call, result, _, again, _ = branch.messages
+        assert (system["content"], question["content"], again["content"]) == ("Be brief.", "What is 3 + 4?", text)
+        assert call["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": "3", "b": "4"}}
+        assert (result["role"], result["content"], result["tool_call_id"]) == ("tool", "7", call["tool_calls"][0]["id"])
+    assert checker.messages[0]["content"] == "Is 3 + 4 = 7?"
+    prompts = PromptBuilder.load(Manifest.read(vllm.models_dir).tokenizer_path)
+    forced, _, given = prompts.decode(sure.token_ids[: sure.mask.index(True)]).partition("]")
+    assert json.loads(forced + "]") == [{"name": "add", "parameters": {"a": "3", "b": "4"}}], "as it was sampled"
+    assert "7" in given
+    shared = next(n for n, (one, other) in enumerate(zip(sure.token_ids, why.token_ids, strict=False)) if one != other)
+    assert sum(sure.mask[:shared]) > 0
+    assert not any(why.mask[:shared]), "the shared answer is trained in one branch"
+    assert sure.sampled is not None
+    assert 0 < sum(sure.mask) < sure.sampled
+    assert (sum(checker.mask), sum(why.mask)) == (checker.sampled, why.sampled)
+    assert int(group.mask.sum()) == sum(sum(branch.mask) for branch in rollout.branches)
     assert max(furthest_from_its_weights([group], lambda _: weights).values()) <= 1e-3
 
 
@@ -173,7 +208,10 @@ async def played(
     vllm: Vllm, folder: Path, program: str, *, tokens: int = 24, off_policy: bool = False
 ) -> tuple[Rollout, TrajectoryGroup]:
     """Runs a program as the agent of one rollout. Returns the rollout, and a group of it alone."""
-    (folder / "agent.py").write_text(program)
+    tokenizer = load_tokenizer(Manifest.read(vllm.models_dir).tokenizer_path)
+    # JSON may have any number of spaces, and `tiny` would write no end of them.
+    spaces = {n: -100 for n in range(len(tokenizer)) if str(tokenizer.decode([n])).isspace()}
+    (folder / "agent.py").write_text(program.replace("BIAS", repr(spaces)))
     sampling = SamplingParams(temperature=1.0, max_tokens=tokens)
     item = Item(row=0, index=0, prompt="What is 3 + 4?", answer="7")
     async with ModelServers([ServerConfig(base_url=vllm.url)], patience=30) as servers:
