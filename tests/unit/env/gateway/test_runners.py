@@ -63,6 +63,10 @@ async def options(task, endpoint, *, level: int, more: bool = False):
 async def untold(task, endpoint, *, client: "Client | None" = None):  # a type for checkers only
     return 1
 
+async def scalar(task, endpoint):
+    import numpy
+    return numpy.float32(0.5)
+
 not_a_function = 3
 """
 
@@ -73,7 +77,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("name", "reward"), [("good", 0.5), ("plain", 1), ("silent", None), ("untold", 1)])
+@pytest.mark.parametrize(
+    ("name", "reward"), [("good", 0.5), ("plain", 1), ("silent", None), ("untold", 1), ("scalar", 0.5)]
+)
 async def test_function_returns_its_reward(folder: Path, name: str, reward: float | None) -> None:
     async with FunctionAgent(f"a.py:{name}", folder) as agent:
         found = await asyncio.gather(*(agent.run(TASK, ENDPOINT) for _ in range(20)))

@@ -10,6 +10,7 @@ import msgspec
 
 from gristmill.plugins import load_plugin
 from gristmill_env.agents.task import AgentTask, Endpoint
+from gristmill_env.environments.returned import plain
 from gristmill_env.errors import EpisodeError
 from gristmill_env.options import checked_options, options_of
 from gristmill_env.running.host import Asking, Handler, run
@@ -33,8 +34,14 @@ def handler(settings: bytes) -> Handler:
         task, endpoint = msgspec.msgpack.decode(body, type=tuple[msgspec.Raw, Endpoint])
         reward = await run(agent, msgspec.msgpack.decode(task, type=AgentTask), endpoint, **options)
         try:
-            return msgspec.msgpack.encode(reward)
-        except (TypeError, OverflowError):  # an array, an object, a huge number: the owner refuses it as a reward
+            return msgspec.msgpack.encode(reward, enc_hook=_sent)
+        except OverflowError:  # the owner refuses it as a reward
             return msgspec.msgpack.encode(repr(reward))
 
     return work
+
+
+def _sent(value: Any) -> Any:
+    """Returns the number of an array or a tensor without dimensions. The owner refuses another value as a reward."""
+    number = plain(value)
+    return repr(value) if number is value else number

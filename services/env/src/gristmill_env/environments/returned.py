@@ -64,7 +64,7 @@ def step_result(name: EnvironmentName, value: object) -> StepResult:
     if not isinstance(value, StepResult):
         raise name.wrong("step", "returned", value, "a StepResult; is a `return` missing?")
     messages = _messages(name, "step", value.messages)
-    flags = [_plain(flag) for flag in (value.done, value.trained)]
+    flags = [plain(flag) for flag in (value.done, value.trained)]
     for field, flag in zip(("done", "trained"), flags, strict=True):
         if not isinstance(flag, bool):
             raise name.wrong("step", f"returned {field} =", flag, "True or False")
@@ -73,7 +73,7 @@ def step_result(name: EnvironmentName, value: object) -> StepResult:
 
 def checked_reward(name: EnvironmentName, method: str, value: Any) -> float | None:
     """Returns a reward. Raises EpisodeError if it is neither a finite number nor None."""
-    reward = _plain(value)
+    reward = plain(value)
     if reward is not None and not _is_finite(reward):
         verb = "returned reward =" if method == "step" else "returned"
         raise name.wrong(method, verb, value, "a finite number or None")
@@ -98,7 +98,7 @@ def _messages(name: EnvironmentName, method: str, value: object) -> list[dict[st
     return [dict(message) for message in value]
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Returns the number or truth value of an array or tensor without dimensions."""
     return value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
 
