@@ -106,10 +106,14 @@ def make(tmp_path: Path) -> Make:
     return write
 
 
+def item_of(folder: Path) -> Item:
+    return Item(row=0, index=0, prompt="", answer=None, columns={"folder": str(folder)})
+
+
 async def played(folder: Path, *programs: str) -> tuple[list[str], float]:
     """Returns the outputs of programs of the model, and the reward of the tests after them."""
     harbor = Harbor()
-    await harbor.begin(Item(row=0, index=0, prompt="", answer=None, columns={"folder": str(folder)}))
+    await harbor.begin(item_of(folder))
     return [await harbor.python(program) for program in programs], await harbor.score()
 
 
@@ -157,7 +161,7 @@ print(Path("data.csv").read_text(), Path("/srv/more/deep/a.txt").read_text(), Pa
 
 async def test_program_that_fails_says_why_and_one_that_does_not_end_keeps_the_files(make: Make) -> None:
     harbor = Harbor(seconds=1.0)
-    await harbor.begin(Item(row=0, index=0, prompt="", answer=None, columns={"folder": str(make())}))
+    await harbor.begin(item_of(make()))
     assert (await harbor.python("open('hello.txt', 'w').write('Hello'); 1 / 0")).splitlines()[-1] == (
         "ZeroDivisionError: division by zero"
     )
@@ -171,7 +175,7 @@ async def test_forged_state_of_a_program_cannot_replace_the_tests(make: Make) ->
     }
     program = f"import os, json; os.write(1, b'\\n' + json.dumps({forged!r}).encode()); os._exit(0)"
     harbor = Harbor()
-    await harbor.begin(Item(row=0, index=0, prompt="", answer=None, columns={"folder": str(make())}))
+    await harbor.begin(item_of(make()))
     await harbor.python(program)
     assert set(harbor._files) == {"/app/hello.txt"}
     assert await harbor.score() == 0.0
@@ -213,7 +217,7 @@ async def test_program_cannot_fill_the_folders_of_the_tests_that_the_dockerfile_
 async def test_forged_state_cannot_fill_the_folders_of_the_tests(make: Make) -> None:
     """Not even if the task's folders contain them."""
     harbor = Harbor()
-    await harbor.begin(Item(row=0, index=0, prompt="", answer=None, columns={"folder": str(make())}))
+    await harbor.begin(item_of(make()))
     harbor._task.folders.extend(["/logs", "/tests"])
     await harbor.python(
         "open('/logs/reward.json', 'w').write('1'); open('/tests/conftest.py', 'w'); open('/tmp/a', 'w')"
@@ -350,7 +354,10 @@ def test_usual_forms_of_a_test_script_are_read(make: Make, script: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "file", "line"),
     [
-        ({"dockerfile": "RUN pip install numpy\n"}, "environment/Dockerfile", 3),
+        ({"dockerfile": "RUN pip install -r requirements.txt\n"}, "environment/Dockerfile", 3),
+        ({"dockerfile": "ENV PYTHONPATH=/app\n"}, "environment/Dockerfile", 3),
+        ({"tests/helper.py": "import os\nos.system('make')\n"}, "tests/helper.py", 2),
+        ({"tests/test_outputs.py": "from subprocess import run\n"}, "tests/test_outputs.py", 1),
         ({"dockerfile": "RUN apt-get update && \\\n apt-get install -y gcc\n"}, "environment/Dockerfile", 3),
         ({"dockerfile": "COPY ../secret .\n"}, "environment/Dockerfile", 3),
         ({"environment/Dockerfile": "FROM nvidia/cuda:12\n"}, "environment/Dockerfile", 1),
@@ -395,6 +402,32 @@ def test_broken_task_is_an_error_even_if_unsupported_ones_are_skipped(make: Make
     task = make(toml="= 3")
     with raises(DatasetError, "harbor_task", file=str(task / "task.toml")):
         list(rows(folder=task.parent, skip_unsupported=True))
+
+
+TERMINAL_BENCH = """FROM ghcr.io/laude-institute/t-bench/ubuntu-24-04:20250624
+ENV DEBIAN_FRONTEND=noninteractive
+RUN apt-get update && \\
+    apt-get install -y python3-pip && \\
+    ln -s /usr/bin/python3 /usr/bin/python && \\
+    rm -rf /var/lib/apt/lists/*
+RUN pip3 install --no-cache-dir --break-system-packages pytest==8.4.1 PACKAGES
+COPY a.csv ./
+ENV TEST_DIR=/tests
+"""
+
+
+def test_dockerfile_of_terminal_bench_is_read_with_its_packages(make: Make) -> None:
+    text = TERMINAL_BENCH.replace("PACKAGES", "pandas==2.3.2 'ruamel.yaml[jinja2]>=0.18,<1' scikit-learn")
+    task = Task.read(make(**{"environment/Dockerfile": text, "environment/a.csv": "1,2"}))
+    assert task.packages == ["pandas", "ruamel.yaml", "scikit-learn"]
+    assert (task.workdir, list(task.files)) == ("/app", ["/app/a.csv"])
+
+
+async def test_packages_that_the_image_lacks_are_an_error_before_the_first_reply(make: Make) -> None:
+    task = make(dockerfile="RUN pip install numpy==1.0\n")
+    assert await played(task, HELLO) == (["(no output)"], 1.0)
+    with raises(EpisodeError, "harbor_tests", task="lacks"):
+        await Harbor().begin(item_of(make("lacks", dockerfile="RUN pip install numpy not-there\n")))
 
 
 @pytest.mark.parametrize("target", [".", "/app", "/app/", "/app/a.csv", "a.csv", "../app"])

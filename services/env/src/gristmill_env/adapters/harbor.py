@@ -51,9 +51,10 @@ _RUNNER: Final = (
 )
 _PASSED: Final = rf"echo +[\"']?1(?:\.0)?[\"']? *> *{_REWARD}"
 _FAILED: Final = rf"echo +[\"']?0(?:\.0)?[\"']? *> *{_REWARD}"
+_APT: Final = r"apt-get +(?:-\S+ +)*(?:update|install(?: +-\S+)* +(?:curl|python3(?:-pip)?|ca-certificates)(?: +-\S+)*)"
 _LINES: Final = (
     ("", r"#.*|set +[-+]\w+(?: +pipefail)?|mkdir +-p +/logs/\S+|cd +/\S*|echo +[^<>|&;`$]*|exit(?: +\S+)?"),
-    ("", r"apt-get +(?:-\S+ +)*(?:update|install(?: +-\S+)* +(?:curl|python3|ca-certificates)(?: +-\S+)*)(?: +&& .*)?"),
+    ("", rf"{_APT}(?: +&& .*)?"),
     ("", r"curl +-LsSf +https://astral\.sh/uv/\S+ *\| *sh|(?:source|\.) +\S+/\.local/bin/env|cat +/logs/verifier/\S+"),
     ("", r"(?:pip3?|uv pip) +install +(?:-\S+ +)*pytest(?:==[\d.]+)?"),
     ("p", r'if +\[ +"?\$PWD"? += +"?/"? +\]; *then'),
@@ -73,7 +74,24 @@ _LINES: Final = (
 """Statements of a test.sh that are understood. Their letters form a word: `_WORDS`."""
 _WORDS: Final = r"(?:pf)?(?P<own>r)s?|(?:pf)?(?:rs?c|i)1e0f|(?:pf)?b"
 """What a test.sh may be: a run whose program writes the reward (`own`), or one whose exit code decides it."""
-_BASE: Final = re.compile(r"(?:docker\.io/)?(?:library/)?(?:python|ubuntu|debian)(?::\S+)?", re.IGNORECASE)
+_BASE: Final = re.compile(
+    r"(?:(?:docker\.io/)?(?:library/)?(?:python|ubuntu|debian)|"
+    r"(?P<bench>ghcr\.io/laude-institute/t-bench/(?:python|ubuntu)-[\d-]+))(?::\S+)?",
+    re.IGNORECASE,
+)
+"""`bench`: Terminal-Bench's images, which add tmux and asciinema and begin in /app."""
+_NO_EFFECT: Final = re.compile(
+    rf"{_APT}|apt-get +clean|rm +-rf +/var/lib/apt/lists/\*|ln +-sf? +/usr/bin/python3 +/usr/(?:local/)?bin/python|"
+    r"ENV +(?:DEBIAN_FRONTEND|TEST_DIR|PYTHONUNBUFFERED|PYTHONDONTWRITEBYTECODE)(?: +|=)\S+"
+)
+"""Statements of a Dockerfile that change nothing for the programs and tests of a task."""
+_PACKAGE: Final = r" +['\"]?([A-Za-z][\w.-]*)(?:\[[\w,.-]+\])?(?:[=<>~!][\w.*,=<>~!]+)?['\"]?(?= |$)"
+_PIP: Final = re.compile(
+    r"(?:python3? +-m +)?pip3? +install(?: +--(?:no-cache-dir|break-system-packages|upgrade|quiet))*"
+    rf"((?:{_PACKAGE.replace('([', '(?:[')})+)"
+)
+_PROCESSES: Final = re.compile(r"^\s*(?:import|from)\s+(?:subprocess|multiprocessing)\b|\bos\.(?:system|popen)\(")
+"""Lines of tests that start other programs."""
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -86,6 +104,8 @@ class Task(msgspec.Struct, frozen=True):
     """Folders of the container that a program may use."""
     files: dict[str, str]
     """Content in base64 by path, before the first action."""
+    packages: list[str]
+    """That the sandbox must have, in any version."""
     tests: dict[str, str]
     command: list[str]
     """"python", "pytest" or "-m pytest", the file, and its arguments."""
@@ -97,19 +117,24 @@ class Task(msgspec.Struct, frozen=True):
     def read(folder: Path) -> Task:
         """Reads a task. Raises DatasetError with the file and the line that this sandbox cannot carry out."""
         seconds = _seconds(folder)
-        workdir, folders, content = _container(folder)
+        workdir, folders, content, packages = _container(folder)
         command, writes_reward = _command(folder, workdir)
         tests = folder / "tests"
         found = _tree(folder, "tests", tests, _unsupported(folder, tests, 0, "a link, or no file"))
         settings = [] if command[0] == "python" else [name for name in found if PurePosixPath(name).name in _SETTINGS]
         if settings:
             raise _unsupported(folder, tests / settings[0], 0, "settings of pytest")
+        for name, text in found.items():
+            for number, line in enumerate(base64.b64decode(text).decode(errors="replace").splitlines(), 1):
+                if name.endswith(".py") and _PROCESSES.search(line):
+                    raise _unsupported(folder, tests / name, number, line.strip())
         return Task(
             name=folder.name,
             instruction=_text(folder, folder / "instruction.md"),
             workdir=workdir,
             folders=sorted({workdir, *folders, "/tmp"}),
             files=content,
+            packages=[name for name in packages if not name.startswith("pytest")],
             tests={f"/tests/{name}": text for name, text in found.items() if name != "test.sh"},
             command=command,
             writes_reward=writes_reward,
@@ -165,6 +190,10 @@ class Harbor(ToolLoop):
             raise DatasetError("harbor_row", f"row {item.index} has no folder of a task", row=item.index)
         self._task = Task.read(Path(folder))
         self._files = dict(self._task.files)
+        if self._task.packages:
+            report, answer = await self._run({}, 60.0, program="", packages=self._task.packages)
+            if answer is None or answer.get("failed"):
+                raise self._error(str((answer and answer.get("failed")) or f"{report.status} {report.stderr[-300:]}"))
         return item.messages
 
     def tools(self) -> Sequence[Callable[..., Any]]:
@@ -209,13 +238,16 @@ class Harbor(ToolLoop):
         elif answer.get("failed") or answer.get("missing") == ["pytest"]:
             why = str(answer.get("failed") or "they need pytest")
         if answer is None or why:
-            raise EpisodeError(
-                "harbor_tests",
-                f"the tests of {task.name} did not run: {why}. A sandbox's image may have more packages, such as "
-                "pytest: SANDBOX_IMAGE names it",
-                task=task.name,
-            )
+            raise self._error(why)
         return _reward(task, answer)
+
+    def _error(self, why: str) -> EpisodeError:
+        return EpisodeError(
+            "harbor_tests",
+            f"the tests of {self._task.name} cannot run: {why}. A sandbox's image may have more packages, such as "
+            "pytest: SANDBOX_IMAGE names it",
+            task=self._task.name,
+        )
 
     async def _run(
         self, content: Mapping[str, str], seconds: float, *, hidden: Sequence[str] = (), **what: Any
@@ -285,10 +317,10 @@ def _seconds(folder: Path) -> float:
     return float(seconds)
 
 
-def _container(folder: Path) -> tuple[str, list[str], dict[str, str]]:
-    """Returns the working folder, the other folders, and the files in base64 of the Dockerfile."""
+def _container(folder: Path) -> tuple[str, list[str], dict[str, str], list[str]]:
+    """Returns the working folder, the other folders, the files in base64, and the packages of the Dockerfile."""
     path = folder / "environment" / "Dockerfile"
-    workdir, folders, content = "/", {"/tmp"}, dict[str, str]()
+    workdir, folders, content, packages = "/", {"/tmp"}, dict[str, str](), list[str]()
     others = sorted((folder / "environment").glob("docker-compose.y*ml"))
     if others:
         raise _unsupported(folder, others[0], 0, "more than one container")
@@ -296,16 +328,24 @@ def _container(folder: Path) -> tuple[str, list[str], dict[str, str]]:
         word, _, rest = line.partition(" ")
         rest = rest.strip()
         match word.upper():
-            case "FROM" if _BASE.fullmatch(rest):
-                pass
+            case "FROM" if base := _BASE.fullmatch(rest):
+                workdir = "/app" if base["bench"] else "/"
             case "WORKDIR" if re.fullmatch(r"[\w./-]+", rest):
                 workdir = _joined(workdir, rest)
                 folders.add(workdir)
             case "COPY" if "$" not in rest and not rest.startswith(("--", "[")):
                 content |= _copied(folder, line, workdir, folders, _unsupported(folder, path, number, line))
                 folders |= {posixpath.dirname(name) for name in content}
-            case "RUN" if made := re.fullmatch(r"mkdir(?: +-p)?((?: +[\w./][\w./-]*)+)", rest):
-                folders |= {_joined(workdir, name) for name in made[1].split()}
+            case "RUN":
+                for command in map(str.strip, rest.split("&&")):
+                    if made := re.fullmatch(r"mkdir(?: +-p)?((?: +[\w./][\w./-]*)+)", command):
+                        folders |= {_joined(workdir, name) for name in made[1].split()}
+                    elif made := _PIP.fullmatch(command):
+                        packages += re.findall(_PACKAGE, made[1])
+                    elif not _NO_EFFECT.fullmatch(command):
+                        raise _unsupported(folder, path, number, command)
+            case "ENV" if _NO_EFFECT.fullmatch(line):
+                pass
             case "CMD" | "ENTRYPOINT" | "LABEL" | "MAINTAINER":
                 pass
             case _:
@@ -314,7 +354,7 @@ def _container(folder: Path) -> tuple[str, list[str], dict[str, str]]:
         raise _unsupported(folder, path, 0, f"the working folder {workdir}, which only the tests have")
     if workdir == "/":
         workdir = "/app"
-    return workdir, [name for name in folders if name != "/" and not _is_hidden(name)], content
+    return workdir, [name for name in folders if name != "/" and not _is_hidden(name)], content, packages
 
 
 def _copied(folder: Path, line: str, workdir: str, known: Set[str], refused: DatasetError) -> dict[str, str]:

@@ -39,9 +39,12 @@ def main(given: dict[str, Any]) -> None:
     """Prints a line of JSON: {output, files} of a program, {passed, rewards, missing, failed, output} of tests.
 
     `given`: `folders` that the container has, `files` as base64 by path, `workdir`, and `program` or `tests`: a list
-    of "pytest", "-m pytest" or "python", the file, and its arguments.
+    of "pytest", "-m pytest" or "python", the file, and its arguments. `packages`: that must be there.
     """
     root = str(Path.cwd())
+    if absent := [name for name in given.get("packages", ()) if not _is_installed(name)]:
+        os.write(1, b"\n" + json.dumps({"failed": f"they need {', '.join(absent)}"}).encode())
+        return
     if "tests" in given:
         # Otherwise a file of the model, such as /app/csv.py, could replace a module that the tests import.
         sys.path[:] = [place for place in sys.path if place.startswith("/") and not f"{place}/".startswith(f"{root}/")]
@@ -60,6 +63,15 @@ def main(given: dict[str, Any]) -> None:
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         found = _tested(*given["tests"]) if "tests" in given else _ran(given["program"], given["folders"])
     os.write(1, b"\n" + json.dumps({**found, "output": output.getvalue()[-OUTPUT:]}).encode("utf-8"))
+
+
+def _is_installed(package: str) -> bool:
+    from importlib import metadata
+
+    try:
+        return bool(metadata.version(package))
+    except metadata.PackageNotFoundError:
+        return False
 
 
 def _ran(program: str, folders: list[str]) -> dict[str, Any]:
