@@ -78,6 +78,7 @@ async def test_each_input_is_a_process_of_its_own(sandbox: Sandbox) -> None:
         ("this is no Python", "exited", 1),
         ("import os; os.abort()", "signalled", 6),
         ("import os; os._exit(9)", "exited", 9),
+        ("import os; os._exit(97)", "exited", 97),
         ("import threading; threading.Thread(target=lambda: print('late')).start()", "exited", 0),
     ],
 )
@@ -100,6 +101,12 @@ async def test_files_of_the_request_are_in_the_programs_folder(sandbox: Sandbox,
     [report] = await run(sandbox, program, files={"helper.py": "x = 5", "data/in.txt": "7"})
     assert report["stdout"] == "5 7 ['data', 'helper.py']\n"
     assert [*folder.iterdir()] == [], "the folder is removed"  # noqa: ASYNC240
+
+
+async def test_program_that_did_not_begin_is_a_fault_of_the_sandbox(sandbox: Sandbox) -> None:
+    [report] = await run(sandbox, "print(1)", files={"a": "", "a/b": ""})
+    assert (report["status"], report["stdout"]) == ("failed", "")
+    assert "FileExistsError" in report["stderr"] or "NotADirectoryError" in report["stderr"]
 
 
 # They are harmless where they succeed: signal 0 does nothing, and no fork repeats itself.
@@ -189,6 +196,20 @@ async def test_a_program_that_does_not_end_is_ended_at_its_limit(sandbox: Sandbo
     assert (report["status"], report["code"]) == ("timed_out", None)
 
 
+MAPS = """
+import ctypes, os, time
+libc = ctypes.CDLL(None)
+for _ in range(9000):
+    file = OPEN
+    os.write(file, bytes(9999))
+    libc.mmap(None, 1, 1, 1, file, 0)
+    os.close(file)
+    END
+time.sleep(60)
+"""
+"""Keeps 90 MB in files that it has removed, with 9,000 pages of addresses."""
+
+
 @pytest.mark.parametrize(
     ("program", "status"),
     [
@@ -197,6 +218,8 @@ async def test_a_program_that_does_not_end_is_ended_at_its_limit(sandbox: Sandbo
         ("import os, time\nfor n in range(2000): open(str(n), 'w')\ntime.sleep(60)", "disk_limit"),
         ("import time\nfor n in range(2000): open(str(n % 900), 'wb').write(bytes(9999)); open(f'{n}b', 'wb')\n"
          "time.sleep(60)", "disk_limit"),
+        (MAPS.replace("OPEN", "os.open('x', os.O_RDWR | os.O_CREAT)").replace("END", "os.unlink('x')"), "disk_limit"),
+        (MAPS.replace("OPEN", "os.memfd_create('x')").replace("END", "pass"), "disk_limit"),
     ],
 )  # fmt: skip
 async def test_threads_and_files_are_limited(sandbox: Sandbox, folder: Path, program: str, status: str) -> None:
@@ -233,6 +256,17 @@ async def test_a_program_cannot_make_the_sandbox_fail(sandbox: Sandbox, folder: 
 async def test_what_a_program_has_written_arrives(sandbox: Sandbox, program: str) -> None:
     [report] = await run(sandbox, program)
     assert (report["status"], report["code"], report["stdout"]) == ("exited", 0, "5\n")
+
+
+async def test_folders_removal_follows_no_link_of_a_program_without_landlock(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir(mode=0o755)
+    (tmp_path / "outside" / "file").touch()
+    sandbox = Sandbox(at_once=1, landlock=False)
+    [report] = await run(sandbox, f"import os; os.symlink({str(tmp_path / 'outside')!r}, 'link'); print('linked')")
+    sandbox.close()
+    assert report["stdout"] == "linked\n"
+    assert (tmp_path / "outside" / "file").exists()
+    assert [*folder.iterdir()] == []  # noqa: ASYNC240
 
 
 async def test_endless_output_ends_the_program(sandbox: Sandbox) -> None:

@@ -22,6 +22,7 @@ import errno
 import itertools
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -38,8 +39,6 @@ from gristmill_sandbox.confine import Limits, NotConfinedError, confine
 
 _LENGTH: Final = struct.Struct("!I")
 _CHUNK: Final = 65536
-_NOT_CONFINED: Final = 97
-"""Exit code of a process that could not be confined. The message is in its stderr."""
 _IMPORTED: Final = (
     *(
         "bisect",
@@ -166,9 +165,10 @@ def stem(descriptor: int) -> None:
 
 def _keep(service: socket.socket, peer: int | None) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    folder = Path(tempfile.mkdtemp(prefix="run-"))
+    folder = Path(tempfile.mkdtemp(prefix="run-")).resolve()
     try:
-        pipes = [os.pipe() for _ in range(4)]
+        its, ours = socket.socketpair()
+        pipes = [*(os.pipe() for _ in range(3)), (its.detach(), ours.detach())]
         program = os.fork()
         if program == 0:
             _become_program(folder, pipes, peer)
@@ -195,10 +195,11 @@ def _keep(service: socket.socket, peer: int | None) -> None:
 
 
 def _watch(service: socket.socket, handle: int, feed: Feed, job: bytes, ends: list[int], folder: Path) -> Report:
-    """Returns how the program ended. `handle`: of its process. `ends`: of stdin, stdout, stderr and the job's pipe."""
-    stdin, stdout, stderr, job_pipe = ends
+    """Returns how the program ended. `handle`: of its process. `ends`: of stdin, stdout, stderr and the job's socket,
+    in which the process says that the program begins."""
+    stdin, stdout, stderr, job_socket = ends
     began = time.monotonic()
-    pending = {job_pipe: _LENGTH.pack(len(job)) + job, stdin: feed.stdin.encode("utf-8", "surrogatepass")}
+    pending = {job_socket: _LENGTH.pack(len(job)) + job, stdin: feed.stdin.encode("utf-8", "surrogatepass")}
     output = {stdout: bytearray(), stderr: bytearray()}
     poll = select.poll()
     for descriptor in (*pending, *output, handle, service.fileno()):
@@ -209,7 +210,7 @@ def _watch(service: socket.socket, handle: int, feed: Feed, job: bytes, ends: li
     alive = True
     while alive:
         left = began + feed.seconds - time.monotonic()
-        reached = "timed_out" if left <= 0 else _limit_reached(handle, folder)
+        reached = "timed_out" if left <= 0 else _limit_reached(handle, folder, feed.output_bytes)
         if any(len(data) > feed.output_bytes for data in output.values()):
             reached = "output_limit"
         if reached is not None and status == "exited":
@@ -224,7 +225,8 @@ def _watch(service: socket.socket, handle: int, feed: Feed, job: bytes, ends: li
                 pending[descriptor] = _write(descriptor, pending[descriptor])
                 if not pending[descriptor]:
                     poll.unregister(descriptor)
-                    os.close(descriptor)
+                    if descriptor == stdin:
+                        os.close(stdin)
             elif descriptor in opened and _read(descriptor, output[descriptor]) == 0:
                 opened.remove(descriptor)
                 poll.unregister(descriptor)
@@ -239,6 +241,8 @@ def _watch(service: socket.socket, handle: int, feed: Feed, job: bytes, ends: li
     code = os.waitstatus_to_exitcode(wait)
     if status == "exited" and code < 0:
         status = "signalled"
+    if not _read(job_socket, bytearray()):
+        status = "failed"
     return Report(
         status=status,
         code=abs(code) if status in ("exited", "signalled") else None,
@@ -257,9 +261,19 @@ _MOST_FILES: Final = 1000
 _MOST_BYTES: Final = 64 * 2**20
 
 
-def _limit_reached(handle: int, folder: Path) -> str | None:
-    """Returns "disk_limit" or "thread_limit" if the program has reached it."""
+def _limit_reached(handle: int, folder: Path, largest: int) -> str | None:
+    """Returns "disk_limit" or "thread_limit" if the program has reached it. `largest`: bytes that a file may have."""
     threads = files = size = 0
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # The process has ended.
+        pid = int(Path(f"/proc/self/fdinfo/{handle}").read_text().rpartition("Pid:")[2].split()[0])
+        try:
+            threads = sum(1 for _ in Path(f"/proc/{pid}/task").iterdir())
+            mapped = Path(f"/proc/{pid}/maps").read_bytes()
+            # A file without a name exists as long as a page of it is mapped.
+            files = len(re.findall(rb"(?: /memfd:|%b/).* \(deleted\)\n" % re.escape(bytes(folder)), mapped))
+        except PermissionError:  # The program hides from its keeper.
+            files = _MOST_FILES + 1
+        size = files * largest
     waiting = [str(folder)]
     while waiting:
         try:
@@ -273,9 +287,6 @@ def _limit_reached(handle: int, folder: Path) -> str | None:
             files += 0 if error.errno == errno.ENOENT else _MOST_FILES + 1
         if files > _MOST_FILES or size > _MOST_BYTES:
             return "disk_limit"
-    with contextlib.suppress(OSError):  # The process has ended.
-        pid = int(Path(f"/proc/self/fdinfo/{handle}").read_text().rpartition("Pid:")[2].split()[0])
-        threads = sum(1 for _ in Path(f"/proc/{pid}/task").iterdir())
     return "thread_limit" if threads > _MOST_THREADS else None
 
 
@@ -287,11 +298,11 @@ def _remove(folder: Path) -> None:
     heap, number, waiting = Path(tempfile.mkdtemp(prefix="removed-")), itertools.count(), [folder]
     while waiting:
         path = waiting.pop()
-        if not path.is_dir():
+        if path.is_symlink() or not path.is_dir():
             path.unlink()
             continue
         for inside in list(path.iterdir()):
-            if inside.is_dir():
+            if inside.is_dir() and not inside.is_symlink():
                 inside.chmod(0o700)
             waiting.append(inside.rename(heap / str(next(number))))
         path.rmdir()
@@ -309,6 +320,8 @@ def _read(descriptor: int, data: bytearray) -> int | None:
         part = os.read(descriptor, _CHUNK)
     except BlockingIOError:  # The program can read its own pipe too.
         return None
+    except ConnectionResetError:  # The process has ended before it read its job.
+        return 0
     data += part
     return len(part)
 
@@ -319,7 +332,7 @@ def _write(descriptor: int, data: bytes) -> bytes:
         return data[os.write(descriptor, data[:_CHUNK]) :]
     except BlockingIOError:
         return data
-    except BrokenPipeError:
+    except ConnectionError:
         return b""
 
 
@@ -345,7 +358,7 @@ def _exactly(service: socket.socket, length: int) -> bytes:
 def _become_program(folder: Path, pipes: list[tuple[int, int]], peer: int | None) -> NoReturn:
     from gristmill_sandbox import program
 
-    code = _NOT_CONFINED
+    code = 1
     try:
         os.setsid()
         ends = [pipes[0][0], pipes[1][1], pipes[2][1], pipes[3][0], *([] if peer is None else [peer])]
@@ -354,9 +367,8 @@ def _become_program(folder: Path, pipes: list[tuple[int, int]], peer: int | None
         for place, descriptor in enumerate(high):
             os.dup2(descriptor, place)
         os.closerange(len(ends), 1 << 16)
-        with os.fdopen(3, "rb") as pipe:
-            (length,) = _LENGTH.unpack(pipe.read(_LENGTH.size))
-            given = json.loads(pipe.read(length))
+        service = socket.socket(fileno=3)
+        given = json.loads(_receive(service))
         job = Job(**(given | {"limits": Limits(**given["limits"])}))
         os.chdir(folder)
         for name, text in job.files.items():
@@ -364,6 +376,8 @@ def _become_program(folder: Path, pipes: list[tuple[int, int]], peer: int | None
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, "utf-8", "surrogatepass")
         confine(folder, job.limits, landlock=job.landlock)
+        service.send(b".")
+        service.close()  # Nothing that the program does later can say that it did not begin.
         code = program.run(job.role, job.program, None if peer is None else 4)
     except NotConfinedError as error:
         os.write(2, f"{error}\n".encode())
