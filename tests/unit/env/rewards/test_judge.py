@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -193,6 +194,11 @@ def test_replies_are_kept_in_a_file(server: JudgeServer, tmp_path: Path) -> None
     score(server, cache=cache, model_name="other")
     score(server, cache=cache, max_tokens=5)
     assert len(server.asked) == 4, "another completion, model or limit is another question"
+    server.reply = lambda question: "no grade"
+    for asked in (5, 6):
+        with raises(RewardError, "judge_unreadable"):
+            score(server, "44", cache=cache)
+        assert len(server.asked) == asked, "a reply without a grade is not kept"
     (tmp_path / "broken").write_text("no table, but text that is long enough to be read as one" * 20)
     with raises(RewardError, "judge_cache_unusable", path=tmp_path / "broken"):
         score(server, cache=str(tmp_path / "broken"))
@@ -241,8 +247,16 @@ async def test_a_group_is_one_request_and_grades_belong_to_their_answers(server:
     assert [result.total for result in found] == [0.25, 1.0, 0.0]
     assert [result.parts["judge_group/tokens"] for result in found] == pytest.approx([110 / 3] * 3)
     assert "The task" in server.questions[0]
-    assert "<A2>\nsecond\n</A2>" in server.questions[0]
+    assert re.search(r"<(A2-\w{8})>\nsecond\n</\1>", server.questions[0])
     assert len(server.asked) == 1
+
+
+async def test_an_answer_cannot_know_the_tags_of_its_group(server: JudgeServer) -> None:
+    server.reply = lambda question: "A1: 5\nA2: 5"
+    for other in ("second", "another", "second"):
+        await grades(server, "first", other)
+    first, another, again = (re.findall(r"</(A1-\w+)>", question) for question in server.questions)
+    assert first == again != another
 
 
 @pytest.mark.parametrize(
@@ -260,7 +274,7 @@ async def test_a_reply_without_each_id_once_is_an_error(server: JudgeServer, rep
 
 @pytest.mark.parametrize("name", ["judge", "judge_group"])
 def test_a_judge_on_the_runs_own_server_is_refused_unless_it_is_frozen(server: JudgeServer, name: str) -> None:
-    own = [server.url.removesuffix("/v1"), "http://127.0.0.1:1"]
+    own = [server.url.removesuffix("/v1").replace("127.0.0.1", "LocalHost"), "http://127.0.0.1:1"]
     made = create_reward(name, params(server))
     with raises(RewardError, "judge_not_frozen", reward=name, url=server.url):
         refuse_own_judges([made], own)

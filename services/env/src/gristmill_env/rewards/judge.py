@@ -12,10 +12,10 @@ import json
 import re
 import sqlite3
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -45,6 +45,7 @@ Task:
 _SCORE: Final = re.compile(r"^\W*score\W*?(-?[0-9]+(?:\.[0-9]+)?)(?:\s*/\s*[0-9]+)?\W*$", re.IGNORECASE | re.MULTILINE)
 _VERDICT: Final = re.compile(r"^\W*([0-9]+)\W+(yes|no)\b.*$", re.IGNORECASE | re.MULTILINE)
 _GRADE: Final = re.compile(r"^\W*(A[0-9]+)\W+?(-?[0-9]+(?:\.[0-9]+)?)\W*$", re.MULTILINE)
+_T = TypeVar("_T")
 _PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
 
 
@@ -63,7 +64,7 @@ class _Usage(msgspec.Struct):
 
 class _Reply(msgspec.Struct):
     choices: list[_Choice]
-    usage: _Usage = msgspec.field(default_factory=_Usage)
+    usage: _Usage | None = None
 
 
 class _Judge:
@@ -87,8 +88,9 @@ class _Judge:
         self._next = 0.0
         self._kept = None if cache is None else _Kept(Path(cache))
 
-    async def ask(self, text: str) -> tuple[str, dict[str, float]]:
-        """Returns the reply, and the parts of the score: seconds and tokens, and the cost if `prices` are set.
+    async def ask(self, text: str, read: Callable[[str], _T]) -> tuple[_T, dict[str, float]]:
+        """Returns what `read` finds in the reply, and the parts of the score: seconds and tokens, and the cost if
+        `prices` are set. A reply that `read` refuses is not kept, so that a later run asks again.
 
         Raises RewardError.
         """
@@ -100,7 +102,7 @@ class _Judge:
         }
         key = hashlib.sha256(json.dumps([self._server.base_url, body]).encode()).hexdigest()
         if self._kept is not None and (reply := await asyncio.to_thread(self._kept.get, key)) is not None:
-            return reply, self._parts(0.0, _Usage())
+            return read(reply), self._parts(0.0, _Usage())
         async with self._free:
             await self._wait_for_turn()
             began = time.monotonic()
@@ -118,9 +120,10 @@ class _Judge:
                 "/v1/chat/completions?",
                 url=url,
             ) from error
+        found = read(reply)
         if self._kept is not None:
             await asyncio.to_thread(self._kept.put, key, reply)
-        return reply, self._parts(seconds, decoded.usage)
+        return found, self._parts(seconds, decoded.usage or _Usage())
 
     async def _wait_for_turn(self) -> None:
         now = time.monotonic()
@@ -223,8 +226,7 @@ class Judge:
                 f"Decide for each criterion whether the answer meets it:\n{criteria}\n"
                 "Write a line of this form for each criterion, and nothing after these lines:\n1: yes"
             )
-        reply, parts = await self._judge.ask(f"{question}\n{task}")
-        return RewardResult(self._value(reply), parts)
+        return RewardResult(*await self._judge.ask(f"{question}\n{task}", self._value))
 
     def _value(self, reply: str) -> float:
         if self._rubric is not None:
@@ -273,18 +275,25 @@ class JudgeGroup:
         """Grades a group. Raises RewardError."""
         question = filled(self._template, {**row, "prompt": prompt, "answer": answer})
         names = [f"A{number}" for number in range(1, len(completions) + 1)]
-        shown = "\n\n".join(f"<{name}>\n{text}\n</{name}>" for name, text in zip(names, completions, strict=True))
+        # No answer can end itself and begin another one: it does not know the others, of which the mark is made.
+        mark = hashlib.sha256(json.dumps(completions).encode()).hexdigest()[:8]
+        tags = (f"{name}-{mark}" for name in names)
+        shown = "\n\n".join(f"<{tag}>\n{text}\n</{tag}>" for tag, text in zip(tags, completions, strict=True))
         task = (
             "Grade each answer from 0 to 10, relative to the others. Write a line of this form for each answer, and "
             "nothing after these lines:\nA1: 7"
         )
-        reply, parts = await self._judge.ask(f"{question}\n{shown}\n\n{task}")
-        grades = _GRADE.findall(reply)
-        values = {name: float(grade) for name, grade in grades}
-        if len(grades) != len(names) or set(values) != set(names) or not all(0 <= one <= 10 for one in values.values()):
-            raise _unreadable(reply, f"a grade from 0 to 10 for each of {', '.join(names)}")
+        values, parts = await self._judge.ask(f"{question}\n{shown}\n\n{task}", lambda reply: _grades(reply, names))
         shares = {name: part / len(names) for name, part in parts.items()}
         return [RewardResult(values[name] / 10, shares) for name in names]
+
+
+def _grades(reply: str, names: Collection[str]) -> dict[str, float]:
+    grades = _GRADE.findall(reply)
+    values = {name: float(grade) for name, grade in grades}
+    if len(grades) != len(names) or set(values) != set(names) or not all(0 <= one <= 10 for one in values.values()):
+        raise _unreadable(reply, f"a grade from 0 to 10 for each of {', '.join(names)}")
+    return values
 
 
 def filled(template: str, values: Mapping[str, Any]) -> str:
@@ -311,11 +320,11 @@ def refuse_own_judges(rewards: Iterable[Reward], servers: Iterable[str]) -> None
 
     The run trains the model of these servers. Such a judge would change with the policy.
     """
-    own = {urlsplit(url.removeprefix("dns+")).netloc for url in servers}
+    own = {_place(url.removeprefix("dns+")) for url in servers}
     for made in rewards:
         for name, leaf in made.leaves().items():
             judge = leaf.function if isinstance(leaf, FunctionReward) else None
-            if isinstance(judge, Judge | JudgeGroup) and not judge.frozen and urlsplit(judge.base_url).netloc in own:
+            if isinstance(judge, Judge | JudgeGroup) and not judge.frozen and _place(judge.base_url) in own:
                 raise RewardError(
                     "judge_not_frozen",
                     f"reward '{name}': the judge at {judge.base_url} is the model server of this run, whose weights "
@@ -324,6 +333,13 @@ def refuse_own_judges(rewards: Iterable[Reward], servers: Iterable[str]) -> None
                     reward=name,
                     url=judge.base_url,
                 )
+
+
+def _place(url: str) -> tuple[str, int]:
+    """Returns host and port of a URL, equal for the names of this machine."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    return "127.0.0.1" if host in ("localhost", "::1") else host, parts.port or (443 if parts.scheme == "https" else 80)
 
 
 def _unreadable(reply: str, expected: str) -> RewardError:
