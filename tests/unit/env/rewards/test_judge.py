@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import threading
@@ -212,6 +213,24 @@ async def test_a_judge_that_is_away_is_waited_for(server: JudgeServer, monkeypat
         [result] = await scorer.score([Sample("42", answer="42", prompt="p")])
     assert result.total == 1.0
     assert len(server.asked) == 4
+
+
+async def test_an_answer_that_never_ends_is_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_CALLS", 1)
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            while not writer.is_closing():
+                writer.write(b" ")
+                await writer.drain()
+                await asyncio.sleep(0.01)
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with raises(RewardError, "reward_server_unreachable") as raised:
+            await remote.RewardServer(f"http://127.0.0.1:{port}", timeout=0.3).post("chat/completions", {})
+    assert raised.value.may_pass
 
 
 async def test_a_refusal_leaves_the_completion_without_a_score(server: JudgeServer) -> None:

@@ -56,7 +56,8 @@ class RewardServer:
                 if number:
                     await asyncio.sleep(backoff.next())
                 try:
-                    answer = await http.post(url, content=content)
+                    async with asyncio.timeout(self.timeout):  # httpx limits the time between two bytes.
+                        answer = await http.post(url, content=content)
                     if answer.is_success:
                         return answer.content
                     problem = f"HTTP {answer.status_code}: {answer.text[:300]}"
@@ -68,7 +69,7 @@ class RewardServer:
                             url=shown,
                             status=answer.status_code,
                         )
-                except httpx.TransportError as error:
+                except (httpx.TransportError, TimeoutError) as error:
                     problem = str(error) or type(error).__name__
         away = RewardError(
             "reward_server_unreachable",
