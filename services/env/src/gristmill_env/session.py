@@ -183,13 +183,19 @@ class Session:
         return self.model.served
 
     def evaluator(self, task: Task) -> RolloutGenerator:
-        """Returns what makes the rollouts of an evaluation. That of a source plays as the source does."""
+        """Returns what makes the rollouts of an evaluation. That of a source plays as the source does.
+
+        The run's agent plays another one with the evaluation's own prompts, sampling and rewards.
+        """
         for source in self.sources:
             if source.task.name == task.name:
                 return source.generator.for_task(task.scorer, task.environments)
         generator = self.model.generator(task)
         agent = self.sources[0].generator.agent
-        return generator if agent is None or task.run.config.agent is None else generator.with_agent(agent)
+        if task.run.config.agent is None or not isinstance(agent, AgentPlayer):
+            return generator
+        policy, prompt, counts = _for_agent(task, self.served, generator.policy)
+        return generator.with_agent(dataclasses.replace(agent, policy=policy, system_prompt=prompt, counts=counts))
 
     def at(self, number: int) -> tuple[Source, int]:
         """Returns the source of a permit's row number, and the number of the row among those of the source."""
@@ -252,17 +258,23 @@ def _agents(task: Task, served: ServedModel, policy: Policy) -> AbstractAsyncCon
     run, config = task.run, task.run.config
     assert config.agent is not None
     policy.servers.refuse_text_only()
+    policy, prompt, counts = _for_agent(task, served, policy)
+    log = run.run_folder / "logs" / ("agent.log" if task.name is None else f"agent.{task.name}.log")
+    return agents(config.agent, policy, run.config_folder, log, os.environ, prompt, counts, sessions_folder(run))
+
+
+def _for_agent(task: Task, served: ServedModel, policy: Policy) -> tuple[Policy, str | None, bool]:
+    """Returns the policy that a task's agent asks, the system prompt of its tasks, and whether its number counts."""
+    run, config = task.run, task.run.config
+    assert config.agent is not None
     manifest = read_manifest(run.deployment.models_dir)
     # The agent writes its messages itself, so its prompts have neither the run's system prompt nor its prefill.
     bare = config.dataset.model_copy(update={"system_prompt": None, "prefill": None})
     without = config.model_copy(update={"dataset": bare, "custom_thinking_prompt": None})
     prompts = prompt_builder(without, load_tokenizer(_tokenizer(config, manifest, served)), run.config_folder)
     policy = dataclasses.replace(policy, prompts=prompts, untrained=config.agent.off_policy == "untrained")
-    log = run.run_folder / "logs" / ("agent.log" if task.name is None else f"agent.{task.name}.log")
     counts = any("episode_reward" in weighted.reward.asks_for for weighted in task.scorer.rewards)
-    return agents(
-        config.agent, policy, run.config_folder, log, os.environ, system_prompt(config), counts, sessions_folder(run)
-    )
+    return policy, system_prompt(config), counts
 
 
 def connect_api(run: RunSettings, patience: float, word: str | None = None) -> Client:

@@ -144,6 +144,11 @@ async def test_replay_counts_the_saved_environment_reward_again(tmp_path: Path, 
     await replay(launch("--reward_functions", "episode"), options, console)
     (new,) = read_groups(tmp_path / "new.jsonl")
     assert new.totals == [0.75, 0.0]
+    (tmp_path / "parts.py").write_text("def worst(episode_reward, episode_parts): return min(episode_parts.values())")
+    parts = group(completion("2", 0.5, episode_reward=0.5, episode_parts={"right": 1.0, "short": 0.25}))
+    options = ReplayOptions(saved=save(tmp_path / "parts.jsonl", [parts]), out=tmp_path / "worst.jsonl")
+    await replay(launch("--reward_functions", f"{tmp_path}/parts.py:worst"), options, console)
+    assert [one.totals for one in read_groups(tmp_path / "worst.jsonl")] == [[0.25]]
     nobody = save(tmp_path / "old.jsonl", [group(completion("2", 0.0))])
     with raises(SavedError, "episode_reward_not_saved", reward="episode", row=0):
         await replay(launch("--reward_functions", "episode"), ReplayOptions(saved=nobody), console)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,16 +17,20 @@ from tests.support.errors import raises
 from tests.unit.env.gateway.conftest import SAMPLING, Running, ScriptedModel
 
 from gristmill import Permit, VersionSpan
+from gristmill_env import session
 from gristmill_env.agents.player import AgentPlayer
 from gristmill_env.agents.runners import AgentRunner
 from gristmill_env.agents.task import AgentTask, Endpoint
 from gristmill_env.data import Item
 from gristmill_env.errors import EpisodeError, InferenceError, RolloutTimeoutError
+from gristmill_env.evaluation.plan import evaluation_tasks
 from gristmill_env.rewards import Score, Scorer, WeightedReward, create_reward
 from gristmill_env.rollouts.conversations import GroupPrompts
 from gristmill_env.rollouts.generator import RolloutGenerator
 from gristmill_env.rollouts.groups import RolloutGroup, build_group
 from gristmill_env.rollouts.turns import Ask
+from gristmill_env.run_settings import RunSettings
+from gristmill_env.session import load_tasks
 from gristmill_env.settings.run import EnvConfig
 from gristmill_env.settings.task import AgentSpec
 
@@ -105,6 +111,30 @@ async def test_parts_of_an_agents_reward_are_scores_of_the_group(running: Runnin
         group = await generator.generate_and_score(ITEM, "g1")
     assert [score.total for score in group.scores] == [1.5, 1.5]
     assert group.scores[0].parts == {"episode": 0.75, "episode/right": 0.5, "episode/short": 0.25}
+
+
+async def test_agent_plays_an_evaluation_with_the_evaluations_own_prompts_and_sampling(
+    running: Running, model: ScriptedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "2 + 2?", "answer": "4"}')
+    rows = {"dataset_path": str(tmp_path / "rows.jsonl"), "reward_functions": ["episode"]}
+    settings = {
+        "agent": "a.py:run",
+        "dataset": {**rows, "system_prompt": "Be brief.", "stop": ["."]},
+        "evaluations": [{"name": "held", "dataset": {**rows, "system_prompt": "Be exact.", "stop": ["!"]}}],
+    }
+    (tmp_path / "run.yaml").write_text(json.dumps(settings))
+    run = RunSettings.read(["--config", str(tmp_path / "run.yaml")], {}, "test")
+    [task], [held] = load_tasks(run), evaluation_tasks(run)
+    monkeypatch.setattr(session, "load_tokenizer", lambda name: model.tokenizer)
+    served: Any = SimpleNamespace(name="tiny", root=None)
+    known = session.Model(served, running.policy.servers, model.tokenizer, 1024, None)
+    generator = known.generator(task).with_agent(player(running, branching))
+    opened = session.Session([session.Source(task, generator)], None, known)
+    played = opened.evaluator(held).agent
+    assert isinstance(played, AgentPlayer)
+    assert (played.system_prompt, played.policy.stop) == ("Be exact.", ("!",))
+    assert played.gateway is running.gateway
 
 
 async def test_log_counts_branches_and_histories_that_match_nothing(

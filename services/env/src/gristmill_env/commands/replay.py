@@ -145,10 +145,11 @@ async def score_group(scorer: Scorer, group: SavedGroup, answer_field: str | Non
                 reward=reward.name,
                 row=group.row,
             )
-        if "episode_parts" in reward.asks_for and "episode_reward" not in reward.asks_for:
+        only_parts = "episode_parts" in reward.asks_for and "episode_reward" not in reward.asks_for
+        if only_parts and all(c.episode_parts is None for c in group.completions):
             raise SavedError(
                 "episode_parts_not_saved",
-                f"reward '{reward.name}' reads the parts that the agent gave, which no saved group has",
+                f"reward '{reward.name}' reads the parts that the agent gave, and {place} does not have them",
                 reward=reward.name,
                 row=group.row,
             )
@@ -168,6 +169,7 @@ async def score_group(scorer: Scorer, group: SavedGroup, answer_field: str | Non
                 messages=messages,
                 conversation=[*messages, *msgspec.structs.replace(completion, text=text).turns],
                 episode_reward=completion.episode_reward,
+                episode_parts=completion.episode_parts or {},
                 conversational=group.conversational,
             )
             for completion, text in zip(group.completions, texts, strict=True)

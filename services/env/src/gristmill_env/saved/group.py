@@ -101,6 +101,7 @@ def saved_completion(rollout: Rollout, score: Score, *, tokens: bool) -> SavedCo
         logprobs=rollout.logprobs or None if tokens else None,
         finish_reason=rollout.finish_reason,
         episode_reward=rollout.reward,
+        episode_parts=dict(rollout.parts) or None,
         scores=dict(score.parts),
         total=score.total,
         error=score.error,
