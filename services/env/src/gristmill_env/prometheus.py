@@ -21,7 +21,7 @@ from gristmill.tracking import ObserverErrors
 from gristmill_env.errors import DropReason
 from gristmill_env.inference import ModelServers
 from gristmill_env.inference.failover import Endpoint, EndpointState
-from gristmill_env.tracking import ScoredPrompt
+from gristmill_env.rollouts.groups import RolloutGroup
 
 SUBMITTED: Final = "submitted"
 _RECENT: Final = 64
@@ -107,23 +107,22 @@ class EnvMetrics:
         self._evaluated: Gauge = METRICS["evaluation_step"].create(registry)
         registry.register(_Loads(run_id, permits, servers, errors))
 
-    def scored(self, prompt: ScoredPrompt) -> None:
+    def scored(self, group: RolloutGroup) -> None:
         """Counts a scored prompt, whether its group is submitted or dropped."""
-        self._seconds.observe(prompt.seconds)
-        self._tokens.inc(sum(prompt.lengths))
-        reasons = [reason if reason in _FINISH_REASONS else "other" for reason in prompt.finish_reasons]
+        self._seconds.observe(group.seconds)
+        self._tokens.inc(sum(rollout.sampled or 0 for rollout in group.rollouts))
+        reasons = [one.finish_reason if one.finish_reason in _FINISH_REASONS else "other" for one in group.rollouts]
         for reason in dict.fromkeys(reasons):
             self._completions.labels(self._run, reason).inc(reasons.count(reason))
-        totals = [score.total for score in prompt.scores if score.total is not None]
-        self._unscored.inc(len(prompt.scores) - len(totals))
-        self._failed_rollouts.inc(prompt.failed)
+        totals = [score.total for score in group.scores if score.total is not None]
+        self._unscored.inc(len(group.scores) - len(totals))
+        self._failed_rollouts.inc(len(group.failed))
         if totals:
             self._reward.labels(self._run).set(self._mean("", totals))
-            if prompt.source is not None:
-                mean = self._mean(f"source {prompt.source}", totals)
-                self._source_reward.labels(self._run, prompt.source).set(mean)
+            if (source := group.item.source) is not None:
+                self._source_reward.labels(self._run, source).set(self._mean(f"source {source}", totals))
         parts: defaultdict[str, list[float]] = defaultdict(list)
-        for score in prompt.scores:
+        for score in group.scores:
             for name, value in score.parts.items():
                 if value is not None:
                     parts[name].append(value)

@@ -73,7 +73,7 @@ from gristmill_env.session import (
     open_session,
     sessions_folder,
 )
-from gristmill_env.tracking import Observers, ScoredPrompt, WandbTracker, in_words
+from gristmill_env.tracking import Observers, WandbTracker, in_words
 
 logger = logging.getLogger(__name__)
 
@@ -289,7 +289,7 @@ class ServeLoop:
                 await self._drop(permit, reason_of(error), str(error), attempt)
                 return
             attempt.scores, attempt.seconds = scored.scores, scored.seconds
-            self._observers.scored(ScoredPrompt.of(scored, version))
+            self._observers.scored(scored, version.step)
             config = self._config
             reason = drop_reason(
                 scored, least=config.least_rollouts, ensure_scores_are_not_same=config.ensure_scores_are_not_same

@@ -8,24 +8,21 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from gristmill import Permit, PolicyVersion, TrajectoryGroup
+from gristmill import Permit, TrajectoryGroup
 from gristmill.tracking import ObserverErrors, start_wandb
 from gristmill_env.errors import DropReason
 from gristmill_env.progress import Tally
-from gristmill_env.rewards import CorrectnessReward, Score
+from gristmill_env.prometheus import EnvMetrics
+from gristmill_env.rewards import CorrectnessReward
 from gristmill_env.rollouts.groups import Rollout, RolloutGroup
 from gristmill_env.saved import Attempt, DroppedSaver, GroupSaver
 from gristmill_env.settings.run import EnvConfig
-
-if TYPE_CHECKING:  # prometheus.py reads the ScoredPrompt of this file
-    from gristmill_env.prometheus import EnvMetrics
 
 T = TypeVar("T")
 
@@ -59,14 +56,14 @@ class Observers:
         self._dropped = dropped
         self._metrics = None if metrics is None else self._open(_PROMETHEUS, partial(metrics, self.errors))
 
-    def scored(self, prompt: ScoredPrompt) -> None:
-        """Reports a scored prompt, whether its group is submitted or dropped."""
+    def scored(self, group: RolloutGroup, step: int) -> None:
+        """Reports a scored group, whether it is submitted or dropped. `step`: training steps when its permit was given."""
         if self._tracker is not None:
             with self.errors.of(_WANDB):
-                self._tracker.scored(prompt)
+                self._tracker.scored(group, step)
         if self._metrics is not None:
             with self.errors.of(_PROMETHEUS):
-                self._metrics.scored(prompt)
+                self._metrics.scored(group)
 
     async def submitted(self, group: TrajectoryGroup, texts: Sequence[str], tally: Tally, scored: RolloutGroup) -> None:
         """Reports a submitted group. `texts`: prompt and completion as text, for each sequence of the group."""
@@ -116,37 +113,6 @@ class Observers:
         return None
 
 
-@dataclass(frozen=True)
-class ScoredPrompt:
-    """The completions of one prompt and their scores."""
-
-    scores: Sequence[Score]
-    lengths: Sequence[int]
-    """Tokens sampled, for the completions whose server reports the number."""
-    finish_reasons: Sequence[str]
-    seconds: float
-    """From the first request to the last score."""
-    step: int
-    """Training steps of the newest weights when the prompt's permit was granted."""
-    failed: int = 0
-    """Rollouts that failed and were left out."""
-    source: str | None = None
-    """Name of the row's source, if the run has `sources`."""
-
-    @classmethod
-    def of(cls, scored: RolloutGroup, version: PolicyVersion) -> ScoredPrompt:
-        """Extracts a tracker's input from a scored group."""
-        return cls(
-            scores=scored.scores,
-            lengths=[rollout.sampled for rollout in scored.rollouts if rollout.sampled is not None],
-            finish_reasons=[rollout.finish_reason for rollout in scored.rollouts],
-            seconds=scored.seconds,
-            step=version.step,
-            failed=len(scored.failed),
-            source=scored.item.source,
-        )
-
-
 _NOT_IN_THE_DARK = 16
 """Times `min_items_sent_before_logging`: after this number of scored prompts, they are logged even without groups.
 
@@ -184,10 +150,10 @@ class WandbTracker:
         self._step = 0
         self._tally: Tally | None = None
 
-    def scored(self, prompt: ScoredPrompt) -> None:
+    def scored(self, group: RolloutGroup, step: int) -> None:
         """Counts the prompt. Logs it with the next groups, or without groups if too few are submitted."""
-        self._step = max(self._step, prompt.step)
-        self._window.add(prompt)
+        self._step = max(self._step, step)
+        self._window.add(group)
         if self._window.prompts >= _NOT_IN_THE_DARK * self._log_after:
             self._log()
 
@@ -250,18 +216,19 @@ class Window:
         self._sent_before = self._dropped_before = 0
         self._clear()
 
-    def add(self, prompt: ScoredPrompt) -> None:
+    def add(self, group: RolloutGroup) -> None:
         """Adds a scored prompt."""
         self.prompts += 1
-        self._seconds.append(prompt.seconds)
-        self._lengths += prompt.lengths
-        self._cut += [reason == "length" for reason in prompt.finish_reasons]
-        correctness = self._correctness[prompt.source]
-        for score in prompt.scores:
+        self._seconds.append(group.seconds)
+        self._lengths += [rollout.sampled for rollout in group.rollouts if rollout.sampled is not None]
+        self._cut += [rollout.finish_reason == "length" for rollout in group.rollouts]
+        source = group.item.source
+        correctness = self._correctness[source]
+        for score in group.scores:
             if score.total is not None:
                 self._totals.append(score.total)
-                if prompt.source is not None:
-                    self._by_source[prompt.source].append(score.total)
+                if source is not None:
+                    self._by_source[source].append(score.total)
             value = score.parts.get(correctness.name) if correctness.compares else None
             if value is not None:
                 self._right.append(bool(correctness.is_right(value)))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from prometheus_client import CollectorRegistry
 from tests.support.groups import make_group
+from tests.support.rollouts import scored_group
 from tests.unit.env.tracking.test_observers import rollout_group
 
 from gristmill import Client, PermitSession, PolicyVersion
@@ -17,8 +16,9 @@ from gristmill_env.inference.failover import EndpointState
 from gristmill_env.progress import Tally
 from gristmill_env.prometheus import EnvMetrics, by_label
 from gristmill_env.rewards import Score
+from gristmill_env.rollouts.groups import RolloutGroup
 from gristmill_env.settings.run import ServerConfig
-from gristmill_env.tracking import Observers, ScoredPrompt
+from gristmill_env.tracking import Observers
 
 pytestmark = pytest.mark.slow
 
@@ -46,14 +46,13 @@ async def made() -> Made:
     return Made()
 
 
-def prompt(*totals: float | None, seconds: float = 1.0, **parts: float | None) -> ScoredPrompt:
-    scores = [Score(total, dict(parts)) for total in totals]
-    return ScoredPrompt(scores, [3] * len(scores), ["stop"] * len(scores), seconds, 0)
+def scored(*totals: float | None, **parts: float | None) -> RolloutGroup:
+    return scored_group([Score(total, dict(parts)) for total in totals])
 
 
 async def test_scored_prompt_counts_its_completions(made: Made) -> None:
     reasons = ["stop", "length", "content_filter\nof anyone", "stop"]
-    made.metrics.scored(ScoredPrompt([Score(1.0, {})] * 4, [3, 4, 5], reasons, 2.0, 0))
+    made.metrics.scored(scored_group([Score(1.0, {})] * 4, [3, 4, 5, None], reasons, 2.0))
     assert made.value("completions_total", finish_reason="stop") == 2
     assert made.value("completions_total", finish_reason="length") == 1
     assert made.value("completions_total", finish_reason="other") == 1, "a server's words are not a label"
@@ -66,13 +65,13 @@ async def test_scored_prompt_counts_its_completions(made: Made) -> None:
 async def test_rollouts_that_were_left_out_are_counted(made: Made) -> None:
     assert made.value("failed_rollouts_total") == 0
     for failed in (2, 0, 1):
-        made.metrics.scored(dataclasses.replace(prompt(0.0, 1.0), failed=failed))
+        made.metrics.scored(scored_group([Score(0.0, {}), Score(1.0, {})], failed=failed))
     assert made.value("failed_rollouts_total") == 3
 
 
 async def test_sources_of_a_run_have_their_own_means_and_counts(made: Made) -> None:
-    made.metrics.scored(dataclasses.replace(prompt(0.0, 1.0), source="sums"))
-    made.metrics.scored(dataclasses.replace(prompt(1.0, 1.0), source="words"))
+    made.metrics.scored(scored_group([Score(0.0, {}), Score(1.0, {})], source="sums"))
+    made.metrics.scored(scored_group([Score(1.0, {}), Score(1.0, {})], source="words"))
     made.metrics.finished(None, "sums")
     made.metrics.finished(DropReason.SAME_SCORES, "words")
     assert [made.value("source_reward_mean", source=name) for name in ("sums", "words")] == [0.5, 1.0]
@@ -84,16 +83,16 @@ async def test_sources_of_a_run_have_their_own_means_and_counts(made: Made) -> N
 
 async def test_means_cover_the_last_64_prompts(made: Made) -> None:
     for _ in range(64):
-        made.metrics.scored(prompt(0.0, 0.0, accuracy=0.0))
+        made.metrics.scored(scored(0.0, 0.0, accuracy=0.0))
     for _ in range(16):
-        made.metrics.scored(prompt(1.0, 0.0, None, accuracy=1.0))
+        made.metrics.scored(scored(1.0, 0.0, None, accuracy=1.0))
     assert made.value("reward_mean") == pytest.approx(16 * 0.5 / 64)
     assert made.value("reward_part_mean", reward="accuracy") == pytest.approx(0.25)
     assert made.value("unscored_completions_total") == 16
 
 
 async def test_reward_without_a_value_has_no_mean(made: Made) -> None:
-    made.metrics.scored(prompt(None, None, accuracy=None))
+    made.metrics.scored(scored(None, None, accuracy=None))
     assert made.value("reward_mean") is None
     assert made.value("reward_part_mean", reward="accuracy") is None
     assert made.value("unscored_completions_total") == 2
@@ -101,7 +100,7 @@ async def test_reward_without_a_value_has_no_mean(made: Made) -> None:
 
 async def test_names_of_rewards_are_bounded(made: Made) -> None:
     for number in range(500):
-        made.metrics.scored(prompt(1.0, **{f"part{number}": 1.0}))
+        made.metrics.scored(scored(1.0, **{f"part{number}": 1.0}))
     (family,) = [metric for metric in made.registry.collect() if metric.name == "gristmill_env_reward_part_mean"]
     assert len(family.samples) <= 64
 
@@ -164,7 +163,7 @@ async def test_observer_errors_are_counted_by_observer(made: Made) -> None:
 
 async def test_observers_pass_every_event(made: Made) -> None:
     observers = Observers(metrics=lambda errors: made.metrics)
-    observers.scored(prompt(1.0))
+    observers.scored(scored(1.0), 0)
     group = make_group("g00000000", "sums", lengths=[(3, 4)] * 2, rewards=[0.0, 1.0], version="1.0")
     await observers.submitted(group, ["?", "?"], Tally(), rollout_group())
     observers.dropped(DropReason.TIMEOUT)
@@ -178,7 +177,7 @@ async def test_observers_pass_every_event(made: Made) -> None:
 
 async def test_error_of_the_metrics_is_counted_and_training_continues(made: Made) -> None:
     observers = Observers(metrics=lambda errors: made.metrics)
-    observers.scored(prompt(1.0, seconds="soon"))  # type: ignore[arg-type]
+    observers.scored(scored_group([Score(1.0, {})], seconds="soon"), 0)  # type: ignore[arg-type]
     observers.dropped(DropReason.TIMEOUT)
     assert observers.errors.counts == {"Prometheus": 1}
     assert made.value("groups_total", outcome="timeout") == 1

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import pytest
 from tests.support.errors import raises
 from tests.support.groups import make_group
-from tests.support.rollouts import Said, rollout_of
+from tests.support.rollouts import Said, rollout_of, scored_group
 
 from gristmill import ConfigError, Permit, RunRecord, RunState, SamplingParams, TrajectoryGroup
 from gristmill_env.data import Item, user
@@ -22,12 +22,11 @@ from gristmill_env.rollouts.groups import RolloutGroup
 from gristmill_env.rollouts.prompts import Prompt
 from gristmill_env.saved import Attempt, DroppedSaver, GroupSaver, GroupWriter
 from gristmill_env.settings.run import EnvConfig
-from gristmill_env.tracking import Observers, ScoredPrompt
+from gristmill_env.tracking import Observers
 
 pytestmark = pytest.mark.slow
 
 GROUP: TrajectoryGroup = make_group("g00000000", "sums", lengths=[(3, 4)] * 2, rewards=[0.0, 1.0], version="1.0")
-PROMPT = ScoredPrompt([], [], [], 1.0, 0)
 
 
 class Fails:
@@ -59,7 +58,7 @@ def test_every_call_of_a_tracker_that_raises_is_counted_and_the_first_is_logged(
 
     async def train() -> None:
         for _ in range(2):
-            observers.scored(PROMPT)
+            observers.scored(scored_group([]), 0)
         await observers.submitted(GROUP, ["?"], Tally(), rollout_group())
         observers.evaluation({"pass@1": 1.0}, 0)
 

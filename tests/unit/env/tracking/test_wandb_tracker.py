@@ -11,14 +11,16 @@ from typing import Any, ClassVar
 
 import pytest
 from tests.support.groups import make_group
+from tests.support.rollouts import scored_group
 from tests.support.wandb_file import WandbRun, read_wandb
 
 from gristmill.tracking import has_credentials, start_wandb
 from gristmill_env.errors import DropReason
 from gristmill_env.progress import Tally
 from gristmill_env.rewards import Score, correctness_reward, create_reward
+from gristmill_env.rollouts.groups import RolloutGroup
 from gristmill_env.settings.run import EnvConfig
-from gristmill_env.tracking import ScoredPrompt, WandbTracker
+from gristmill_env.tracking import WandbTracker
 
 pytestmark = pytest.mark.slow
 
@@ -38,11 +40,11 @@ class Told:
         self.tracker = WandbTracker("sums", config, recorded, folder, environ, correctness={None: correctness})
 
     def dropped(self, step: int = 0) -> None:
-        self.tracker.scored(prompt(0.0, 0.0, step=step))
+        self.tracker.scored(scored(0.0, 0.0), step)
         self.tally.add(DropReason.SAME_SCORES)
 
     def submitted(self, number: int, step: int = 0, rewards: Sequence[float] = (0.0, 1.0)) -> None:
-        self.tracker.scored(prompt(*rewards, step=step))
+        self.tracker.scored(scored(*rewards), step)
         self.tally.add(None)
         lengths = [(3, 4)] * len(rewards)
         group = make_group(f"g{number:08}", "sums", lengths=lengths, rewards=rewards, version=f"1.{step}")
@@ -53,9 +55,8 @@ class Told:
         return read_wandb(self._folder / "sums")
 
 
-def prompt(*totals: float, step: int = 0) -> ScoredPrompt:
-    scores = [Score(total, {"accuracy": total}) for total in totals]
-    return ScoredPrompt(scores, [4] * len(totals), ["stop"] * len(totals), 1.0, step)
+def scored(*totals: float) -> RolloutGroup:
+    return scored_group([Score(total, {"accuracy": total}) for total in totals], [4] * len(totals))
 
 
 @pytest.fixture(autouse=True)

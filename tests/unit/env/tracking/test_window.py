@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.rollouts import scored_group
 
 from gristmill_env.errors import DropReason
 from gristmill_env.progress import Tally
 from gristmill_env.rewards import Failure, Score, correctness_reward, create_reward
-from gristmill_env.tracking import ScoredPrompt, Window
+from gristmill_env.rollouts.groups import RolloutGroup
+from gristmill_env.tracking import Window
 
 pytestmark = pytest.mark.slow
 
@@ -31,9 +32,10 @@ def prompt(
     lengths: Sequence[int] | None = None,
     reasons: Sequence[str] | None = None,
     seconds: float = 1.0,
-) -> ScoredPrompt:
+    source: str | None = None,
+) -> RolloutGroup:
     scores = [Score(total, {name: values[n] for name, values in parts.items()}) for n, total in enumerate(totals)]
-    return ScoredPrompt(scores, lengths or [1] * len(totals), reasons or ["stop"] * len(totals), seconds, 0)
+    return scored_group(scores, lengths, reasons, seconds, source=source)
 
 
 def test_window_metrics_of_two_prompts_match_hand_computed_values() -> None:
@@ -103,7 +105,7 @@ def test_window_counts_a_failure_as_an_error_and_not_as_a_skip() -> None:
     said = Score(1.0, {"judge": 1.0, "length": 1.0})
     silent = Score(1.0, {"judge": None, "length": 1.0})
     failed = Score(1.0, {"judge": None, "length": 1.0}, failed={"judge": Failure("judge", "boom", "reward_raised")})
-    window.add(ScoredPrompt([said, silent, failed, failed], [1] * 4, ["stop"] * 4, 1.0, 0))
+    window.add(scored_group([said, silent, failed, failed]))
     values = window.take(None)
     assert (values["reward/judge/skipped"], values["reward/judge/errors"]) == (0.25, 0.5)
     assert (values["reward/length/skipped"], values["reward/length/errors"]) == (0.0, 0.0)
@@ -147,10 +149,8 @@ def test_window_means_are_over_completions_and_not_groups(groups: list[list[floa
 def test_each_source_is_judged_by_its_own_reward() -> None:
     by_words = correctness_reward([create_reward("exact_match")])
     window, tally = Window({"sums": BY_ACCURACY, "words": by_words}), Tally()
-    sums = prompt([1.0, 0.0], {"accuracy": [1.0, 0.0]})
-    words = prompt([0.0, 1.0], {"accuracy": [1.0, 1.0], "exact_match": [0.0, 0.0]})
-    window.add(replace(sums, source="sums"))
-    window.add(replace(words, source="words"))
+    window.add(prompt([1.0, 0.0], {"accuracy": [1.0, 0.0]}, source="sums"))
+    window.add(prompt([0.0, 1.0], {"accuracy": [1.0, 1.0], "exact_match": [0.0, 0.0]}, source="words"))
     tally.add(None, source="sums")
     tally.add(DropReason.TOO_LONG, source="words")
     found = window.take(tally)
