@@ -57,7 +57,7 @@ class Observers:
         self._metrics = None if metrics is None else self._open(_PROMETHEUS, partial(metrics, self.errors))
 
     def scored(self, group: RolloutGroup, step: int) -> None:
-        """Reports a scored group, whether it is submitted or dropped. `step`: training steps when its permit was given."""
+        """Reports a scored group, submitted or dropped. `step`: training steps done when its permit was given."""
         if self._tracker is not None:
             with self.errors.of(_WANDB):
                 self._tracker.scored(group, step)

@@ -10,8 +10,8 @@ from tests.support.errors import raises
 
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards import Sample, create_reward
-from gristmill_env.rewards.bound import BoundReward
 from gristmill_env.rewards.inputs import RowSchema
+from gristmill_env.rewards.reward import BoundReward
 
 GROUP = [
     Sample("a", "4", "2+2?", (1, 2), "stop", {"topic": "sums", "entry": 7}, ({"role": "user"},)),

@@ -1,8 +1,8 @@
 """Rewards: the registry, the built-in rewards, and the scorer that computes their weighted sum.
 
-A `Reward` (modules `registry`, `create`, `reward`, `inputs`, `bound`) is a definition with its options and inputs. The
-`RewardRunner` (modules `runner`, `calls`) calls it, in this process or in a child process, and repeats calls. Both
-have `Outcomes` as the result.
+A `Reward` (modules `registry`, `create`, `reward`, `inputs`) is a definition with its options and inputs. The `Scorer`
+(modules `scorer`, `calls`) calls it, in this process or in a child process, and repeats calls. Both have `Outcomes` as
+the result.
 
 As a library::
 

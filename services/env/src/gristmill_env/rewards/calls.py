@@ -23,11 +23,10 @@ import msgspec
 from gristmill.redaction import redact_text
 from gristmill_env.errors import EnvError, RewardError
 from gristmill_env.gather import gather
-from gristmill_env.rewards.bound import BoundReward
 from gristmill_env.rewards.create import create_reward
 from gristmill_env.rewards.inputs import RowSchema, Sample
 from gristmill_env.rewards.outcomes import Failure, Outcome, Outcomes
-from gristmill_env.rewards.reward import CallableReward, Source
+from gristmill_env.rewards.reward import BoundReward, CallableReward, Source
 from gristmill_env.running.code_process import CodeError, CodeProcess, LostProcessError
 from gristmill_env.running.host import Asking, Handler, plain
 from gristmill_env.running.limiter import Limiter

@@ -14,10 +14,9 @@ from gristmill.errors import PluginError
 from gristmill.plugins import is_from_file, is_plugin, load_plugin
 from gristmill.settings import parse
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards.bound import is_built_in
 from gristmill_env.rewards.composed import Composed, ComposedReward
 from gristmill_env.rewards.registry import Definition, find, is_offered, registered
-from gristmill_env.rewards.reward import CallableReward, FunctionReward, Reward, Source
+from gristmill_env.rewards.reward import CallableReward, FunctionReward, Reward, Source, is_built_in
 from gristmill_env.rewards.trl import trl_reward
 from gristmill_env.settings.dataset import RewardSpec
 

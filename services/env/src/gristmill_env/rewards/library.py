@@ -10,10 +10,10 @@ from functools import cache
 from typing import Any
 
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards.inputs import PLURALS, RowSchema, Sample
+from gristmill_env.rewards.inputs import PLURALS, Sample
 from gristmill_env.rewards.outcomes import Failure
 from gristmill_env.rewards.reward import Reward
-from gristmill_env.rewards.runner import RewardRunner
+from gristmill_env.rewards.scorer import Scorer, WeightedReward
 from gristmill_env.running.daemon import loop_in_thread
 
 _FIELDS = frozenset(one.name for one in fields(Sample)) - {"completion", "row"}
@@ -24,15 +24,15 @@ def score(reward: Reward, samples: Sequence[Sample]) -> list[float | None]:
     if not samples:
         return []
     names = tuple(dict.fromkeys(str(column) for sample in samples for column in sample.row))
-    schema = RowSchema(names, has_answer=any(sample.answer is not None for sample in samples))
-    here = reward.here()
+    has_answer = any(sample.answer is not None for sample in samples)
+    here = WeightedReward(reward.here(), 1.0)
     try:
-        runner = RewardRunner([here], schema)
+        scorer = Scorer([here], has_answer=has_answer, columns=names)
     except RewardError as error:
         raise RewardError(
             error.code, f"{error} (In score(), give it by its name: score(completions, answer=...))", **error.values
         ) from error
-    found = asyncio.run_coroutine_threadsafe(runner.outcomes(samples), _loop()).result()
+    found = asyncio.run_coroutine_threadsafe(scorer.outcomes(samples), _loop()).result()
     values: list[float | None] = []
     for outcome in (outcomes[reward.name] for outcomes in found):
         if isinstance(outcome, Failure):

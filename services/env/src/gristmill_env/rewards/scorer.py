@@ -1,4 +1,4 @@
-"""Scores the completions of a prompt with all rewards of a run, and computes their weighted sum."""
+"""Calls all rewards of a run for the completions of a prompt, and computes their weighted sum."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards.calls import Execution
+from gristmill_env.gather import gather
+from gristmill_env.outages import Outages, Wait
+from gristmill_env.rewards.calls import Execution, RewardProcesses, call_here, processes_of
 from gristmill_env.rewards.composed import has_value_in_part, weighted_sum
 from gristmill_env.rewards.inputs import RowSchema, Sample
 from gristmill_env.rewards.outcomes import Failure, Outcome, Outcomes
-from gristmill_env.rewards.reward import Reward
-from gristmill_env.rewards.runner import RewardRunner
+from gristmill_env.rewards.reward import BoundReward, Reward
+from gristmill_env.running.limiter import Limiter
 
 logger = logging.getLogger(__name__)
 
@@ -99,13 +101,14 @@ class Scorer:
                 "all of reward_functions have weight 0: they are metrics, and nothing is left to score by",
             )
         self.execution = execution
-        self._runner = RewardRunner(
-            [weighted.reward for weighted in self.rewards],
-            RowSchema(columns, has_answer),
-            execution,
-            metrics=[weighted.reward.name for weighted in self.rewards if weighted.weight == 0],
-            patience=patience,
-        )
+        schema = RowSchema(columns, has_answer)
+        leaves = {name: leaf for weighted in self.rewards for name, leaf in weighted.reward.leaves().items()}
+        self._bound = {name: leaf.bind(schema, name) for name, leaf in leaves.items()}
+        self._repeated = {name for weighted in self.rewards if weighted.weight for name in weighted.reward.leaves()}
+        self._outages = Outages(patience, "reward", RewardError)
+        self._limiter = Limiter(execution.limits, execution.threads)
+        self._processes: Mapping[str, RewardProcesses] = processes_of(leaves, schema, execution)
+        self._closed = False
         self._failure_limit = failure_limit
         self._errors: Counter[str] = Counter()
         self.begin_window()
@@ -133,7 +136,7 @@ class Scorer:
         """
         if not samples:
             return []
-        results = await self._runner.outcomes(samples)
+        results = await self.outcomes(samples)
         found = {name: [outcomes[name] for outcomes in results] for name in results[0]}
         for name, column in found.items():
             self._count(name, column)
@@ -142,12 +145,33 @@ class Scorer:
         partly = [w.reward.name for w in self.rewards if w.weight != 0 and has_value_in_part(found[w.reward.name])]
         return [self._score(outcomes, partly) for outcomes in results]
 
+    async def outcomes(self, samples: Sequence[Sample]) -> list[Outcomes]:
+        """Returns the outcomes of all rewards and parts for each sample. All items have the same names.
+
+        Raises RewardError if a reward calls a service that does not answer for `patience` seconds, and after `close`.
+        """
+        self._refuse_closed()
+        found = await gather(self._leaf(name, bound, samples) for name, bound in self._bound.items())
+        self._refuse_closed()  # the end of a process is a failure of its calls
+        called = dict(zip(self._bound, found, strict=True))
+        results = [weighted.reward.outcomes(weighted.reward.name, called) for weighted in self.rewards]
+        names = dict.fromkeys(name for column in results for outcomes in column for name in outcomes)
+        merged = [{name: one for part in parts for name, one in part.items()} for parts in zip(*results, strict=True)]
+        return [{name: outcomes.get(name) for name in names} for outcomes in merged]
+
     async def extracted(self, texts: Sequence[str], row: Mapping[str, Any]) -> list[str | RewardError | None]:
-        """Returns the answer that the correctness reward finds in each text, or its error; None if it compares none."""
+        """Returns the answer that the correctness reward finds in each text, or its error; None if it compares none.
+
+        The extraction may be a user's code, so it runs where the reward runs, within its limits.
+        """
         correctness = self.correctness
         if not correctness.compares:
             return [None] * len(texts)
-        return await self._runner.extracted(correctness.name, texts, row)
+        self._refuse_closed()
+        extraction = self._bound[correctness.name].reward.extraction(correctness.name)
+        found = await self._call(correctness.name, extraction, [Sample(text, row=row) for text in texts])
+        answers = (next(iter(outcomes.values())) for outcomes in found)
+        return [one.raised() if isinstance(one, Failure) else one if isinstance(one, str) else None for one in answers]
 
     def begin_window(self) -> None:
         """Forgets earlier failures, so that `failure_limit` counts completions from here on."""
@@ -156,11 +180,12 @@ class Scorer:
 
     async def start(self) -> None:
         """Starts the processes of a user's rewards. Raises RewardError if their code cannot be loaded there."""
-        await self._runner.start()
+        await gather(processes.start() for processes in set(self._processes.values()))
 
     async def close(self) -> None:
         """Ends the processes. A thread that hangs in this process remains, and ends with this process."""
-        await self._runner.close()
+        self._closed = True
+        await gather(processes.close() for processes in set(self._processes.values()))
 
     async def __aenter__(self) -> Self:
         try:
@@ -174,6 +199,31 @@ class Scorer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise RewardError("scorer_closed", "the scorer is closed, and its rewards are not called any more")
+
+    async def _leaf(self, name: str, bound: BoundReward, samples: Sequence[Sample]) -> list[Outcomes]:
+        """Returns the outcomes of one reward. Repeats the calls whose failure may pass."""
+        found = await self._call(name, bound, samples)
+        wait = Wait()
+        while name in self._repeated:
+            failed = {at: one for at, outcomes in enumerate(found) if (one := _that_may_pass(outcomes, name))}
+            if len(failed) < len(samples):
+                self._outages.answered(name)
+            if not failed or not await self._outages.wait(name, wait, next(iter(failed.values())).text):
+                break
+            again = list(range(len(samples)) if bound.group_level else failed)
+            repeated = await self._call(name, bound, [samples[at] for at in again])
+            for at, outcomes in zip(again, repeated, strict=True):
+                found[at] = outcomes
+        return found
+
+    async def _call(self, name: str, bound: BoundReward, samples: Sequence[Sample]) -> list[Outcomes]:
+        if (processes := self._processes.get(name)) is not None:
+            return await processes.call(bound, samples)
+        return await call_here(bound, samples, self._limiter)
 
     def _score(self, said: Outcomes, partly: Sequence[str]) -> Score:
         parts = {name: outcome if isinstance(outcome, float) else None for name, outcome in said.items()}
@@ -224,6 +274,11 @@ class Scorer:
                 logger.error("reward '%s' failed: %s", name, outcome.text, extra=trace, exc_info=outcome.cause)
             elif str(count).strip("0") == "1":
                 logger.error("reward '%s' has failed %d times, last: %s", name, count, outcome.text)
+
+
+def _that_may_pass(outcomes: Outcomes, name: str) -> Failure | None:
+    outcome = outcomes.get(name)
+    return outcome if isinstance(outcome, Failure) and outcome.may_pass else None
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,8 @@ from typing import Any
 from gristmill.settings import did_you_mean
 from gristmill_env.errors import RewardError
 from gristmill_env.options import refuse_unknown
-from gristmill_env.rewards.bound import BoundReward
 from gristmill_env.rewards.inputs import RowSchema, Sample, known_tokens, private
-from gristmill_env.rewards.reward import CallableReward
+from gristmill_env.rewards.reward import BoundReward, CallableReward
 
 _IDS = "completion_ids"
 _COMPLETIONS = frozenset({"prompts", "completions", _IDS})
