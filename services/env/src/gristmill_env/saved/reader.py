@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -119,46 +119,21 @@ def from_trajectory(group: TrajectoryGroup, decode: Decode) -> SavedGroup:
     The group has messages only if the run sent them (`include_messages`). Without messages, the text of a conversation
     with several turns is everything after the first prompt.
     """
-    where = f"group {group.group_id}"
-    names = list(group.reward_parts)
-    conversations = conversations_of(group.messages, group.size)
-    messages, rests = split_conversations(conversations) if conversations is not None else (None, [])
-    completions = []
-    start = 0
+    sequences, start = [], 0
     for number, end in enumerate(np.cumsum(group.lengths).tolist()):
-        prompt = prompt_length(group.mask[start:end], where)
-        ids = group.tokens[start + prompt : end].tolist()
-        mask = group.mask[start + prompt : end]
-        completions.append(
-            SavedCompletion(
-                text=content_of(rests[number][-1]) if rests else decode(ids, False),
-                messages=rests[number] if rests and len(rests[number]) > 1 else None,
-                tokens=int(mask.sum()),
-                token_ids=ids,
-                mask=None if mask.all() else mask.tolist(),
-                logprobs=group.logprobs[start + prompt : end].tolist(),
-                finish_reason=group.finish_reasons[number],
-                scores={name: group.reward_parts[name][number] for name in names},
-                total=float(group.rewards[number]),
-            )
-        )
+        scores = {name: values[number] for name, values in group.reward_parts.items()}
+        own = {"finish_reason": group.finish_reasons[number], "scores": scores, "total": float(group.rewards[number])}
+        logprobs = group.logprobs[start:end].tolist()
+        sequences.append(_Sequence(group.tokens[start:end].tolist(), group.mask[start:end], logprobs, own))
         start = end
-    prompt_ids = group.tokens[: prompt_length(group.mask[: group.lengths[0]], where)].tolist()
-    text = decode(prompt_ids, True) if messages is None else None
-    versions = sorted({span.version for spans in group.versions for span in spans})
-    return SavedGroup(
+    return _saved(
+        sequences, group.messages, f"group {group.group_id}", decode,
         run=group.run_id,
         row=group.row,
         source=source if isinstance(source := group.meta.get(SOURCE), str) else None,
-        prompt=content_of(messages[-1]) if messages else text or "",
-        prompt_text=text,
-        prompt_tokens=len(prompt_ids),
-        prompt_token_ids=prompt_ids,
-        messages=messages,
         sampling=group.sampling,
-        completions=completions,
-        versions=versions,
-    )
+        versions=sorted({span.version for spans in group.versions for span in spans}),
+    )  # fmt: skip
 
 
 def from_atropos(group: AtroposGroup, name: str, where: str, decode: Decode) -> SavedGroup:
@@ -173,9 +148,8 @@ def from_atropos(group: AtroposGroup, name: str, where: str, decode: Decode) -> 
             masks=len(group.masks),
             scores=len(group.scores),
         )
-    starts = []
-    turns: list[list[Message] | None]
-    for tokens, mask in zip(group.tokens, group.masks, strict=True):
+    sequences = []
+    for number, (tokens, mask, score) in enumerate(zip(group.tokens, group.masks, group.scores, strict=True)):
         if len(tokens) != len(mask):
             raise SavedError(
                 "length_mismatch",
@@ -184,40 +158,54 @@ def from_atropos(group: AtroposGroup, name: str, where: str, decode: Decode) -> 
                 tokens=len(tokens),
                 mask=len(mask),
             )
-        starts.append(prompt_length(np.array(mask) != _NOT_TRAINED, where))
-    prompt_ids = group.tokens[0][: starts[0]]
-    conversations = conversations_of(group.messages, len(group.tokens))
-    if conversations is None:
-        messages, turns = None, [None] * len(group.tokens)
-        texts = [decode(tokens[start:], False) for tokens, start in zip(group.tokens, starts, strict=True)]
-        prompt = prompt_text = decode(prompt_ids, True)
-    else:
-        messages, rests = split_conversations(conversations)
-        texts = [content_of(rest[-1]) for rest in rests]
-        turns = [rest if len(rest) > 1 else None for rest in rests]
-        prompt, prompt_text = content_of(messages[-1]) if messages else "", None
-    logprobs = group.inference_logprobs
+        logprobs = group.inference_logprobs[number] if group.inference_logprobs else []
+        known = logprobs if len(logprobs) == len(tokens) else None
+        sequences.append(_Sequence(tokens, np.array(mask) != _NOT_TRAINED, known, {"total": score}))
+    return _saved(sequences, group.messages, where, decode, run=name)
+
+
+class _Sequence(NamedTuple):
+    """One sequence of a group, with its prompt."""
+
+    tokens: list[int]
+    trained: npt.NDArray[np.bool_]
+    """bool[tokens]"""
+    logprobs: list[float] | None
+    own: Mapping[str, Any]
+    """The fields of the completion that do not follow from its tokens and messages."""
+
+
+def _saved(
+    sequences: Sequence[_Sequence], messages: list[Any] | None, where: str, decode: Decode, **fields: Any
+) -> SavedGroup:
+    """Returns the saved form of a group of tokens. `fields`: those that do not follow from its sequences."""
+    conversations = conversations_of(messages, len(sequences))
+    shared, rests = split_conversations(conversations) if conversations is not None else (None, [])
+    completions = []
+    for number, (tokens, trained, logprobs, own) in enumerate(sequences):
+        start = prompt_length(trained, where)
+        mask, rest = trained[start:], rests[number] if rests else []
+        completions.append(
+            SavedCompletion(
+                text=content_of(rest[-1]) if rest else decode(tokens[start:], False),
+                messages=rest if len(rest) > 1 else None,
+                tokens=int(mask.sum()),
+                token_ids=tokens[start:],
+                mask=None if mask.all() else mask.tolist(),
+                logprobs=None if logprobs is None else logprobs[start:],
+                **own,
+            )
+        )
+    prompt_ids = sequences[0].tokens[: prompt_length(sequences[0].trained, where)]
+    text = decode(prompt_ids, True) if shared is None else None
     return SavedGroup(
-        run=name,
-        prompt=prompt,
-        prompt_text=prompt_text,
+        prompt=content_of(shared[-1]) if shared else text or "",
+        prompt_text=text,
         prompt_tokens=len(prompt_ids),
         prompt_token_ids=prompt_ids,
-        messages=messages,
-        completions=[
-            SavedCompletion(
-                text=text,
-                messages=turn,
-                tokens=sum(mark != _NOT_TRAINED for mark in mask[start:]),
-                token_ids=tokens[start:],
-                mask=[mark != _NOT_TRAINED for mark in mask[start:]] if _NOT_TRAINED in mask[start:] else None,
-                logprobs=logprobs[number][start:] if logprobs and len(logprobs[number]) == len(tokens) else None,
-                total=score,
-            )
-            for number, (tokens, mask, start, text, turn, score) in enumerate(
-                zip(group.tokens, group.masks, starts, texts, turns, group.scores, strict=True)
-            )
-        ],
+        messages=shared,
+        completions=completions,
+        **fields,
     )
 
 
