@@ -20,10 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 from gristmill import ConfigError
-from gristmill.settings import did_you_mean, inner_model, load_yaml
+from gristmill.settings import did_you_mean, load_yaml
 from gristmill_env.atropos.keys import (
     OPENAI_URL,
     OPTIONS_BY_NAME,
@@ -36,7 +34,7 @@ from gristmill_env.atropos.keys import (
     Verdict,
 )
 from gristmill_env.settings.dataset import DatasetConfig, RewardSpec
-from gristmill_env.settings.run import EnvConfig, ServerConfig
+from gristmill_env.settings.run import TOP_LEVEL, EnvConfig, ServerConfig
 
 logger = logging.getLogger(__name__)
 FORMAT = "config_format"
@@ -46,11 +44,6 @@ _SECTIONS = ("generation", "env", "dataset")
 """Sections merged over the top level, from low to high priority, as Atropos merges them."""
 _SERVERS = ("server_configs", "openai")
 _REWARDS = ("reward_functions", "reward_funcs")
-_IN_TRAINER_BLOCK = {
-    "total_steps": "training_steps",
-    "batch_size": "batch_size",
-    "max_batches_offpolicy": "max_staleness",
-}
 _SECTION = re.compile(r"^--(no[-_])?(?:env|openai|dataset|server_configs)\.")
 
 
@@ -151,9 +144,6 @@ def _apply(read: Translation, into: dict[str, Any], key: Key, value: Any, shown:
             read.notes.append(f"'{shown}' is {value!r}: {key.text}")
     if key.here is None:
         return
-    if not _is_setting(key.here):
-        read.notes.append(f"'{shown}' has no effect: this version has no such setting")
-        return
     *sections, name = key.here.split(".")
     if sections == ["dataset"]:
         into = into.setdefault("dataset", {})
@@ -199,7 +189,7 @@ def _fill_in(read: Translation) -> None:
     filled = []
     trainer = read.values.get("trainer") or {}
     for key in OTHER_KEYS.values():
-        if key.default is None or (key.name in _IN_TRAINER_BLOCK and _IN_TRAINER_BLOCK[key.name] in trainer):
+        if key.default is None or TOP_LEVEL.get(key.name) in trainer:
             continue
         section = read.values.setdefault("dataset", {}) if key.part is Part.DATASET else read.values
         if key.name not in section:
@@ -207,18 +197,6 @@ def _fill_in(read: Translation) -> None:
             filled.append(f"{key.name} {key.default}")
     if filled:
         read.notes.append(f"Atropos' defaults, where the file says nothing: {', '.join(filled)}")
-
-
-def _is_setting(path: str) -> bool:
-    return path in set(_settings(EnvConfig))
-
-
-def _settings(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    for name, info in model.model_fields.items():
-        yield f"{prefix}{name}"
-        section = inner_model(info.annotation)
-        if section is not None:
-            yield from _settings(section, f"{prefix}{name}.")
 
 
 def sign_of_atropos(values: Mapping[str, Any], where: str, told: Any = None) -> str | None:
