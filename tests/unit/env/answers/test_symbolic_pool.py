@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.support.errors import raises
 from tests.support.grids import rest_is_long
 
-from gristmill_env.answers.symbolic_pool import Outcome, SymbolicPool
+from gristmill_env.answers.symbolic_pool import Check, Outcome, SymbolicPool
 from gristmill_env.running.limits import Limits
 from gristmill_env.running.processes import JobError
 
@@ -125,7 +126,7 @@ async def test_a_check_past_its_deadline_is_an_error_and_its_process_is_replaced
     assert single.pids != before
     assert len(single.pids) == 1
     assert not _runs(before[0])
-    again = single.submit([BOMB])
+    again = single.submit(*job(BOMB))
     assert again.done()  # a group of like completions does not stop the pool sixteen times
     with raises(JobError, "job_overran_before", job=f"the check of {BOMB[1]!r}"):
         again.result()
@@ -172,7 +173,7 @@ def test_symbolic_pool_answers_any_thread_and_event_loop(pool: SymbolicPool) -> 
 
     def ask() -> None:
         found.append(asyncio.run(pool.check([GOOD])))
-        found.append(Outcome(pool.submit([GOOD]).result().decode()))
+        found.append(Outcome(pool.submit(*job(GOOD)).result().decode()))
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
@@ -187,7 +188,7 @@ async def test_closed_symbolic_pool_raises_an_error() -> None:
     pool = SymbolicPool(size=1, limits=Limits(60.0, 600.0))
     await pool.check([GOOD])
     (pid,) = pool.pids
-    running, waiting = pool.submit([BOMB]), pool.submit([GOOD])
+    running, waiting = pool.submit(*job(BOMB)), pool.submit(*job(GOOD))
     await _until(_busy(pid))
     pool.close()
     assert not _runs(pid)
@@ -216,9 +217,9 @@ def test_no_checker_outlives_a_killed_parent(busy: bool) -> None:
         from gristmill_env.answers.symbolic_pool import SymbolicPool
 
         pool = SymbolicPool(size=1, limits=Limits(4.0, 600.0))
-        pool.submit([{GOOD!r}]).result()
+        pool.submit(*{job(GOOD)!r}).result()
         if {busy}:
-            pool.submit([{BOMB!r}])
+            pool.submit(*{job(BOMB)!r})
         print(*pool.pids, flush=True)
         time.sleep(600)
     """
@@ -232,6 +233,12 @@ def test_no_checker_outlives_a_killed_parent(busy: bool) -> None:
     parent.wait()
     parent.stdout.close()
     _wait(lambda: not _runs(pid))
+
+
+def job(pair: tuple[str, str]) -> tuple[bytes, str]:
+    """Returns the arguments of `submit` for the check of a pair, for callers without an event loop."""
+    check = Check((pair,), 0.0)
+    return msgspec.msgpack.encode(check), check.shown
 
 
 def _runs(pid: int) -> bool:

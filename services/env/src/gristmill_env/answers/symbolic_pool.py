@@ -6,7 +6,6 @@ import enum
 import os
 import threading
 from collections.abc import Iterable
-from concurrent.futures import Future
 
 import msgspec
 
@@ -55,7 +54,7 @@ def check_limits(cpu: float) -> Limits:
     return Limits(cpu, _WALL * cpu)
 
 
-class SymbolicPool:
+class SymbolicPool(ProcessPool):
     """Decides checks in `size` processes, each within `limits`."""
 
     def __init__(self, size: int = 2, limits: Limits | None = None) -> None:
@@ -69,24 +68,7 @@ class SymbolicPool:
             grown=_GROWN,
             niceness=_NICENESS,
         )
-        self._processes = ProcessPool(order, size, "symbolic checks", quiet=True)
-
-    @property
-    def asked(self) -> int:
-        """Number of checks that were ever submitted to the pool."""
-        return self._processes.asked
-
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the running processes."""
-        return self._processes.pids
-
-    def submit(
-        self, pairs: Iterable[tuple[str, str]], tolerance: float = 0.0, *, extract: bool = False
-    ) -> Future[bytes]:
-        """Submits a check like `check`, for callers without an event loop. The result is the value of an Outcome."""
-        check = Check(tuple(pairs), tolerance, extract)
-        return self._processes.submit(msgspec.msgpack.encode(check), check.shown)
+        super().__init__(order, size, "symbolic checks", quiet=True)
 
     async def check(
         self, pairs: Iterable[tuple[str, str]], tolerance: float = 0.0, *, extract: bool = False
@@ -97,11 +79,7 @@ class SymbolicPool:
         when a check does not finish.
         """
         check = Check(tuple(pairs), tolerance, extract)
-        return Outcome((await self._processes.do(msgspec.msgpack.encode(check), check.shown)).decode())
-
-    def close(self) -> None:
-        """Kills the processes. Waiting and running checks end with JobError."""
-        self._processes.close()
+        return Outcome((await self.do(msgspec.msgpack.encode(check), check.shown)).decode())
 
 
 _lock = threading.Lock()
