@@ -359,13 +359,49 @@ class EnvConfig(Settings):
         return self
 
     def trainer_block(self) -> dict[str, Any]:
-        """Returns `trainer:` with the top level's total_steps, batch_size and max_batches_offpolicy."""
-        return trainer_block(
-            self.trainer,
-            total_steps=self.total_steps,
-            batch_size=self.batch_size,
-            max_batches_offpolicy=self.max_batches_offpolicy,
-        )
+        """Returns the run's `trainer:` block with the hyperparameters of the top level added.
+
+        The top level's batch_size counts the sequences of an optimizer step, and the block's those of a micro-batch, so
+        it is divided by the block's gradient_accumulation_steps; without that key one micro-batch takes the whole step,
+        whatever trainer.yaml says. Raises PydanticCustomError, a ValueError, if the two places contradict each other.
+        """
+        whole = dict(self.trainer)
+        for name, here in (("total_steps", self.total_steps), ("max_batches_offpolicy", self.max_batches_offpolicy)):
+            there = TOP_LEVEL[name]
+            if here is None:
+                continue
+            if whole.get(there, here) != here:
+                raise PydanticCustomError(
+                    "values_contradict",
+                    "{name} is {here} but trainer.{there} is {other}; keep one",
+                    {"name": name, "here": here, "there": there, "other": str(whole[there])},
+                )
+            whole[there] = here
+        if self.batch_size is None:
+            return whole
+        steps = whole.setdefault("gradient_accumulation_steps", 1)
+        if not isinstance(steps, int) or steps < 1:
+            raise PydanticCustomError(
+                "not_a_positive_integer",
+                "trainer.gradient_accumulation_steps is {steps}; it is a whole number from 1",
+                {"steps": repr(steps)},
+            )
+        if self.batch_size % steps:
+            raise PydanticCustomError(
+                "batch_not_divisible",
+                "batch_size is {batch_size} sequences a step, which cannot be split into "
+                "trainer.gradient_accumulation_steps = {steps} micro-batches; change one",
+                {"batch_size": self.batch_size, "steps": steps},
+            )
+        if whole.get("batch_size", self.batch_size // steps) != self.batch_size // steps:
+            raise PydanticCustomError(
+                "values_contradict",
+                "batch_size is {batch_size} sequences a step, but trainer.batch_size x gradient_accumulation_steps is "
+                "{other} x {steps}; keep one",
+                {"batch_size": self.batch_size, "other": str(whole["batch_size"]), "steps": steps},
+            )
+        whole["batch_size"] = self.batch_size // steps
+        return whole
 
     def by_source(self) -> dict[str | None, EnvConfig]:
         """Returns the settings of each source, as if the run had only this one. The key of a run without is None."""
@@ -448,54 +484,6 @@ TOP_LEVEL: Final = {
     "batch_size": "batch_size",
 }
 """Top-level name to the name in the `trainer:` block. A top-level batch_size counts the sequences of a whole step."""
-
-
-def trainer_block(
-    block: Mapping[str, Any], *, total_steps: int | None, batch_size: int | None, max_batches_offpolicy: int | None
-) -> dict[str, Any]:
-    """Returns the run's `trainer:` block with the hyperparameters of the top level added.
-
-    `batch_size`: sequences per optimizer step. The block counts sequences per micro-batch, so this is divided by the
-    block's gradient_accumulation_steps; without that key one micro-batch takes the whole step, whatever trainer.yaml
-    says. Raises PydanticCustomError, a ValueError, if the two places contradict each other.
-    """
-    whole = dict(block)
-    for name, here in (("total_steps", total_steps), ("max_batches_offpolicy", max_batches_offpolicy)):
-        there = TOP_LEVEL[name]
-        if here is None:
-            continue
-        if whole.get(there, here) != here:
-            raise PydanticCustomError(
-                "values_contradict",
-                "{name} is {here} but trainer.{there} is {other}; keep one",
-                {"name": name, "here": here, "there": there, "other": str(whole[there])},
-            )
-        whole[there] = here
-    if batch_size is None:
-        return whole
-    steps = whole.setdefault("gradient_accumulation_steps", 1)
-    if not isinstance(steps, int) or steps < 1:
-        raise PydanticCustomError(
-            "not_a_positive_integer",
-            "trainer.gradient_accumulation_steps is {steps}; it is a whole number from 1",
-            {"steps": repr(steps)},
-        )
-    if batch_size % steps:
-        raise PydanticCustomError(
-            "batch_not_divisible",
-            "batch_size is {batch_size} sequences a step, which cannot be split into "
-            "trainer.gradient_accumulation_steps = {steps} micro-batches; change one",
-            {"batch_size": batch_size, "steps": steps},
-        )
-    if whole.get("batch_size", batch_size // steps) != batch_size // steps:
-        raise PydanticCustomError(
-            "values_contradict",
-            "batch_size is {batch_size} sequences a step, but trainer.batch_size x gradient_accumulation_steps is "
-            "{other} x {steps}; keep one",
-            {"batch_size": batch_size, "other": str(whole["batch_size"]), "steps": steps},
-        )
-    whole["batch_size"] = batch_size // steps
-    return whole
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
