@@ -47,23 +47,17 @@ def load_rows(config: DatasetConfig, config_dir: Path | None) -> tuple[str, Rows
             "dataset_unset",
             "no data set: set dataset.dataset_name (hub), dataset.dataset_path (local file) or dataset.rows (Python)",
         )
-    if config.dataset_revision is not None and name is None:
-        raise DatasetError(
-            "revision_not_of_hub",
-            "dataset_revision pins a data set on the hub; set dataset_name to one, or leave it out",
-        )
-    if config.rows is not None:
-        return _from_function(config.rows, config, config_dir)
-    if path is None and name is not None:
-        if Path(name).suffix.lower() not in SUFFIXES and not _exists(name, config_dir):
-            return _from_hub(name, config)
-        path = name
-    assert path is not None
+    if name is not None and Path(name).suffix.lower() not in SUFFIXES and not _exists(name, config_dir):
+        return _from_hub(name, config)
     if config.dataset_revision is not None:
         raise DatasetError(
             "revision_not_of_hub",
-            f"dataset_revision pins a data set on the hub, and '{path}' is a local path; leave it out",
+            f"dataset_revision pins a data set on the hub, which '{config.rows or path or name}' is not; leave it out",
         )
+    if config.rows is not None:
+        return _from_function(config.rows, config, config_dir)
+    path = path or name
+    assert path is not None
     label = f"data set '{path}' (split {config.split})"
     with _permission_errors(path):
         found = _find(path, config_dir)

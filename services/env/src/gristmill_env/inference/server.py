@@ -228,13 +228,7 @@ async def generate_tokens(http: ServerHttp, model: str, request: GenerationReque
         raise
     completions = [_token_completion(http.url, choice) for choice in generated.choices]
     if len(completions) != request.count:
-        raise InferenceError(
-            "completion_count",
-            f"the model server at {http.url} returned {len(completions)} of {request.count} completions",
-            url=http.url,
-            found=len(completions),
-            wanted=request.count,
-        )
+        raise _wrong_count(http.url, len(completions), request.count)
     return completions
 
 
@@ -302,15 +296,16 @@ async def generate_text(
         body |= {**request.template, **({"chat_template_kwargs": switches} if switches else {})}
     chatted = await http.ask("POST", url, Chatted, json=body)
     if len(chatted.choices) not in {1, request.count}:
-        raise InferenceError(
-            "completion_count",
-            f"the model server at {http.url} returned {len(chatted.choices)} of {request.count} completions",
-            url=http.url,
-            found=len(chatted.choices),
-            wanted=request.count,
-        )
+        raise _wrong_count(http.url, len(chatted.choices), request.count)
     counted = chatted.usage.completion_tokens if chatted.usage is not None and len(chatted.choices) == 1 else None
     return [_text_completion(http.path(url), choice, counted) for choice in chatted.choices]
+
+
+def _wrong_count(url: str, found: int, wanted: int) -> InferenceError:
+    return InferenceError(
+        "completion_count", f"the model server at {url} returned {found} of {wanted} completions",
+        url=url, found=found, wanted=wanted,
+    )  # fmt: skip
 
 
 def _chat_body(model: str, request: GenerationRequest, dialect: Dialect) -> dict[str, Any]:
