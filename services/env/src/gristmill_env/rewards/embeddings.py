@@ -92,7 +92,7 @@ async def _distance(embedder: Embedder, completion: str, answer: str) -> float:
     _answers[key] = known
     while len(_answers) > _REMEMBERED:
         _answers.popitem(last=False)
-    return float(cosine_distances(vector[None], known)[0])
+    return cosine_distance(vector, known)
 
 
 Vectors: TypeAlias = "npt.NDArray[np.float64]"
@@ -105,26 +105,26 @@ class Embedder(Hashable, Protocol):
         """Returns f64[n, d], one row for each of n texts in their order. Raises RewardError."""
 
 
-def cosine_distances(vectors: Vectors, other: Vectors) -> Vectors:
-    """Returns f64[n]: 1 - cos of the angle between each row of `vectors` f64[n, d] and `other` f64[d]; 0 to 2.
+def cosine_distance(vector: Vectors, other: Vectors) -> float:
+    """Returns 1 - cos of the angle between two vectors, f64[d]; 0 to 2.
 
     Raises RewardError for vectors of different lengths, or without a direction (all zeros, or not finite).
     """
     import numpy as np
 
-    if vectors.shape[1] != len(other):
+    if len(vector) != len(other):
         raise RewardError(
             "embedding_sizes",
-            f"embeddings of {vectors.shape[1]} and of {len(other)} numbers cannot be compared",
-            sizes=[vectors.shape[1], len(other)],
+            f"embeddings of {len(vector)} and of {len(other)} numbers cannot be compared",
+            sizes=[len(vector), len(other)],
         )
-    norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(other)
-    if not np.all(np.isfinite(norms) & (norms > 0)):
+    norms = np.linalg.norm(vector) * np.linalg.norm(other)
+    if not 0 < norms < np.inf:
         raise RewardError(
             "embedding_without_direction",
             "an embedding has no direction (all zeros, or not finite); is this an embedding model?",
         )
-    return np.asarray(1 - vectors @ other / norms, np.float64)
+    return float(1 - vector @ other / norms)
 
 
 class _Embedding(msgspec.Struct):
