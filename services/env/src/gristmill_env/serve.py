@@ -424,12 +424,7 @@ class _Generation:
 async def removed_at_end(folder: Path) -> AsyncIterator[None]:
     """Removes the folder, which only agents elsewhere have, if the block ends without an error or a cancellation."""
     yield
-    _remove(folder)
-
-
-def _remove(folder: Path) -> None:
-    if folder.is_dir():
-        shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 class Worker(NamedTuple):
