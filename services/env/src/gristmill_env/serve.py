@@ -62,7 +62,7 @@ from gristmill_env.rollouts.groups import (
     version_spans,
 )
 from gristmill_env.run_settings import RunSettings
-from gristmill_env.saved import Attempt, DroppedSaver, GroupSaver, GroupWriter, set_other_groups_aside
+from gristmill_env.saved import Attempt, DroppedSaver, GroupSaver, set_other_groups_aside
 from gristmill_env.session import (
     Session,
     Source,
@@ -109,8 +109,8 @@ async def serve(run: RunSettings, environ: Mapping[str, str]) -> None:
         measures = []
         for task in evaluation_tasks(run) if config.steps_per_eval > 0 and config.by_evaluation() else ():
             training = [one.dataset for one in tasks if one.name == task.name] or [one.dataset for one in tasks]
-            measure = RunMeasure(task, session.served.name, session.evaluator(task), training)
-            measures.append(await evaluating.enter_async_context(measure))
+            evaluating.push_async_exit(task)
+            measures.append(RunMeasure(task, session.served.name, session.evaluator(task), training))
         recorded = config.recorded(session.served.name)
         worker = evaluating.enter_context(worker_name())
         async with connect_api(run, config.startup_patience or _STARTUP_PATIENCE, worker.word) as api:
@@ -532,7 +532,7 @@ def _observers(
 
         def saver() -> GroupSaver:
             set_other_groups_aside(groups, creation)
-            return GroupSaver(GroupWriter(groups), run=run.run_id, model=model, config=config, creation=creation)
+            return GroupSaver(groups, run=run.run_id, model=model, config=config, creation=creation)
 
     return Observers(tracker, saver, metrics, dropped)
 

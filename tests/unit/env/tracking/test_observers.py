@@ -20,7 +20,7 @@ from gristmill_env.progress import Tally
 from gristmill_env.rewards import Score
 from gristmill_env.rollouts.groups import RolloutGroup
 from gristmill_env.rollouts.prompts import Prompt
-from gristmill_env.saved import Attempt, DroppedSaver, GroupSaver, GroupWriter
+from gristmill_env.saved import Attempt, DroppedSaver, GroupSaver
 from gristmill_env.settings.run import EnvConfig
 from gristmill_env.tracking import Observers
 
@@ -40,7 +40,7 @@ class Fails:
 
 
 def saver(path: Path) -> Callable[[], GroupSaver]:
-    return lambda: GroupSaver(GroupWriter(path), run="sums", model="tiny", config=EnvConfig())
+    return lambda: GroupSaver(path, run="sums", model="tiny", config=EnvConfig())
 
 
 def rollout_group() -> RolloutGroup:

@@ -16,7 +16,7 @@ from gristmill_env.errors import ROW_ERRORS, SavedError, reason_of
 from gristmill_env.evaluation.run import weight_label
 from gristmill_env.gather import gather
 from gristmill_env.run_settings import RunSettings
-from gristmill_env.saved import GroupSaver, GroupWriter, read_groups
+from gristmill_env.saved import GroupSaver, read_groups
 from gristmill_env.saved.group import settings_of
 from gristmill_env.saved.page import write_page
 from gristmill_env.session import Session, load_tasks, open_session
@@ -40,11 +40,10 @@ async def process(run: RunSettings, options: ProcessOptions, console: Console) -
         if done:
             say(console, f"{len(done)} groups are in {path} already")
         skipped: Counter[str] = Counter()
-        with GroupWriter(path) as writer:
+        with GroupSaver(path, run=run.run_id, model=model, config=config) as saver:
             try:
                 with Steps("groups", len(rows)) as steps:
                     waiting = iter(rows)
-                    saver = GroupSaver(writer, run=run.run_id, model=model, config=config)
                     workers = min(config.workers, len(rows))
                     await gather(_work(waiting, session, saver, steps, skipped) for _ in range(workers))
             finally:

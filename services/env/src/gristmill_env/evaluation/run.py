@@ -15,8 +15,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 from gristmill import ApiError, ApiUnreachable, Client, GristmillError, PolicyVersion, RunRecord, SamplingParams
 from gristmill.logs import line
@@ -123,7 +122,7 @@ class RunMeasure:
     """Evaluates the model in training on one of the run's evaluation sets.
 
     An evaluation has its own rewards and environments, bound to the columns of the evaluation set. Its failures do not
-    count among the failures of the training. Close it (`async with`) to end its threads and processes.
+    count among the failures of the training. The caller closes the task, which has threads and processes.
     """
 
     creation: str | None = None
@@ -154,14 +153,6 @@ class RunMeasure:
     def label(self) -> str:
         """The data set and split."""
         return self._task.dataset.label
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._task.__aexit__(kind, error, trace)
 
     async def __call__(self, version: str) -> Evaluated:
         """Evaluates the weights of `version`. Keeps the prompts that a killed evaluation of `version` has finished.

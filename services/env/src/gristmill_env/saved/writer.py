@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import msgspec
 
@@ -49,21 +50,19 @@ class GroupWriter:
         """Closes the file."""
         self._file.close()
 
-    def __enter__(self) -> GroupWriter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
 
-class GroupSaver:
+class GroupSaver(GroupWriter):
     """Saves the groups of `process`, and of a run with `data_path_to_save_groups`, as they finish."""
 
-    def __init__(
-        self, writer: GroupWriter, *, run: str, model: str, config: EnvConfig, creation: str | None = None
-    ) -> None:
+    def __init__(self, path: Path, *, run: str, model: str, config: EnvConfig, creation: str | None = None) -> None:
         """`run`: its id; `model`: the model's name at the server; `creation`: `RunRecord.creation` of a training."""
-        self._writer = writer
+        super().__init__(path)
         self._run, self._model, self._creation = run, model, creation
         self._settings = settings_of(config, model)
 
@@ -73,12 +72,8 @@ class GroupSaver:
             Attempt.of(scored), run=self._run, model=self._model, settings=self._settings[scored.item.source],
             creation=self._creation,
         )  # fmt: skip
-        await asyncio.to_thread(self._writer.append, group)
+        await asyncio.to_thread(self.append, group)
         return group
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._writer.close()
 
 
 class _Creation(msgspec.Struct):
