@@ -65,23 +65,23 @@ class CloseOptions(Settings):
     """Id of the run to end."""
 
 
-class ReplayOptions(Settings):
-    """Flags of `replay`."""
+class SavedOptions(Settings):
+    """The flag that names saved groups."""
 
     saved: Path
-    """Groups to score again: a file of process or serve, one of Atropos, an evaluation's folder, or a run's folder
+    """Groups: a file of process or serve, one of Atropos, an evaluation's folder, or a run's folder
     (runs/quickstart)."""
+
+
+class ReplayOptions(SavedOptions):
+    """Flags of `replay`."""
 
     out: Path | None = None
     """Where the groups with their new scores go, as .jsonl. Unset: nowhere, the comparison is only shown."""
 
 
-class SftOptions(Settings):
+class SftOptions(SavedOptions):
     """Flags of `sft`."""
-
-    saved: Path
-    """Groups to take from: a file of process or serve, one of Atropos, an evaluation's folder, or a run's folder
-    (runs/quickstart)."""
 
     out: Path
     """File to write, .jsonl."""
@@ -93,12 +93,8 @@ class SftOptions(Settings):
     """Completions that score less are left out. Unset: those that score 0 or less."""
 
 
-class DpoOptions(Settings):
+class DpoOptions(SavedOptions):
     """Flags of `dpo`."""
-
-    saved: Path
-    """Groups to take from: a file of process or serve, one of Atropos, an evaluation's folder, or a run's folder
-    (runs/quickstart)."""
 
     out: Path
     """File to write, .jsonl."""
