@@ -22,7 +22,6 @@ from gristmill.archive.trained import TOKENIZER_FOLDER, TRAINED_FOLDER
 from gristmill.check import Check, State
 from gristmill.folders import ROLLOUTS_FOLDER, RunFolder
 from gristmill.model_servers import GENERATE, ServerAddresses, generation
-from gristmill.settings import load_yaml
 from gristmill_env.commands.check import score_gold
 from gristmill_env.commands.replay import score_group
 from gristmill_env.commands.source import open_groups
@@ -83,9 +82,8 @@ async def _gathered(checks: AsyncIterator[Check]) -> list[Check]:
 
 
 def _check_trainer_block(run: RunSettings) -> Check:
-    file = run.trainer_file
     try:
-        run.check_trainer(load_yaml(file) if file.is_file() else {})
+        run.check_trainer()
     except ConfigError as error:
         return Check("settings", "failed", error.report())
     return Check("settings", "ok", f"{run.config_path}: run {run.run_id}, groups of {run.config.group_size}")

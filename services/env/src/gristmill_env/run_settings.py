@@ -84,7 +84,7 @@ class RunSettings:
         if not sets_step_size or not self.trainer_file.is_file():
             return
         try:
-            defaults = load_yaml(self.trainer_file)
+            defaults = self.trainer_defaults()
         except ConfigError as error:  # trainer.yaml may need a variable that only the trainer has
             logger.warning("the step size is not compared with group_size: %s", error)
             return
@@ -94,14 +94,19 @@ class RunSettings:
         """Returns one sentence for each setting that is allowed, but probably a mistake. It begins with the key."""
         defaults: dict[str, Any] = {}
         with contextlib.suppress(ConfigError):  # trainer.yaml may need a variable that only the trainer has
-            defaults = load_yaml(self.trainer_file) if self.trainer_file.is_file() else {}
+            defaults = self.trainer_defaults()
         return warnings_of(self.config, {**defaults, **self.config.trainer_block()})
 
-    def check_trainer(self, defaults: Mapping[str, Any]) -> None:
-        """Checks the run's `trainer:` block, completed by `defaults`, the contents of `trainer_file`.
+    def trainer_defaults(self) -> dict[str, Any]:
+        """Returns the contents of `trainer_file`, if it exists on this machine. Raises ConfigError."""
+        return load_yaml(self.trainer_file) if self.trainer_file.is_file() else {}
+
+    def check_trainer(self, defaults: Mapping[str, Any] | None = None) -> None:
+        """Checks the run's `trainer:` block, completed by `defaults`, which are `trainer_defaults` if they are None.
 
         Raises ConfigError if a value is wrong, or if a training step does not take whole groups.
         """
+        defaults = self.trainer_defaults() if defaults is None else defaults
         where = f"trainer settings ({self.trainer_file}, trainer: block)"
         settings = completed_block(self.config.trainer_block(), defaults, where)
         settings.check_whole_groups(self.config.group_size, where)

@@ -13,7 +13,6 @@ from rich.table import Table
 
 from gristmill import ConfigError, GristmillError
 from gristmill.check import Check
-from gristmill.settings import load_yaml
 from gristmill_env.agents.runners import FunctionAgent
 from gristmill_env.answers.extraction import gold_answer
 from gristmill_env.commands.trial import Trial, try_rewards
@@ -81,7 +80,10 @@ async def check(run: RunSettings, console: Console, more: Iterable[Check] = ()) 
         say(console, f"{_of(task)}{task.dataset.label}: {len(task.dataset)} rows")
     for warning in run.warnings():
         say(console, f"warning: {warning}")
-    _check_trainer(run, found)
+    try:
+        run.check_trainer()
+    except ConfigError as error:
+        found.problems.append(error)
     trials = []
     for task in tasks:
         if task.name is not None:
@@ -133,14 +135,6 @@ async def _check(task: Task, console: Console, found: _Findings) -> Trial:
     _show_trial(console, trial, found)
     found.problems[before:] = [of_source(problem, task.name) for problem in found.problems[before:]]
     return trial
-
-
-def _check_trainer(run: RunSettings, found: _Findings) -> None:
-    file = run.trainer_file
-    try:
-        run.check_trainer(load_yaml(file) if file.is_file() else {})
-    except ConfigError as error:
-        found.problems.append(error)
 
 
 async def _check_agent(run: RunSettings, console: Console, found: _Findings) -> None:
