@@ -19,7 +19,7 @@ from tests.support.scoring import scored
 
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards import Sample, Scorer, WeightedReward, create_reward, embeddings, remote
-from gristmill_env.rewards.embeddings import cosine_distances
+from gristmill_env.rewards.embeddings import cosine_distance
 from gristmill_env.settings.run import EnvConfig
 
 pytestmark = pytest.mark.slow
@@ -226,9 +226,9 @@ _VECTOR = st.lists(st.floats(-1e3, 1e3), min_size=3, max_size=3).filter(lambda r
 
 
 @given(vector=_VECTOR, other=_VECTOR)
-def test_cosine_distances_are_symmetric_and_between_zero_and_two(vector: list[float], other: list[float]) -> None:
-    pair = np.array([vector, other])
-    there, back = cosine_distances(pair[:1], pair[1])[0], cosine_distances(pair[1:], pair[0])[0]
+def test_cosine_distance_is_symmetric_and_between_zero_and_two(vector: list[float], other: list[float]) -> None:
+    one, two = np.array([vector, other])
+    there, back = cosine_distance(one, two), cosine_distance(two, one)
     assert -1e-9 <= there <= 2 + 1e-9
     assert there == pytest.approx(back, abs=1e-9)
-    assert cosine_distances(pair[:1], 3 * pair[0])[0] == pytest.approx(0, abs=1e-9)
+    assert cosine_distance(one, 3 * one) == pytest.approx(0, abs=1e-9)
