@@ -28,7 +28,7 @@ from gristmill_env.rewards.judge import refuse_own_judges
 from gristmill_env.rollouts.generator import RolloutGenerator
 from gristmill_env.rollouts.prompts import PromptBuilder, load_tokenizer
 from gristmill_env.run_settings import RunSettings
-from gristmill_env.running.limits import Limits
+from gristmill_env.running.limiter import Limits
 from gristmill_env.settings.dataset import DatasetConfig
 from gristmill_env.settings.run import EnvConfig
 

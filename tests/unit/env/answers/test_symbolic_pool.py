@@ -19,7 +19,7 @@ from tests.support.errors import raises
 from tests.support.grids import rest_is_long
 
 from gristmill_env.answers.symbolic_pool import Check, Outcome, SymbolicPool
-from gristmill_env.running.limits import Limits
+from gristmill_env.running.limiter import Limits
 from gristmill_env.running.processes import JobError
 
 pytestmark = pytest.mark.slow
@@ -213,7 +213,7 @@ async def test_checker_process_has_low_priority_and_ignores_ctrl_c(single: Symbo
 def test_no_checker_outlives_a_killed_parent(busy: bool) -> None:
     script = f"""
         import time
-        from gristmill_env.running.limits import Limits
+        from gristmill_env.running.limiter import Limits
         from gristmill_env.answers.symbolic_pool import SymbolicPool
 
         pool = SymbolicPool(size=1, limits=Limits(4.0, 600.0))

@@ -14,7 +14,7 @@ from gristmill_env.errors import RewardError
 from gristmill_env.rewards import Execution, Scorer, WeightedReward, create_reward, reward
 from gristmill_env.rewards.registry import _REGISTRY
 from gristmill_env.rewards.reward import FunctionReward
-from gristmill_env.running.limits import Limits
+from gristmill_env.running.limiter import Limits
 
 
 def extracted(name: str, params: dict[str, Any], *completions: str, **row: Any) -> set[str | None]:

@@ -18,7 +18,7 @@ from gristmill_env.errors import RewardError
 from gristmill_env.rewards import Execution, Sample, Scorer, WeightedReward, create_reward, reward
 from gristmill_env.rewards.registry import _REGISTRY
 from gristmill_env.run_settings import RunSettings
-from gristmill_env.running.limits import Limits
+from gristmill_env.running.limiter import Limits
 from gristmill_env.session import Task
 from gristmill_env.settings.dataset import RewardSpec
 from gristmill_env.settings.run import EnvConfig

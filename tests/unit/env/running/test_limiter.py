@@ -10,8 +10,7 @@ from functools import partial
 import pytest
 
 from gristmill_env.running import limiter
-from gristmill_env.running.limiter import Limiter
-from gristmill_env.running.limits import CallError, Limits
+from gristmill_env.running.limiter import CallError, Limiter, Limits
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gristmill_env.running.limits import Limits
+from gristmill_env.running.limiter import Limits
 from gristmill_env.running.processes import Order, ProcessPool
 
 _SHOWN = 60

@@ -29,8 +29,7 @@ from gristmill_env.rewards.outcomes import Failure, Outcome, Outcomes
 from gristmill_env.rewards.reward import BoundReward, CallableReward, Source
 from gristmill_env.running.code_process import CodeError, CodeProcess, LostProcessError
 from gristmill_env.running.host import Asking, Handler, plain
-from gristmill_env.running.limiter import Limiter
-from gristmill_env.running.limits import CallError, Limits
+from gristmill_env.running.limiter import CallError, Limiter, Limits
 from gristmill_env.values import whole
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from typing import Any
 from gristmill.redaction import redact_text
 from gristmill_env.errors import EnvError, RewardError
 from gristmill_env.outages import may_pass
-from gristmill_env.running.limits import CallError
+from gristmill_env.running.limiter import CallError
 from gristmill_env.values import whole
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.env.rewards.running.misbehaving import Make, Waiting
 
 from gristmill_env.rewards import Execution, Scorer, WeightedReward, create_reward
-from gristmill_env.running.limits import Limits
+from gristmill_env.running.limiter import Limits
 
 
 @pytest.fixture

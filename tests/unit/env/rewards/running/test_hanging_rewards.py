@@ -16,7 +16,7 @@ from tests.unit.env.rewards.running.misbehaving import BAD, GOOD, GROUP, Make, W
 
 from gristmill_env.rewards import Execution, Sample, Scorer, WeightedReward, create_reward
 from gristmill_env.running import code_process
-from gristmill_env.running.limits import Limits
+from gristmill_env.running.limiter import Limits
 
 pytestmark = pytest.mark.slow
 
@@ -127,7 +127,7 @@ async def test_cancelled_score_cancels_its_async_calls(scorer: Make) -> None:
 HANGS_AT_EXIT = """
 import asyncio, time
 from gristmill_env.rewards import Execution, Sample, Scorer, WeightedReward, create_reward
-from gristmill_env.running.limits import Limits
+from gristmill_env.running.limiter import Limits
 def hangs(completion): time.sleep(1000)
 async def waits(completion): await asyncio.Event().wait()
 async def main():
