@@ -23,8 +23,7 @@ from transformers import AutoModelForCausalLM
 from gristmill_trainer.data.types import Sample
 from gristmill_trainer.doctor import made_up_probes
 from gristmill_trainer.policy import ModelSource, Policy
-from gristmill_trainer.receipts import Probes, distance, first_bound, own_scores, scale
-from gristmill_trainer.receipts.weights import torch_scores
+from gristmill_trainer.receipts import Probe, Probes, ProbeScores, distance, first_bound, own_scores, scale
 
 ROUNDING: Final = torch.finfo(torch.bfloat16).eps
 
@@ -140,7 +139,18 @@ def measure(folder: Path, probes: Callable[[Policy], Probes]) -> Iterator[Differ
         model = copy.deepcopy(right)
         with torch.no_grad():
             change(model)
-        yield Difference(name, distance(torch_scores(model, chosen), own), bound)
+            answers = [_scores(model, probe, chosen.temperature) for probe in chosen.probes]
+        yield Difference(name, distance(answers, own), bound)
+
+
+def _scores(model: Any, probe: Probe, temperature: float) -> ProbeScores:
+    """Returns the scores as a server without faults computes them."""
+    tokens = torch.tensor([probe.tokens])
+    logits = model(input_ids=tokens, use_cache=False).logits[0].double()
+    prompt = np.zeros(0)
+    if probe.prompt:
+        prompt = logits[:-1].log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0].numpy()
+    return ProbeScores(prompt, (logits[-1] / temperature).log_softmax(-1)[list(probe.ids)].numpy())
 
 
 def made_up(policy: Policy) -> Probes:

@@ -7,11 +7,13 @@ the initial model. `receipts` has the bounds, and names the cause of a differenc
 
 from __future__ import annotations
 
+import copy
 import logging
 import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -52,7 +54,6 @@ from gristmill_trainer.publish import ModelServer, ServerList
 from gristmill_trainer.receipts import (
     Case,
     Diagnosis,
-    LiveDiagnosis,
     Probe,
     Probes,
     ProbeScores,
@@ -246,14 +247,28 @@ def check_server(server: ModelServer, policy: Policy, probes: Probes, *, adapter
     """
     name, where, source = "trainer and server", redact_text(server.url), policy.source
     own, served = own_scores(policy, probes), served_scores(server, probes)
-    rounding, size = rounding_of(policy), scale(own)
-    bound, difference = first_bound(rounding, size), distance(served, own)
+    bound, difference = first_bound(rounding_of(policy), scale(own)), distance(served, own)
     if difference <= bound:
         text = f"log-probabilities of {where} agree with the trainer's to {difference:.1g}"
         return Check(name, "ok", f"{text} ({source.served_dtype}: at most {bound:.1g})")
-    case = Case(probes=probes, served=served, own=own, older={}, bound=bound, rounding=rounding * size, version="1.0")
-    found = LiveDiagnosis(source, adapters)(case, server, None)
-    return _failed(name, f"log-probabilities of {where} differ from those of {source.weights}", found)
+    case = Case(
+        probes=probes,
+        served=served,
+        own=own,
+        older={},
+        bound=bound,
+        version="1.0",
+        adapters=adapters,
+        ask=partial(served_scores, server),
+        in_dtype=partial(_scores_in, policy, probes),
+    )
+    return _failed(name, f"log-probabilities of {where} differ from those of {source.weights}", diagnose(case))
+
+
+def _scores_in(policy: Policy, probes: Probes, dtype: torch.dtype) -> list[ProbeScores]:
+    short = copy.deepcopy(policy)
+    short.model.to(dtype)
+    return own_scores(short, probes)
 
 
 def _failed(name: str, text: str, found: Diagnosis) -> Check:
@@ -389,7 +404,7 @@ def check_weights(
     for label, of_version in samples.items():
         unit, size = rounding[label], sizes[label]
         bound = first_bound(unit, size) if proven is None else later_bound(proven, unit, size)
-        yield _check_version(label, of_version, scores[label], raw[label], bound, unit * size)
+        yield _check_version(label, of_version, scores[label], raw[label], bound)
 
 
 def samples_of(group: TrajectoryGroup) -> Iterator[Sample]:
@@ -424,7 +439,6 @@ def _check_version(
     scores: Mapping[str, list[ProbeScores]],
     raw: list[ProbeScores],
     bound: float,
-    unit: float,
 ) -> Check:
     """`scores`: of `samples`, by each of the run's weights. `raw`: by their own weights at temperature 1."""
     name, own = f"weights {label}", scores[label]
@@ -443,7 +457,6 @@ def _check_version(
         own=own,
         older={version: other for version, other in scores.items() if version != label},
         bound=bound,
-        rounding=unit,
         version=label,
         label=label,
         raw=raw,

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from gristmill_trainer.settings import TrainerSettings
@@ -209,24 +208,3 @@ def _number(config: object, name: str) -> int | None:
 
 def gigabytes(size: float) -> str:
     return f"{size / 1e9:.2g} GB" if size < 1e10 else f"{size / 1e9:.0f} GB"
-
-
-def available_memory(root: Path = Path("/")) -> int | None:
-    """Returns the bytes that processes may still take, of the machine and of the container; None if it is unknown.
-
-    `root`: of the folders `proc` and `sys`. Cached files count as available, because the kernel gives them up.
-    """
-    found = []
-    group = root / "sys" / "fs" / "cgroup"
-    try:
-        for line in (root / "proc" / "meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                found.append(1024 * int(line.split()[1]))
-        limit = group / "memory.max"
-        if limit.exists() and (text := limit.read_text().strip()).isdecimal():
-            used = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-            cached = int(used["active_file"]) + int(used["inactive_file"])
-            found.append(max(int(text) - int((group / "memory.current").read_text()) + cached, 0))
-    except OSError:
-        return None
-    return min(found, default=None)

@@ -52,7 +52,7 @@ from gristmill_trainer.publish import (
     claim_publishing,
 )
 from gristmill_trainer.quarantine import Quarantine, SkippedSteps
-from gristmill_trainer.receipts import LiveDiagnosis, Probes, Receipts, rounding_of
+from gristmill_trainer.receipts import Probes, Receipts
 from gristmill_trainer.records import TrainedRecords
 from gristmill_trainer.run import announce, noticing_replacement, open_atropos_run, raise_if_replaced, wait_for_run
 from gristmill_trainer.settings import (
@@ -290,9 +290,8 @@ class _MainStart:
         receipts: Receipts | None = None
         transport: WeightTransport = NoTransport()
         if plan.probing is not None:
-            diagnosis = LiveDiagnosis(source, policy.publishes_adapters)
             since = None if plan.resumption is None else plan.first_step
-            receipts = Receipts(plan.run_dir, rounding_of(policy), diagnosis, plan.probing.probes, since)
+            receipts = Receipts(plan.run_dir, policy, plan.probing.probes, since)
             self._stack.callback(receipts.close)
             servers = ModelServers(
                 tuple(self._servers),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from gristmill_trainer.data.micro_batches import collate
 from gristmill_trainer.data.types import MicroBatch, Sample
 from gristmill_trainer.errors import OutOfMemoryError
 from gristmill_trainer.learner import Learner
-from gristmill_trainer.memory import Memory, available_memory
+from gristmill_trainer.memory import Memory
 from gristmill_trainer.policy.attention import packed_arguments
 from gristmill_trainer.policy.lora import Lora, attach, merged_tensors
 from gristmill_trainer.policy.scoring import Scorer
@@ -268,31 +267,3 @@ def test_adapters_on_a_bfloat16_base_are_float32_and_merge_without_loss() -> Non
     delta = 2.0 * layer.lora_B["default"].weight @ layer.lora_A["default"].weight
     name = "model.layers.0.self_attn.q_proj.weight"
     assert torch.allclose(merged_tensors(model)[name], before[name].float() + delta, atol=1e-7, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("free", "group", "expected"),
-    [
-        ("8 kB", {}, 8192),
-        ("8 kB", {"max": "max"}, 8192),
-        ("8 kB", {"max": "9000", "current": "7000", "cached": (500, 250)}, 2750),
-        ("2 kB", {"max": "9000", "current": "5000", "cached": (0, 0)}, 2048),
-        ("8 kB", {"max": "4000", "current": "5000", "cached": (300, 200)}, 0),
-        (None, {}, None),
-    ],
-)
-def test_available_memory_is_what_the_machine_and_the_container_have_left(
-    tmp_path: Path, free: str | None, group: dict[str, Any], expected: int | None
-) -> None:
-    (tmp_path / "proc").mkdir()
-    folder = tmp_path / "sys" / "fs" / "cgroup"
-    folder.mkdir(parents=True)
-    if free is not None:
-        (tmp_path / "proc" / "meminfo").write_text(f"MemTotal: 99 kB\nMemFree: 1 kB\nMemAvailable:   {free}\n")
-    if "max" in group:
-        (folder / "memory.max").write_text(group["max"] + "\n")
-    if "current" in group:
-        active, inactive = group["cached"]
-        (folder / "memory.current").write_text(group["current"] + "\n")
-        (folder / "memory.stat").write_text(f"anon 1\nfile 999\nactive_file {active}\ninactive_file {inactive}\n")
-    assert available_memory(tmp_path) == expected

@@ -199,7 +199,7 @@ class _FailsReceipt:
     def holds(self, server: ModelServer, version: PolicyVersion, attempt: int) -> bool:
         return server.url != self.failing
 
-    def explain(self, server: ModelServer, path: Path, label: str) -> PublishError:
+    def explain(self, server: ModelServer, label: str) -> PublishError:
         return PublishError("receipt_failed", "another function", url=server.url)
 
 

@@ -16,19 +16,17 @@ from tests.support.errors import raises
 from tests.support.grids import rest_is_long
 from tests.unit.trainer.receipts.torch_server import FAULTS, NAME, TorchServer
 from tests.unit.trainer.receipts.training import Run
-from transformers import AutoModelForCausalLM
 
 from gristmill.receipts import Proven, ReceiptState, failing, proven
 from gristmill_model import worker
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.loop import publish
-from gristmill_trainer.publish import ModelServer
 from gristmill_trainer.receipts import (
     Case,
     Cause,
     Diagnosis,
-    LiveDiagnosis,
     Probes,
+    diagnose,
     distance,
     own_scores,
     receipt_metrics,
@@ -64,7 +62,7 @@ OFTEN = [*WHOLE, ("missing_kind", "merged"), ("no_adapter", "adapters"), ("swall
     [pytest.param(*case, marks=[] if case in OFTEN else pytest.mark.long) for case in (*WHOLE, *MERGED, *ADAPTERS)],
 )
 def test_diagnosis_names_the_fault_of_a_server(serve: Serve, begin: Begin, fault: str, lora: str) -> None:
-    server = serve(fault)
+    server = serve(fault, sums=torch.float32)
     run = begin([server], lora=lora)
     with raises(PublishError, "receipt_failed", cause=CAUSES[fault], version="1.2", url=server.url):
         run.train(4)
@@ -274,8 +272,8 @@ def test_second_publication_heals_a_server_that_lost_one(serve: Serve, begin: Be
     rest_is_long(("label_only", True), ("stale_head", False), ("label_only", False), ("stale_head", True)),
 )
 def test_training_continues_with_the_other_server(serve: Serve, begin: Begin, fault: str, background: bool) -> None:
-    """The cause is known at later versions too, although the files of the mixed versions are removed by then."""
-    good, bad = serve(), serve(fault)
+    """The cause is known at later versions too."""
+    good, bad = serve(), serve(fault, sums=torch.float32)
     run = begin([good, bad], background=background)
     run.train(4)
     run.close()
@@ -289,14 +287,14 @@ def test_training_continues_with_the_other_server(serve: Serve, begin: Begin, fa
 def test_diagnosis_that_fails_leaves_the_server_out_and_training_continues(
     serve: Serve, begin: Begin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    diagnose, calls = LiveDiagnosis.__call__, iter(range(100))
+    calls = iter(range(100))
 
-    def fails_first(self: LiveDiagnosis, case: Case, server: ModelServer, path: Path | None) -> Diagnosis:
+    def fails_first(case: Case) -> Diagnosis:
         if next(calls) == 0:
-            raise MemoryError("no memory for a copy of the model")
-        return diagnose(self, case, server, path)
+            raise MemoryError("no memory")
+        return diagnose(case)
 
-    monkeypatch.setattr(LiveDiagnosis, "__call__", fails_first)
+    monkeypatch.setattr("gristmill_trainer.receipts.receipts.diagnose", fails_first)
     good, bad = serve(), serve("label_only")
     run = begin([good, bad])
     run.train(4)
@@ -309,47 +307,18 @@ def test_diagnosis_that_fails_leaves_the_server_out_and_training_continues(
     assert any(record.exc_info for record in caplog.records), "the log has the traceback"
 
 
-@pytest.mark.parametrize(
-    ("fault", "room", "cause"),
-    [
-        ("missing_kind", 0.99, Cause.NO_MEMORY),
-        ("missing_kind", 1.01, Cause.TENSORS),
-        pytest.param("bfloat16", 0.99, Cause.NO_MEMORY, marks=pytest.mark.long),
-        pytest.param("stale_head", 0.0, Cause.NO_MEMORY, marks=pytest.mark.long),
-        pytest.param("temperature", 0.0, Cause.TEMPERATURE, marks=pytest.mark.long),
-        ("label_only", 0.0, Cause.LABEL_WITHOUT_WEIGHTS),
-    ],
-)
-def test_diagnosis_loads_no_model_that_takes_more_than_half_of_the_memory(
-    serve: Serve, begin: Begin, monkeypatch: pytest.MonkeyPatch, model: Path, fault: str, room: float, cause: Cause
-) -> None:
-    """`room`: half of the memory as a share of four copies of the weights in float32, with a head of its own."""
-    tensors = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).state_dict()
-    copies = 4 * sum(tensor.nbytes for tensor in tensors.values())
-    monkeypatch.setattr("gristmill_trainer.receipts.weights.available_memory", lambda: int(2 * room * copies))
-    good, bad = serve(), serve(fault)
-    run = begin([good, bad])
-    torch.manual_seed(7)
-    state = torch.get_rng_state()
-    run.train(3)
-    run.close()
-    assert torch.equal(torch.get_rng_state(), state), "the diagnosis draws none of the training's random numbers"
-    assert (good.label, bad.label) == ("1.3", "unproven")
-    assert {row.cause for row in run.rows() if row.state is ReceiptState.FAILED} == {cause}
-
-
 @pytest.mark.long
 def test_diagnosis_that_takes_many_steps_does_not_end_the_training(
     serve: Serve, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The trainer's scores for its version are removed meanwhile."""
-    diagnose, over = LiveDiagnosis.__call__, threading.Event()
+    over = threading.Event()
 
-    def waits(self: LiveDiagnosis, case: Case, server: ModelServer, path: Path | None) -> Diagnosis:
+    def waits(case: Case) -> Diagnosis:
         assert over.wait(60)
-        return diagnose(self, case, server, path)
+        return diagnose(case)
 
-    monkeypatch.setattr(LiveDiagnosis, "__call__", waits)
+    monkeypatch.setattr("gristmill_trainer.receipts.receipts.diagnose", waits)
     monkeypatch.setattr("gristmill_trainer.publish.pool._OTHERS_LEAST", 0.2)
     good, bad = serve(), serve("swallowed_update")
     run = begin([good, bad])

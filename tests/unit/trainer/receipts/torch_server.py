@@ -132,7 +132,7 @@ class TorchServer:
         joined: dict[str, list[torch.Tensor]] = {}
         for name, tensor in self._model.state_dict().items():
             name = re.sub(r"\.[qkv]_proj", ".qkv_proj", re.sub(r"(gate|up)_proj", "gate_up_proj", name))
-            joined.setdefault(name, []).append(tensor.to(self._sums))
+            joined.setdefault(name, []).append(tensor.to(torch.bfloat16 if self._is("bfloat16") else self._sums))
         whole = {name: torch.nn.Parameter(torch.cat(parts)) for name, parts in joined.items()}
         model = SimpleNamespace(named_parameters=whole.items)
         worker = Worker()

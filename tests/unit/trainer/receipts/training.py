@@ -21,7 +21,7 @@ from gristmill_trainer.learner_factory import LearnerPlan, build_learner
 from gristmill_trainer.loop import begin_receipts, publish
 from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.publish import FilesystemTransport, ModelServer, ModelServers, Publisher
-from gristmill_trainer.receipts import LiveDiagnosis, Receipts, rounding_of
+from gristmill_trainer.receipts import Receipts
 from gristmill_trainer.settings import TrainerSettings
 from gristmill_trainer.stop import StopRequest
 from gristmill_trainer.training import Probing, Training
@@ -55,8 +55,7 @@ class Run:
         self.folder, self.receipts = folder, None
         probing = None
         if receipts:
-            diagnosis = LiveDiagnosis(source, policy.publishes_adapters)
-            self.receipts = Receipts(folder, rounding_of(policy), diagnosis)
+            self.receipts = Receipts(folder, policy)
             probing = Probing()
         self.servers = ModelServers(
             [ModelServer(server.url, "token", 30) for server in servers],

@@ -42,10 +42,10 @@ class Proof(Protocol):
         Raises PublishError if the server does not answer.
         """
 
-    def explain(self, server: ModelServer, path: Path, label: str) -> PublishError:
+    def explain(self, server: ModelServer, label: str) -> PublishError:
         """Returns the error of a server for which `holds` was False, with the code `RECEIPT_FAILED`.
 
-        `path`: of the published weights; `label`: of the server's weights.
+        `label`: of the server's weights.
         """
 
 
@@ -365,7 +365,7 @@ class ModelServers:
                 break
             label = server.served_version()
             server.leave_out()
-            problem = self._proof.explain(server, target.path, label)
+            problem = self._proof.explain(server, label)
             if attempt == 2:
                 return problem
             server.publish(target.path, target.version)

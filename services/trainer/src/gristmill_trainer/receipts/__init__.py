@@ -1,10 +1,10 @@
 """Receipts: after each publication, each model server proves that it serves the trainer's weights.
 
 `probes` chooses the questions, `sums` compares tensors exactly, and `receipts` judges both. `diagnosis` names the cause
-of a wrong answer, for which `weights` computes scores from published files.
+of a wrong answer.
 """
 
-from gristmill_trainer.receipts.diagnosis import Case, Cause, Diagnosis, LiveDiagnosis, diagnose
+from gristmill_trainer.receipts.diagnosis import Case, Cause, Diagnosis, diagnose
 from gristmill_trainer.receipts.probes import (
     ANY_PROBES,
     Probe,
@@ -24,7 +24,6 @@ from gristmill_trainer.receipts.receipts import (
     rounding_of,
 )
 from gristmill_trainer.receipts.sums import published_sums
-from gristmill_trainer.receipts.weights import PublishedWeights
 
 __all__ = [
     "ANY_PROBES",
@@ -32,11 +31,9 @@ __all__ = [
     "Cause",
     "Diagnosis",
     "Expectation",
-    "LiveDiagnosis",
     "Probe",
     "ProbeScores",
     "Probes",
-    "PublishedWeights",
     "Receipts",
     "diagnose",
     "distance",

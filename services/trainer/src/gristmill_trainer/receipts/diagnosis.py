@@ -1,40 +1,30 @@
 """Names the cause of a failed receipt.
 
-Each hypothesis computes the scores that a server with one certain fault would give. The first hypothesis whose scores
-agree with the server's to rounding is the cause. Hypotheses that need no computation come first, then experiments with
-the server, then weights that are put together from published files: the version itself with one kind of tensor of the
-version before or of version 0.
+Each hypothesis names one certain fault, and the scores that a server with it would give, unless the answer alone shows
+the fault. The first hypothesis whose scores agree with the server's to rounding is the cause. The trainer makes no copy
+of the model for a diagnosis: the exact comparison (sums.py) finds wrong tensors.
 
-Without a server to ask (`Case.ask`) and without files (`weights`), their hypotheses are left out. A saved case can
-therefore be diagnosed as well. The files are also left out if the copies of the model would not fit into the memory.
+Without a server to ask (`Case.ask`) and without a policy that computes in another dtype (`Case.in_dtype`), their
+hypotheses are left out. A saved case can therefore be diagnosed as well.
 """
 
 from __future__ import annotations
 
 import re
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cache, partial
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
 
 from gristmill import PolicyVersion
-from gristmill_trainer.policy import ModelSource
-from gristmill_trainer.publish.servers import ModelServer
-from gristmill_trainer.receipts.probes import Probe, Probes, ProbeScores, distance, served_scores
-from gristmill_trainer.receipts.weights import PublishedWeights
+from gristmill_trainer.receipts.probes import Probes, ProbeScores, distance
 
 _HEAD: Final = "lm_head.weight"
-_TEXT_AND_BACK: Final = "it converts the tokens of a request to text and back"
 _LEAST_CORRELATION: Final = 0.5
 """Of two differences with a common cause. By chance, about 80 scores reach it once in a million times."""
-_ONE_AT_A_TIME: Final = threading.Lock()
-"""Each server has a thread, and the diagnoses of two servers together would take twice the memory."""
 
 
 class Cause(StrEnum):
@@ -53,7 +43,6 @@ class Cause(StrEnum):
     TIED_HEAD = "tied_head_stale"
     TENSORS = "tensors_missing"
     DTYPE = "dtype_differs"
-    NO_MEMORY = "no_memory"
     UNKNOWN = "unexplained"
 
 
@@ -76,8 +65,6 @@ REMEDIES: Final = {
     Cause.TIED_HEAD: "serve the model with a separate head, as `python -m gristmill_model` does",
     Cause.TENSORS: _RESTART,
     Cause.DTYPE: "start the model server with the dtype of its manifest, and without quantization",
-    Cause.NO_MEMORY: "look at the model server's log; give the trainer more memory (TRAINER_MEMORY with Docker "
-    "Compose), so that the diagnosis can compare tensors and dtypes",
     Cause.UNKNOWN: "look at the model server's log; train with --publisher none only if the difference is harmless",
 }
 
@@ -109,8 +96,6 @@ class Case:
     that this server proved."""
     bound: float
     """Nats. Hypotheses explain the gap if their scores differ from the server's by at most this."""
-    rounding: float
-    """Rounding unit times the size of the scores, in nats."""
     version: str
     label: str = ""
     """The server's label of its weights."""
@@ -118,17 +103,16 @@ class Case:
     """Names of the server's tensors that are not as published, by an exact comparison."""
     stale_version: str = ""
     """The older version of which all compared tensors of the server are; empty if there is none."""
+    served_dtype: str = ""
+    """The dtype of the server's tensors, if it is not the published one."""
     adapters: bool = False
     """Whether adapters are published instead of whole weights."""
     tied: bool = False
     """Whether the trained model's head is its embedding table."""
-    tokenize_again: Callable[[Sequence[int]], list[int]] | None = None
-    """Returns the tokens of the tokens' text."""
     ask: Callable[..., list[ProbeScores]] | None = None
     """Asks the server for its scores, with other sampling parameters, as `served_scores` does."""
-    weights: PublishedWeights | None = None
-    too_large: str = ""
-    """Why `weights` is None: the copies of the model do not fit into the memory."""
+    in_dtype: Callable[[torch.dtype], list[ProbeScores]] | None = None
+    """Returns the trainer's scores of the version, computed in a dtype."""
     raw: list[ProbeScores] | None = None
     """For an archived answer: the trainer's scores without the temperature. The archive has one score per position, so
     no other temperature and no truncation can be found in it."""
@@ -141,53 +125,11 @@ class _Found(NamedTuple):
     """Scores of a server with this fault; None if the answer or an experiment shows the fault."""
 
 
-@dataclass(frozen=True)
-class LiveDiagnosis:
-    """Diagnoses answers of a running server: it can ask the server, and has the published files."""
-
-    source: ModelSource
-    adapters: bool
-    """Whether adapters are published instead of whole weights."""
-
-    def __call__(self, case: Case, server: ModelServer, path: Path | None) -> Diagnosis:
-        """`path`: folder of the published weights; None before the first publication."""
-        with _ONE_AT_A_TIME:
-            weights = PublishedWeights(self.source, path, case.version)
-            too_large = weights.too_large()
-            return diagnose(
-                replace(
-                    case,
-                    adapters=self.adapters,
-                    tied=weights.tied,
-                    tokenize_again=self._tokenize_again,
-                    ask=partial(served_scores, server),
-                    weights=None if too_large else weights,
-                    too_large=too_large,
-                )
-            )
-
-    def _tokenize_again(self, tokens: Sequence[int]) -> list[int]:
-        tokenizer: Any = _tokenizer(self.source.tokenizer)
-        found: list[int] = tokenizer.encode(tokenizer.decode(list(tokens)), add_special_tokens=False)
-        return found
-
-
-@cache
-def _tokenizer(name: str) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-
-
 def diagnose(case: Case) -> Diagnosis:
-    """Returns the first cause that explains the case, else `unexplained` with the closest hypothesis in its text.
-
-    `no_memory` takes the place of `unexplained` if hypotheses were left out for want of memory.
-    """
+    """Returns the first cause that explains the case, else `unexplained` with the closest hypothesis in its text."""
     closest = Diagnosis(Cause.UNKNOWN, "", float("inf"))
-    for hypotheses in (_tokens, _compared, _stored, _sampling, _experiments, _older_weights, _dtypes):
+    for hypotheses in (_tokens, _compared, _stored, _sampling, _experiments, _dtypes):
         found = [_judged(one, case) for one in hypotheses(case)]
-        # Of several kinds of tensors, the best counts: a kind may change the scores by little more than the bound.
         best = min(found, key=lambda one: one.residual, default=closest)
         if best.residual <= case.bound:
             return best
@@ -196,8 +138,6 @@ def diagnose(case: Case) -> Diagnosis:
     text = f"no known cause explains the difference of {gap:.2g} nats"
     if closest.residual < 0.5 * gap:
         text += f" (closest is {closest.cause}, which leaves {closest.residual:.2g})"
-    if case.too_large:
-        return Diagnosis(Cause.NO_MEMORY, f"{text}; tensors and dtypes were not compared: {case.too_large}", gap)
     return Diagnosis(Cause.UNKNOWN, text, gap)
 
 
@@ -210,11 +150,12 @@ def _judged(found: _Found, case: Case) -> Diagnosis:
 def _tokens(case: Case) -> Iterator[_Found]:
     """The server's log-probabilities are no numbers, or all of them are minus infinity, which vLLM sends for NaN.
 
-    The server scored other tokens. The tokens in its answer show it, if it scores prompts; else a computation."""
+    Or the server scored other tokens, as its answer shows.
+    """
     if not any(np.isfinite(scores.flat()).any() for scores in case.served):
         yield _Found(Cause.NOT_FINITE, "its log-probabilities are NaN or infinite")
     if any(scores.tokens is not None for scores in case.served):
-        yield _Found(Cause.TOKENIZED_AGAIN, _TEXT_AND_BACK)
+        yield _Found(Cause.TOKENIZED_AGAIN, "it converts the tokens of a request to text and back")
 
 
 def _compared(case: Case) -> Iterator[_Found]:
@@ -227,6 +168,10 @@ def _compared(case: Case) -> Iterator[_Found]:
         head = kinds == [_HEAD] and case.tied
         text = "its tied head is" if head else f"its tensors {', '.join(kinds)} are"
         yield _Found(Cause.TIED_HEAD if head else Cause.TENSORS, f"{text} not those that were published")
+
+
+def _kind(name: str) -> str:
+    return re.sub(r"\.\d+\.", ".*.", name)
 
 
 def _older_cause(case: Case) -> Cause:
@@ -325,60 +270,25 @@ def _experiments(case: Case) -> Iterator[_Found]:
         salted = case.ask(case.probes, cache_salt=f"receipt-{case.version}")
         if distance(salted, case.own) <= case.bound:
             yield _Found(Cause.PREFIX_CACHE, "it continues from keys and values of older weights in its prefix cache")
-    if case.tokenize_again is None or case.weights is None:
-        return
-    again = tuple(
-        Probe(tuple(case.tokenize_again(probe.tokens)), probe.ids, prompt=False) for probe in case.probes.probes
-    )
-    if all(one.tokens == probe.tokens for one, probe in zip(again, case.probes.probes, strict=True)):
-        return
-    scores = case.weights.scores(case.weights.current(), Probes(again, case.probes.temperature))
-    prompts = [replace(one, sampled=mine.sampled) for one, mine in zip(case.served, scores, strict=True)]
-    yield _Found(Cause.TOKENIZED_AGAIN, _TEXT_AND_BACK, prompts)
 
 
-# --- Weights from files -----------------------------------------------------------------------------------------------
-def _older_weights(case: Case) -> Iterator[_Found]:
-    """The version itself, with one kind of tensor of the version before or of version 0."""
-    if case.weights is None:
-        return
-    now, first = case.weights.current(), case.weights.first()
-    older = [("the version before", case.weights.before()), ("version 0", first)]
-    for name, old in older:
-        if old is None:
-            continue
-        for kind in dict.fromkeys(_kind(tensor) for tensor in now if tensor in old):
-            members = [tensor for tensor in now if tensor in old and _kind(tensor) == kind]
-            if all(torch.equal(now[tensor], old[tensor]) for tensor in members):
-                continue
-            mixed = {**now, **{tensor: old[tensor] for tensor in members}}
-            head = kind == _HEAD and case.tied
-            text = f"its tied head is of {name}" if head else f"its tensors {kind} are of {name}"
-            yield _Found(Cause.TIED_HEAD if head else Cause.TENSORS, text, case.weights.scores(mixed, case.probes))
-
-
-def _kind(name: str) -> str:
-    return re.sub(r"\.\d+\.", ".*.", name)
-
-
+# --- Dtypes ---------------------------------------------------------------------------------------------------
 def _dtypes(case: Case) -> Iterator[_Found]:
-    """The server rounds the weights, or computes, in another dtype. Two programs in a short dtype do not agree exactly.
+    """The server has tensors of another dtype, or computes in one. Two programs in a short dtype do not agree exactly.
 
     Both round the weights alike, and the results of their arithmetic differently. A dtype therefore explains the gap if
     the gap has the size of the dtype's rounding in this process, and is correlated with it. With |a| = gap, |b| =
     rounding and |a - b| = left, the correlation is (|a|^2 + |b|^2 - |a - b|^2) / 2|a||b|. vLLM in bfloat16 and torch in
     bfloat16 gave 0.83; two faults without a common cause give about 0.
     """
-    if case.weights is None:
+    if case.served_dtype:
+        yield _Found(Cause.DTYPE, f"its tensors are {case.served_dtype}")
+    if case.in_dtype is None:
         return
-    now, gap = case.weights.current(), distance(case.served, case.own)
+    gap = distance(case.served, case.own)
     for dtype in (torch.bfloat16, torch.float16):
-        name = str(dtype).removeprefix("torch.")
-        rounded = {tensor: value.to(dtype).to(value.dtype) for tensor, value in now.items()}
-        yield _Found(Cause.DTYPE, f"its weights are rounded to {name}", case.weights.scores(rounded, case.probes))
-        scores = case.weights.scores(now, case.probes, dtype)
-        rounding = distance(scores, case.own)
-        left = distance(scores, case.served)
+        scores = case.in_dtype(dtype)
+        rounding, left = distance(scores, case.own), distance(scores, case.served)
         is_alike = 0.2 * rounding <= gap <= 5 * rounding
         if is_alike and gap**2 + rounding**2 - left**2 >= _LEAST_CORRELATION * 2 * gap * rounding:
-            yield _Found(Cause.DTYPE, f"it computes in {name}")
+            yield _Found(Cause.DTYPE, f"it computes in {str(dtype).removeprefix('torch.')}")

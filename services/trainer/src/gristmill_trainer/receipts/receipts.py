@@ -31,8 +31,9 @@ import logging
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,8 +47,9 @@ from gristmill.receipts import RECEIPTS_FILE, Proven, Receipt, ReceiptState, pro
 from gristmill_trainer.disk import writing
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.policy import Policy
+from gristmill_trainer.policy.model import tied_head
 from gristmill_trainer.publish.servers import ModelServer
-from gristmill_trainer.receipts.diagnosis import Case, Cause, Diagnosis
+from gristmill_trainer.receipts.diagnosis import Case, Cause, Diagnosis, diagnose
 from gristmill_trainer.receipts.probes import Probes, ProbeScores, distance, scale, served_scores
 from gristmill_trainer.receipts.sums import Sums, compare
 
@@ -98,8 +100,6 @@ class _Server:
     answered: Answered | None = None
     failed: tuple[Case, Receipt] | None = None
     """The last failed receipt, which `explain` completes."""
-    cause: Diagnosis | None = None
-    """The first cause that was found since the server's last proven version."""
     refused: bool = False
     """Whether the log says that the server answers no probes."""
     comparable: frozenset[str] | None = None
@@ -115,15 +115,14 @@ class Receipts:
     def __init__(
         self,
         folder: Path,
-        rounding: float,
-        diagnose: Callable[[Case, ModelServer, Path], Diagnosis],
+        policy: Policy,
         probes: Probes | None = None,
         first_step: int | None = None,
     ) -> None:
-        """`folder`: the run's. `rounding`: `rounding_of` the policy. `diagnose`: `LiveDiagnosis`. `probes`: of a
-        resumed run. `first_step`: receipts of later steps, which a resumed training repeats, are removed; None removes
-        all, for a training that begins."""
-        self._folder, self._rounding, self._diagnose = folder, rounding, diagnose
+        """`folder`: the run's. `policy`: in training. `probes`: of a resumed run. `first_step`: receipts of later
+        steps, which a resumed training repeats, are removed; None removes all, for a training that begins."""
+        self._folder, self._rounding = folder, rounding_of(policy)
+        self._adapters, self._tied = policy.publishes_adapters, tied_head(policy.model) is not None
         self._file = JsonlWriter(
             folder / RECEIPTS_FILE, keep=lambda row: first_step is not None and bool(row["step"] <= first_step)
         )
@@ -227,43 +226,40 @@ class Receipts:
                 own=expectation.scores,
                 older=_older(version, before, last),
                 bound=receipt.bound,
-                rounding=self._rounding * size,
                 version=str(version),
                 stale=tuple(sorted(stale)),
                 stale_version=self._version_of(sums, comparable, version) if stale else "",
+                served_dtype=compared.dtype,
+                adapters=self._adapters,
+                tied=self._tied,
+                ask=partial(served_scores, server),
             )
             with self._lock:
                 known.failed = case, receipt
             return False
         with self._lock:
             known.answered = Answered(version, served, expectation.scores)
-            known.cause, known.bound, known.comparable = None, bound, comparable
+            known.bound, known.comparable = bound, comparable
         self._write(receipt)
         return True
 
-    def explain(self, server: ModelServer, path: Path, label: str) -> PublishError:
-        """Diagnoses the server's failed receipt, writes it, and returns its error. `path`: of the published weights.
+    def explain(self, server: ModelServer, label: str) -> PublishError:
+        """Diagnoses the server's failed receipt, writes it, and returns its error.
 
         `label`: the server's label of its weights before it was left out.
         """
         with self._lock:
-            known = self._servers[server.url]
-            assert known.failed is not None
-            case, receipt = known.failed
+            failed = self._servers[server.url].failed
+        assert failed is not None
+        case, receipt = failed
         try:
-            found = self._diagnose(replace(case, label=label), server, path)
+            found = diagnose(replace(case, label=label))
         except PublishError:
             raise
-        except Exception as error:  # noqa: BLE001  A missing file or too little memory must not end the training.
+        except Exception as error:  # noqa: BLE001  An error of the diagnosis must not end the training.
             _LOG.exception("the diagnosis of the failed receipt of %s failed", server.url)
             problem = f"the diagnosis failed: {type(error).__name__}: {error}"
             found = Diagnosis(Cause.UNKNOWN, problem, receipt.difference or float("inf"))
-        with self._lock:
-            if found.cause in (Cause.UNKNOWN, Cause.NO_MEMORY):
-                # The files of the versions that the server mixes may be pruned by now.
-                found = known.cause or found
-            else:
-                known.cause = known.cause or found
         detail = f"{found.text}; {found.remedy}"
         receipt = msgspec.structs.replace(receipt, cause=found.cause, detail=detail)
         self._write(receipt)

@@ -37,6 +37,8 @@ class Comparison:
     """Names of the tensors that are bit for bit as published, except with a chance of about 2^-64."""
     other: frozenset[str]
     """Names of those that are not."""
+    dtype: str = ""
+    """Dtype of a tensor that is published in another dtype; empty if there is none."""
 
 
 def weight_sum(tensor: torch.Tensor) -> int:
@@ -64,22 +66,26 @@ def published_sums(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, 
 
 
 def compare(served: Sequence[Sums], published: Sums) -> Comparison:
-    """Compares the sums of each worker of a server with the published ones. Leaves out tensors of another dtype.
+    """Compares the sums of each worker of a server with the published ones. Tensors of another dtype only name it.
 
     With several workers, each has the whole tensor or a part of it. A difference then shows nothing, because a worker
     may also have a copy of another worker's part.
     """
     equal, other = set(), set()
+    another = ""
     for name in served[0] if served else ():
         values = [worker[name] for worker in served if name in worker]
-        if name not in published or any(dtype != published[name][0] for dtype, _ in values):
+        if name not in published:
+            continue
+        if differ := [dtype for dtype, _ in values if dtype != published[name][0]]:
+            another = differ[0]
             continue
         own, numbers = published[name][1], [number for _, number in values]
         if _wrapped(sum(numbers)) == own or set(numbers) == {own}:
             equal.add(name)
         elif len(served) == 1:
             other.add(name)
-    return Comparison(frozenset(equal), frozenset(other))
+    return Comparison(frozenset(equal), frozenset(other), another)
 
 
 def _wrapped(number: int) -> int:
