@@ -22,7 +22,7 @@ from benchmarks.trainer.shapes import REAL, SHAPES, Shape, save
 
 from gristmill import Hyperparameters, PolicyVersion
 from gristmill_trainer.checkpoint import BackgroundSave, CheckpointStore, Progress
-from gristmill_trainer.model_state import WholeState
+from gristmill_trainer.model_state import LearnerState
 from gristmill_trainer.optimizer import build_optimizer
 from gristmill_trainer.policy import ModelSource, Policy
 
@@ -89,7 +89,7 @@ def _page(shape: Shape, folder: Path, rounds: int) -> str:
     return "\n".join(lines)
 
 
-def _after_one_step(shape: Shape, folder: Path) -> tuple[WholeState, int]:
+def _after_one_step(shape: Shape, folder: Path) -> tuple[LearnerState, int]:
     save(shape, folder, "cpu")
     policy = Policy(ModelSource(str(folder), str(folder), None, 512), "cpu")
     optimizer = build_optimizer(Hyperparameters(), policy.trained_parameters())
@@ -97,10 +97,10 @@ def _after_one_step(shape: Shape, folder: Path) -> tuple[WholeState, int]:
         parameter.grad = torch.full_like(parameter, 1e-3)
     optimizer.step()
     optimizer.zero_grad()
-    return WholeState(policy, optimizer), sum(parameter.numel() for parameter in policy.trained_parameters())
+    return LearnerState(policy, optimizer), sum(parameter.numel() for parameter in policy.trained_parameters())
 
 
-def _write(state: WholeState, store: CheckpointStore, saving: BackgroundSave, step: int) -> Write:
+def _write(state: LearnerState, store: CheckpointStore, saving: BackgroundSave, step: int) -> Write:
     began, worked = time.monotonic(), time.process_time()
     saving.begin(store, state.staged(), Progress(step, PolicyVersion(1, step), creation=""), None)
     waited = looked = time.monotonic()

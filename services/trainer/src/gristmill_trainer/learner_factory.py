@@ -13,7 +13,7 @@ from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import ModelError, OutOfMemoryError, TrainerError
 from gristmill_trainer.learner import Learner
 from gristmill_trainer.memory import Memory, gigabytes
-from gristmill_trainer.model_state import LearnerState, ShardedState, WholeState, check_shardable, shard
+from gristmill_trainer.model_state import LearnerState, ShardedState, check_shardable, shard
 from gristmill_trainer.optimizer import build_optimizer, build_schedule
 from gristmill_trainer.policy import Lora, ModelSource, Policy
 from gristmill_trainer.policy.lora import saved_lora
@@ -97,10 +97,9 @@ def build_learner(plan: LearnerPlan, dist: DistContext) -> tuple[Learner, Learne
         reference=reference,
         dist=dist,
     )
-    state: LearnerState = (
-        WholeState(policy, optimizer, schedule) if dist.size == 1 else ShardedState(policy, optimizer, schedule, dist)
-    )
-    return learner, state
+    if dist.size == 1:
+        return learner, LearnerState(policy, optimizer, schedule)
+    return learner, ShardedState(policy, optimizer, schedule, dist)
 
 
 def _advise_on_adapters(settings: TrainerSettings, policy: Policy) -> None:

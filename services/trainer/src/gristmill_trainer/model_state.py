@@ -44,71 +44,84 @@ class SavedState(Protocol):
         rate."""
 
 
-class LearnerState(SavedState, Protocol):
-    """The state of a learner: of one process with the whole model, or of several processes with parts of it.
+class LearnerState:
+    """The state of a learner: its policy, its optimizer and its schedule, in one process.
 
-    Every rank calls the same methods. Rank 0 alone returns the tensors, and writes the files.
+    With several processes, `ShardedState` has the same methods. Every rank calls them. Rank 0 alone returns the
+    tensors, and writes the files.
     """
-
-    def staged(self) -> SavedState | None:
-        """Returns a copy in host memory, which later steps do not change. The next call overwrites the copy.
-
-        None with several processes: the copy of the whole state would need too much memory on rank 0.
-        """
-
-    def check_finite(self, step: int) -> None:
-        """Raises WeightsError on every rank if a weight is NaN or infinite. `step`: steps done, for the message."""
-
-    def served_tensors(self) -> dict[str, torch.Tensor]:
-        """Returns all tensors in the server's format, on rank 0."""
-
-    def save_whole(self, folder: Path) -> None:
-        """Writes a whole Hugging Face model folder, with merged adapters."""
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Restores rank 0's `state`, a result of `state`, without "schedule" if the schedule restarts. The model is
-        loaded separately."""
-
-
-class WholeState:
-    """The state of a policy in one process, its optimizer and its schedule."""
 
     def __init__(
         self,
         policy: Policy,
         optimizer: torch.optim.Optimizer,
         schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
+        dist: DistContext | None = None,
     ) -> None:
-        self.dist = DistContext()
+        self.dist = dist or DistContext()
         self._policy = policy
         self._optimizer = optimizer
         self._schedule = schedule
         self._copies: dict[str, Any] = {}
         """The last result of `_host_copy`, whose memory the next one uses again."""
 
-    def staged(self) -> StagedState:
+    def staged(self) -> SavedState | None:
+        """Returns a copy in host memory, which later steps do not change. The next call overwrites the copy.
+
+        None with several processes: the copy of the whole state would need too much memory on rank 0.
+        """
         policy = self._policy
         tensors = policy.model.state_dict() if policy.lora is None else adapter_tensors(policy.model)
         self._copies = _host_copy({"model": tensors, "other": self.state()}, self._copies, {})
         return StagedState(policy, self._copies["model"], self._copies["other"])
 
     def check_finite(self, step: int) -> None:
-        _check_finite(self._policy, self.dist, step)
+        """Raises WeightsError on every rank if a weight is NaN or infinite. `step`: steps done, for the message.
+
+        Checks the trained parameters in the dtypes of checkpoint and server. Each rank checks its own parts.
+        """
+        wrong = {}
+        for name, parameter in self._policy.model.named_parameters():
+            if parameter.requires_grad:
+                part = parameter.detach()
+                part = part.to_local() if isinstance(part, DTensor) else part
+                largest = part.abs().max() if part.numel() else part.new_zeros(())  # NaN if one value is NaN.
+                if not largest <= torch.finfo(self._policy.served_dtype).max:
+                    wrong[name] = "NaN" if bool(largest.isnan()) else f"{float(largest):.3g}"
+        found = {name: value for share in self.dist.gather(wrong) for name, value in share.items()}
+        if found:
+            tensor, value = next(iter(found.items()))
+            raise WeightsError(
+                "weights_not_finite",
+                f"after step {step}, {len(found)} tensors hold numbers that {self._policy.served_dtype} cannot; first: "
+                f"{tensor} has {value}. These weights are neither published nor saved. Begin a run from the last "
+                "checkpoint (RUN_ID=..., --resume PATH) with a lower learning_rate or max_grad_norm",
+                step=step,
+                tensor=tensor,
+                value=value,
+                tensors=len(found),
+            )
 
     def served_tensors(self) -> dict[str, torch.Tensor]:
+        """Returns all tensors in the server's format, on rank 0; an empty dict on other ranks."""
         return self._policy.served_tensors()
 
     def save_model(self, folder: Path) -> None:
+        """Writes a folder that a later policy loads as its weights."""
         self._policy.save(folder)
 
     def save_whole(self, folder: Path) -> None:
+        """Writes a whole Hugging Face model folder, with merged adapters."""
         self._policy.save_whole(folder)
 
     def state(self) -> dict[str, Any]:
+        """Returns the state of optimizer and schedule, on rank 0."""
         schedule = None if self._schedule is None else self._schedule.state_dict()
         return {"optimizer": self._optimizer.state_dict(), "schedule": schedule}
 
     def load_state(self, state: dict[str, Any]) -> None:
+        """Restores rank 0's `state`, a result of `state`, without "schedule" if the schedule restarts. The model is
+        loaded separately."""
         with kept_hyperparameters(self._optimizer, keep="schedule" not in state):
             self._optimizer.load_state_dict(state["optimizer"])
         if self._schedule is not None and state.get("schedule") is not None:
@@ -116,7 +129,7 @@ class WholeState:
 
 
 class StagedState:
-    """A copy of a `WholeState` at one step, for a checkpoint that is written while the policy trains on."""
+    """A copy of a `LearnerState` at one step, for a checkpoint that is written while the policy trains on."""
 
     def __init__(self, policy: Policy, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
         """`tensors`: of the model by their names in memory, or of the adapters by their names in files."""
@@ -162,31 +175,6 @@ def _host_copy(value: Any, kept: Any, copies: dict[Any, torch.Tensor]) -> Any:
     return value
 
 
-def _check_finite(policy: Policy, dist: DistContext, step: int) -> None:
-    """Looks at the trained parameters in the dtypes of checkpoint and server. Each rank looks at its own parts."""
-    wrong = {}
-    for name, parameter in policy.model.named_parameters():
-        if parameter.requires_grad:
-            part = parameter.detach()
-            part = part.to_local() if isinstance(part, DTensor) else part
-            largest = part.abs().max() if part.numel() else part.new_zeros(())  # NaN if one value is NaN.
-            if not largest <= torch.finfo(policy.served_dtype).max:
-                wrong[name] = "NaN" if bool(largest.isnan()) else f"{float(largest):.3g}"
-    found = {name: value for share in dist.gather(wrong) for name, value in share.items()}
-    if found:
-        tensor, value = next(iter(found.items()))
-        raise WeightsError(
-            "weights_not_finite",
-            f"after step {step}, {len(found)} tensors hold numbers that {policy.served_dtype} cannot; first: {tensor} "
-            f"has {value}. These weights are neither published nor saved. Begin a run from the last checkpoint "
-            "(RUN_ID=..., --resume PATH) with a lower learning_rate or max_grad_norm",
-            step=step,
-            tensor=tensor,
-            value=value,
-            tensors=len(found),
-        )
-
-
 def check_shardable(settings: Hyperparameters) -> None:
     """Raises TrainerError for settings that need a single process."""
     if settings.lora_rank:
@@ -212,7 +200,7 @@ def shard(policy: Policy, dist: DistContext) -> None:
     fully_shard(policy.scorer, mesh=mesh, mp_policy=replace(precision, cast_forward_inputs=False))
 
 
-class ShardedState:
+class ShardedState(LearnerState):
     """The state of a sharded policy: every method gathers the parts of all ranks on rank 0.
 
     The files have the format of one process, so that a run may continue with another number of ranks.
@@ -225,26 +213,16 @@ class ShardedState:
         schedule: torch.optim.lr_scheduler.LRScheduler,
         dist: DistContext,
     ) -> None:
-        self._policy = policy
-        self._optimizer = optimizer
-        self._schedule = schedule
-        self.dist = dist
-        model = policy.model
+        super().__init__(policy, optimizer, schedule, dist)
         # In the optimizer's order: a tied parameter has only its first name.
-        self._names = [name for name, _ in model.named_parameters()]
-        self._tied_head = tied_head(model)
+        self._names = [name for name, _ in policy.model.named_parameters()]
+        self._tied_head = tied_head(policy.model)
 
     def staged(self) -> None:
         return None
 
-    def check_finite(self, step: int) -> None:
-        _check_finite(self._policy, self.dist, step)
-
     def served_tensors(self) -> dict[str, torch.Tensor]:
-        """Returns all tensors on rank 0, an empty dict on other ranks.
-
-        The tensors are on the CPU, in the server's dtype, and include the head even if it is tied.
-        """
+        """Returns the tensors on the CPU, in the server's dtype, with the head even if it is tied."""
         tensors: dict[str, torch.Tensor] = {}
         for name, tensor in self._policy.model.state_dict().items():
             whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -275,7 +253,8 @@ class ShardedState:
         (group,) = found["param_groups"]
         state = {number: found["state"][name] for number, name in enumerate(self._names) if name in found["state"]}
         groups = [{**group, "params": list(range(len(self._names)))}]
-        return {"optimizer": {"state": state, "param_groups": groups}, "schedule": self._schedule.state_dict()}
+        schedule = None if self._schedule is None else self._schedule.state_dict()
+        return {"optimizer": {"state": state, "param_groups": groups}, "schedule": schedule}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restores the state that rank 0 passes, from `state` here or in one process. Other ranks' values are ignored.
@@ -295,5 +274,5 @@ class ShardedState:
         schedule = self.dist.on_main(lambda: state.get("schedule", {}))
         with kept_hyperparameters(self._optimizer, keep=not schedule):
             set_optimizer_state_dict(self._policy.model, self._optimizer, named, options=_FROM_RANK_0)
-        if schedule:
+        if self._schedule is not None and schedule:
             load_schedule(self._schedule, schedule)
