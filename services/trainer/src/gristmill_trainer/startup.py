@@ -48,7 +48,6 @@ from gristmill_trainer.publish import (
     NoTransport,
     Publisher,
     ServerList,
-    WeightTransport,
     claim_publishing,
 )
 from gristmill_trainer.quarantine import Quarantine, SkippedSteps
@@ -288,7 +287,7 @@ class _MainStart:
         settings, source, stop, run_id = plan.learner.settings, plan.learner.source, self._stop, session.run.run_id
         ahead = settings.max_staleness > 0
         receipts: Receipts | None = None
-        transport: WeightTransport = NoTransport()
+        transport = NoTransport()
         if plan.probing is not None:
             since = None if plan.resumption is None else plan.first_step
             receipts = Receipts(plan.run_dir, policy, plan.probing.probes, since)

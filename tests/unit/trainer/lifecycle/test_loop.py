@@ -34,7 +34,7 @@ from gristmill_trainer.loop import train
 from gristmill_trainer.metrics import step_metrics
 from gristmill_trainer.observers import Observers
 from gristmill_trainer.policy import ModelSource
-from gristmill_trainer.publish import NoTransport, Publisher, WeightTransport
+from gristmill_trainer.publish import NoTransport, Publisher
 from gristmill_trainer.quarantine import Quarantine, SkippedSteps
 from gristmill_trainer.run import announce
 from gristmill_trainer.startup import STALL
@@ -61,7 +61,7 @@ class Trainer:
 
     def __init__(self, source: ModelSource, folder: Path, api: ApiStandIn) -> None:
         self.source, self.folder, self.api = source, folder, api
-        self.transport: WeightTransport = NoTransport()
+        self.transport = NoTransport()
         self.settings = SKIPS
         self.grace = 50.0
         self.leased: Callable[[int], object] = lambda step: None

@@ -6,7 +6,6 @@ from gristmill_trainer.publish.publisher import (
     NoTransport,
     Publisher,
     Tensors,
-    WeightTransport,
     claim_publishing,
 )
 from gristmill_trainer.publish.servers import ModelServer, ServerList
@@ -19,6 +18,5 @@ __all__ = [
     "Publisher",
     "ServerList",
     "Tensors",
-    "WeightTransport",
     "claim_publishing",
 ]

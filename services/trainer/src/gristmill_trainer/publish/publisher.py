@@ -13,7 +13,6 @@ import struct
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from safetensors.torch import save_file
@@ -34,8 +33,11 @@ files."""
 KEPT = 2
 
 
-class WeightTransport(Protocol):
-    """Brings weights to one or more model servers."""
+class NoTransport:
+    """Brings weights to one or more model servers; this class to none, as for a server that may not be updated.
+
+    Completions become more off-policy with every step then; importance weights correct this.
+    """
 
     def publish(self, tensors: Tensors, version: PolicyVersion) -> None:
         """Returns when these weights are served under this version. Raises PublishError.
@@ -69,7 +71,7 @@ class Publisher:
 
     def __init__(
         self,
-        transport: WeightTransport,
+        transport: NoTransport,
         announce: Callable[[PolicyVersion], object],
         stop: StopRequest,
         *,
@@ -150,23 +152,7 @@ class Publisher:
             self._failure = of_thread(f"publishing version {version}", error)
 
 
-class NoTransport:
-    """Never updates the server. Completions become more off-policy with every step; importance weights correct this."""
-
-    def publish(self, tensors: Tensors, version: PolicyVersion) -> None:
-        """Does nothing."""
-
-    def ensure(self) -> None:
-        """Does nothing."""
-
-    def prove(self) -> None:
-        """Does nothing."""
-
-    def close(self) -> None:
-        """Does nothing."""
-
-
-class FilesystemTransport:
+class FilesystemTransport(NoTransport):
     """Writes `folder`/<version>/model.safetensors or an adapter's files, and lets the running `servers` load them."""
 
     def __init__(
