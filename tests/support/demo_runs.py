@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from tests.support.demo_agents import agent_group
 
+from gristmill_view.run_source import RunSource
 from gristmill_view.series import series
 from gristmill_view.source import (
     Download,
@@ -208,7 +209,7 @@ def _numbers(row: int) -> tuple[int, int]:
     return int(left), int(right)
 
 
-class DemoSource:
+class DemoSource(RunSource):
     """Synthetic runs. `clock`: seconds, which move the live run on."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

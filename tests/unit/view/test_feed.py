@@ -11,7 +11,7 @@ import pytest
 
 from gristmill_view import feed
 from gristmill_view.feed import Feed, Feeds
-from gristmill_view.source import Source
+from gristmill_view.run_source import RunSource
 
 
 class Scripted:
@@ -55,7 +55,7 @@ async def taken(stream: AsyncIterator[bytes], until: str, times: int = 1) -> lis
 
 
 def running(source: Scripted, after_step: int) -> Feed:
-    return Feed(cast(Source, source), "run", after_step)
+    return Feed(cast(RunSource, source), "run", after_step)
 
 
 async def test_page_gets_each_step_once_and_the_state() -> None:
@@ -75,7 +75,7 @@ async def test_page_gets_each_step_once_and_the_state() -> None:
 
 async def test_three_pages_cost_one_poll_and_no_page_costs_none() -> None:
     source = Scripted([1])
-    feeds = Feeds(cast(Source, source))
+    feeds = Feeds(cast(RunSource, source))
     streams = [feeds.of("run", 0).events(0, lambda: False) for _ in range(3)]
     for stream in streams:
         await taken(stream, "step")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import cast
 
 import pytest
 from tests.support.demo_runs import DemoSource
@@ -95,7 +94,7 @@ async def test_report_of_a_very_long_run_is_small(tmp_path: Path) -> None:
 
     class Long(DemoSource):
         async def overview(self, run: str) -> Overview:
-            return cast(Overview, {**overview, "evaluations": points, "settings": settings})
+            return {**overview, "evaluations": points, "settings": settings}
 
     await write_report(Long(lambda: 0.0), "long", tmp_path / "report.html")
     assert (tmp_path / "report.html").stat().st_size < 500_000

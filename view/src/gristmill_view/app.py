@@ -2,7 +2,7 @@
 
     /view/static/...       the files in static/
     /view, /view/...       index.html, whose script shows the run that the path names
-    /view/api/...          JSON, server-sent events and downloads, from a `Source`
+    /view/api/...          JSON, server-sent events and downloads, from a `RunSource`
 
 `create_app` is the whole application, for a reader of run folders. The API mounts the two parts: `PageFiles`, which
 needs no token because it holds no data, and `api_routes`, which its guard protects.
@@ -34,7 +34,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gristmill import hosts
 from gristmill_view.feed import Feeds
-from gristmill_view.source import ORDERS, Download, RolloutQuery, Source, ViewError, in_thread
+from gristmill_view.run_source import RunSource
+from gristmill_view.source import ORDERS, Download, RolloutQuery, ViewError, in_thread
 
 _LOG = logging.getLogger(__name__)
 POLICY: Final = (
@@ -64,7 +65,7 @@ _MOST_RUNS: Final = 24
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def create_app(source: Source) -> Starlette:
+def create_app(source: RunSource) -> Starlette:
     """Returns the page over `source`, for a server that serves nothing else. It has no tokens: listen on 127.0.0.1.
 
     It answers for the hosts that API_ALLOWED_HOSTS allows, so that no page of another site reads runs by DNS rebinding.
@@ -192,7 +193,7 @@ def _content(name: str, packed: bool) -> bytes | None:
     return (_packed_files() if packed else static_files()).get(name)
 
 
-def api_routes(source: Source, stopping: Callable[[], bool] = lambda: False) -> list[Route]:
+def api_routes(source: RunSource, stopping: Callable[[], bool] = lambda: False) -> list[Route]:
     """Returns the routes below /view/api. `stopping`: True when the server ends, so that streams of events end."""
     api = _Api(source, stopping)
     handlers: dict[str, Handler] = {
@@ -246,7 +247,7 @@ def _json(body: Any, status: int = 200) -> Response:
 
 
 class _Api:
-    def __init__(self, source: Source, stopping: Callable[[], bool]) -> None:
+    def __init__(self, source: RunSource, stopping: Callable[[], bool]) -> None:
         self._source = source
         self._feeds = Feeds(source)
         self._stopping = stopping

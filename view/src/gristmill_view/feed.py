@@ -10,7 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
-from gristmill_view.source import Source, ViewError
+from gristmill_view.run_source import RunSource
+from gristmill_view.source import ViewError
 
 _LOG = logging.getLogger(__name__)
 PERIOD_S: Final = 1.0
@@ -30,7 +31,7 @@ def event(kind: str, data: bytes) -> bytes:
 class Feed:
     """Polls one run and keeps its newest rows and its state, encoded once for all pages."""
 
-    def __init__(self, source: Source, run: str, after_step: int) -> None:
+    def __init__(self, source: RunSource, run: str, after_step: int) -> None:
         self._source = source
         self._run = run
         self._last = after_step
@@ -129,7 +130,7 @@ class Feed:
 class Feeds:
     """The feeds of all runs that have an open page."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: RunSource) -> None:
         self._source = source
         self._feeds: dict[str, Feed] = {}
 

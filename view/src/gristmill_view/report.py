@@ -27,8 +27,9 @@ from markupsafe import Markup
 
 from gristmill.disk import complete_file
 from gristmill.redaction import redact
+from gristmill_view.run_source import RunSource
 from gristmill_view.samples import question
-from gristmill_view.source import EvaluationPoint, Overview, Source, ViewError
+from gristmill_view.source import Overview, ViewError
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
@@ -135,7 +136,7 @@ def curve(
     steps: Sequence[int],
     columns: Mapping[str, Sequence[float | None]],
     spread: Sequence[float | None] | None = None,
-    evaluations: Sequence[EvaluationPoint] = (),
+    evaluations: Sequence[Mapping[str, Any]] = (),
 ) -> Curve | None:
     """Returns the curve of some metrics; None without a number. `spread`: half the height of a band."""
     ends = [value for column in columns.values() for value in column if value is not None]
@@ -180,7 +181,7 @@ def _or(value: float | None, instead: float) -> float:
 
 
 # --- The report of a run ---------------------------------------------------------------------------------------
-async def write_report(source: Source, run: str, path: Path) -> None:
+async def write_report(source: RunSource, run: str, path: Path) -> None:
     """Writes the report of a run to `path`, completely or not at all. Raises ViewError and OSError.
 
     Long values are cut, so the file has about a megabyte at most, however long the run is.
@@ -229,7 +230,9 @@ def _facts(overview: Overview, rewards: Sequence[float]) -> list[tuple[str, str,
     return facts
 
 
-def _curves(steps: Sequence[int], series: Mapping[str, Any], evaluations: Sequence[EvaluationPoint]) -> Iterator[Curve]:
+def _curves(
+    steps: Sequence[int], series: Mapping[str, Any], evaluations: Sequence[Mapping[str, Any]]
+) -> Iterator[Curve]:
     if not steps:
         return
     for title, patterns in PANELS:
@@ -246,7 +249,7 @@ def _curves(steps: Sequence[int], series: Mapping[str, Any], evaluations: Sequen
             yield found
 
 
-async def _samples(source: Source, run: str, steps: Sequence[int]) -> list[dict[str, Any]]:
+async def _samples(source: RunSource, run: str, steps: Sequence[int]) -> list[dict[str, Any]]:
     """Returns the best and the worst completion of some steps, from the first to the last."""
     try:
         found = await source.highlights(run, _evenly(steps, _SAMPLED_STEPS))

@@ -65,7 +65,7 @@ class RunSource:
     """Reads runs. A separate process reads the files, so that reading does not delay a server's requests.
 
     That process starts with the first question, and ends with `close`. If a question takes too long, another process
-    replaces it.
+    replaces it. All questions raise ViewError.
     """
 
     def __init__(self, roots: Sequence[Path], live: Live | None = None, *, answer_s: float = ANSWER_S) -> None:
@@ -138,21 +138,22 @@ class RunSource:
         """Returns the state of a run: from the API, else from its files."""
         facts = await self._facts(run)
         if facts is not None:
-            return self._overview(facts)
+            return to_json(overview(facts))
         return self._of_files(await self._ask("overview_of", run))
 
-    def _of_files(self, found: Any) -> Overview:
+    def _of_files(self, found: Overview) -> Overview:
         """Returns the overview of a run's files. An API that shows the files of an open run has lost the run."""
         if self._live is not None and found["state"] != RunState.FINISHED:
             found["trouble"] = msgspec.to_builtins(LOST)
             found["troubles"] = [found["trouble"], *found["troubles"]]
-        return cast(Overview, found)
-
-    def _overview(self, facts: Facts) -> Overview:
-        return cast(Overview, to_json(overview(facts)))
+        return found
 
     async def series(self, run: str, names: Sequence[str], points: int) -> Series:
-        """Returns metrics in buckets, from the trainer's file if it is there, else from the API."""
+        """Returns metrics in at most `points` buckets, from the trainer's file if it is there, else from the API.
+
+        `names`: a name that ends with `.*` selects a group of metrics, such as `reward_parts.*`. A name that the run
+        does not have is left out.
+        """
         facts = await self._facts(run)
         try:
             found = await self._ask("series_of", run, list(names), points)
@@ -165,17 +166,18 @@ class RunSource:
         return cast(Series, found)
 
     async def news(self, run: str, after_step: int) -> News:
-        """Returns what changed in a run since a step."""
+        """Returns what changed in a run since a step. Cheap: it is called once per second while a page is open."""
         facts = await self._facts(run)
         if facts is None:
             found = await self._ask("news_of", run, after_step)
             return cast(News, {**found, "overview": self._of_files(found["overview"])})
         last = int(facts.rows[-1]["step"]) if facts.rows else 0
         rows = flat_rows(facts.rows, after_step)
-        return {"steps": rows, "last_step": last, "overview": self._overview(facts)}
+        return {"steps": rows, "last_step": last, "overview": to_json(overview(facts))}
 
     async def step(self, run: str, step: int) -> dict[str, Any]:
-        """Returns the metrics and the groups of a step."""
+        """Returns the metrics and the groups of a step. `recorded` is False if the run does not know the step of any
+        trained group, so that the list of groups is empty."""
         facts = await self._facts(run)
         try:
             return cast(dict[str, Any], await self._ask("step_of", run, step))
@@ -194,7 +196,7 @@ class RunSource:
         return cast(dict[str, Any], await self._ask("group_of", run, group_id))
 
     async def prompt(self, run: str, group_id: str, of: str) -> PromptHistory:
-        """Returns the groups of a run that have the prompt of a group of the run `of`."""
+        """Returns the groups of a run that have the prompt of a group of the run `of`, which may be the same run."""
         return cast(PromptHistory, await self._ask("prompt_of", run, group_id, of))
 
     async def rollouts(self, run: str, query: RolloutQuery) -> RolloutPage:
@@ -208,11 +210,12 @@ class RunSource:
             return {"total": 0, "rows": [], "histogram": []}
 
     async def highlights(self, run: str, steps: Sequence[int]) -> list[Highlight]:
-        """Returns the best and the worst completion of some steps, without the table of rollouts."""
+        """Returns the best and the worst completion of some steps, without the table of rollouts. Steps without a known
+        completion are left out."""
         return cast(list[Highlight], await self._ask("highlights_of", run, list(steps)))
 
     async def download(self, run: str, query: RolloutQuery, kind: Download) -> AsyncIterator[bytes]:
-        """Yields a file of the selected rollouts."""
+        """Yields a file of the selected rollouts. `limit` and `offset` of the query do not count."""
         path = Path(await self._ask("download", run, query, kind))
         file = await in_thread(_opened, path)
         with file:

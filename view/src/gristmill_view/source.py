@@ -1,18 +1,17 @@
-"""The data behind the page: what `app` asks, and the shapes of the answers.
+"""The shapes of the answers of `RunSource`, which are the data behind the page.
 
-`Source` is the boundary between the page and the data. `RunSource` reads run folders, with live counts if there is an
-API; the tests have one with synthetic runs. The answers are JSON as the page reads it: a value that is unknown is null.
-A float that JSON cannot hold (NaN, infinity) becomes null.
+The answers are JSON as the page reads it: a value that is unknown is null. A float that JSON cannot hold (NaN,
+infinity) becomes null.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, NotRequired, Protocol, TypedDict, TypeVar
+from typing import Any, Final, NotRequired, TypedDict, TypeVar
 
 from gristmill.errors import GristmillError
 
@@ -56,64 +55,8 @@ class RunLine(TypedDict):
     """At most 60 points of reward_mean, for a sparkline."""
 
 
-class Service(TypedDict):
-    """A process of the run."""
-
-    name: str
-    state: str
-    """up, waiting, down, done or unknown."""
-    version: str | None
-    """The policy version that the service works with."""
-    heartbeat_s: float | None
-    """Seconds since the service was seen last."""
-    detail: str
-    """The current work of the service, as one line of plain text."""
-
-
-class Trouble(TypedDict):
-    """The most important problem of a run."""
-
-    code: str
-    text: str
-    remedy: str
-
-
-class EvaluationPoint(TypedDict):
-    """The score of one evaluation, with its 95 % interval if known."""
-
-    step: int
-    score: float
-    n: int
-    """Number of prompts."""
-    low: float | None
-    high: float | None
-
-
-class Overview(TypedDict):
-    """The state of a run."""
-
-    run: str
-    state: str
-    protocol: str
-    step: int
-    steps: int | None
-    tokens_per_second: float | None
-    seconds_left: float | None
-    services: list[Service]
-    queue: dict[str, int]
-    """Groups by state: ready, leased, dead, trained, dropped."""
-    waiting: list[dict[str, str]]
-    """Objects with `who` and `for`."""
-    trouble: Trouble | None
-    settings: dict[str, Any]
-    """Flat: `trainer.learning_rate` -> 0.0001. Without secrets."""
-    evaluations: list[EvaluationPoint]
-    live: NotRequired[bool]
-    started_ms: NotRequired[int | None]
-    dropped: NotRequired[dict[str, int]]
-    """Dropped groups by reason."""
-    receipts: NotRequired[dict[str, Any] | None]
-    """`proven`, `publications`, and the `newest` receipt of each model server; None if the run has no receipts."""
+Overview = dict[str, Any]
+"""The state of a run: `gristmill_view.overview.Overview` as `to_json` returns it."""
 
 
 class Band(TypedDict):
@@ -224,7 +167,7 @@ class Highlight(TypedDict):
 
 
 class Download(StrEnum):
-    """Formats of `Source.download`."""
+    """Formats of `RunSource.download`."""
 
     PARQUET = "parquet"
     JSONL = "jsonl"
@@ -256,45 +199,3 @@ class RolloutQuery:
     order: str = "-step"
     limit: int = 50
     offset: int = 0
-
-
-class Source(Protocol):
-    """The calls that the page needs. All raise ViewError."""
-
-    async def runs(self) -> list[RunLine]:
-        """Returns the runs, newest first."""
-
-    async def overview(self, run: str) -> Overview:
-        """Returns the state of a run."""
-
-    async def series(self, run: str, names: Sequence[str], points: int) -> Series:
-        """Returns metrics in at most `points` buckets. `names`: a name that ends with `.*` selects a group of metrics,
-        such as `reward_parts.*`. A name that the run does not have is left out."""
-
-    async def step(self, run: str, step: int) -> dict[str, Any]:
-        """Returns the metrics and the groups of a step. `recorded` is False if the run does not know the step of any
-        trained group, so that the list of groups is empty."""
-
-    async def timeline(self, run: str, step: int) -> Timeline:
-        """Returns who worked and who waited in a step."""
-
-    async def group(self, run: str, group_id: str) -> dict[str, Any]:
-        """Returns a group with its completions and their tokens."""
-
-    async def prompt(self, run: str, group_id: str, of: str) -> PromptHistory:
-        """Returns the groups of a run that have the prompt of a group of the run `of`, which may be the same run."""
-
-    async def rollouts(self, run: str, query: RolloutQuery) -> RolloutPage:
-        """Returns a page of rollouts."""
-
-    async def highlights(self, run: str, steps: Sequence[int]) -> list[Highlight]:
-        """Returns the best and the worst completion of some steps. Steps without a known completion are left out."""
-
-    def download(self, run: str, query: RolloutQuery, kind: Download) -> AsyncIterator[bytes]:
-        """Yields a file of the selected rollouts. `limit` and `offset` of the query do not count."""
-
-    async def compare(self, runs: Sequence[str]) -> dict[str, Any]:
-        """Returns the settings that differ between runs."""
-
-    async def news(self, run: str, after_step: int) -> News:
-        """Returns what changed since `after_step`. Cheap: it is called once per second while a page is open."""
