@@ -289,11 +289,9 @@ def _bodies(path: Path) -> Iterator[tuple[bytes, str]]:
     if path.suffix == _QUARANTINED:
         yield foreign.read_file(path, _LONGEST_QUARANTINED), ""
         return
-    with foreign.open_file(path) as file:
-        if segment.read_opening(file, str(path)) is not None:
-            for frames, head_size, _ in segment.read_frames(file, str(path)):
-                group = segment.parse(frames, head_size)
-                yield group.body, group.group_id
+    for _, frames, head_size, _ in segment.read_segment(path):
+        group = segment.parse(frames, head_size)
+        yield group.body, group.group_id
 
 
 # --- Reading ---------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gristmill import foreign
 from gristmill.archive import ArchiveError, segment
 from gristmill.archive.drops import read_drops
 from gristmill.archive.trained import NOT_RECORDED, TrainedGroup
@@ -84,10 +83,8 @@ def _group_ids(paths: Sequence[Path], created_ms: int | None) -> tuple[set[str],
     problems = []
     for path in paths:
         try:
-            with foreign.open_file(path) as file:
-                opening = segment.read_opening(file, str(path))
-                if opening is not None and created_ms in (None, opening.created_ms):
-                    ids |= {segment.parse_id(frames, head) for frames, head, _ in segment.read_frames(file, str(path))}
+            for _, frames, head_size, _ in segment.read_segment(path, created_ms):
+                ids.add(segment.parse_id(frames, head_size))
         except ArchiveError as error:
             problems.append(error.report())
     return ids, problems
@@ -98,9 +95,11 @@ def _records(run: RunFolder, archived: set[str]) -> Check:
     recorded: set[str] = set()
     brief: set[str] = set()
     try:
-        for group in _trained(run.trained_segments(), _created_ms(run)):
-            (brief.add if group.outcome == NOT_RECORDED else brief.discard)(group.group_id)
-            recorded.add(group.group_id)
+        for path in run.trained_segments():
+            for _, frames, head_size, _ in segment.read_segment(path, _created_ms(run)):
+                group = TrainedGroup.decode(segment.parse(frames, head_size).body)
+                (brief.add if group.outcome == NOT_RECORDED else brief.discard)(group.group_id)
+                recorded.add(group.group_id)
     except GristmillError as error:
         return Check("trainer's records", "failed", error.report())
     if not recorded:
@@ -112,15 +111,6 @@ def _records(run: RunFolder, archived: set[str]) -> Check:
         text = f"{len(without)} archived groups have no record, and {len(brief)} a record without tokens"
         return Check("trainer's records", "warning", f"{text} ({_listed(without or brief)}): the disk was full or slow")
     return Check("trainer's records", "ok", f"{len(recorded)} groups, with step, outcome and log-probabilities")
-
-
-def _trained(paths: Iterable[Path], created_ms: int | None) -> Iterator[TrainedGroup]:
-    for path in paths:
-        with foreign.open_file(path) as file:
-            opening = segment.read_opening(file, str(path))
-            if opening is not None and created_ms in (None, opening.created_ms):
-                for frames, head_size, _ in segment.read_frames(file, str(path)):
-                    yield TrainedGroup.decode(segment.parse(frames, head_size).body)
 
 
 def _steps(run: RunFolder, rows: Sequence[dict[str, Any]]) -> Check:

@@ -57,22 +57,14 @@ def read_archive(folder: str | Path, *, newest_only: bool = False) -> Iterator[A
     paths = segments(folder)
     newest = _newest_creation(paths) if newest_only else None
     for path in paths:
-        try:
-            file = foreign.open_file(path)
-        except FileNotFoundError:
-            continue  # The API deleted the segment after the listing, to keep the archive within its maximum size.
-        with file:
-            opening = segment.read_opening(file, str(path))
-            if opening is None or newest not in (None, opening.created_ms):
-                continue
+        for opening, frames, head_size, _ in segment.read_segment(path, newest):
             if run != (opening.run_id, opening.created_ms):
                 run = (opening.run_id, opening.created_ms)
                 seen.clear()
-            for frames, head_size, _ in segment.read_frames(file, str(path)):
-                group = segment.parse(frames, head_size)
-                if group.group_id not in seen:
-                    seen.add(group.group_id)
-                    yield group
+            group = segment.parse(frames, head_size)
+            if group.group_id not in seen:
+                seen.add(group.group_id)
+                yield group
 
 
 def _newest_creation(paths: Iterable[Path]) -> int | None:
@@ -114,13 +106,9 @@ class GroupIndex:
         """`paths`: segments, oldest first. `created_ms`: the run's creation. Raises ArchiveError."""
         self._places: dict[str, _Place] = {}
         for path in paths:
-            with foreign.open_file(path) as file:
-                opening = segment.read_opening(file, str(path))
-                if opening is None or opening.created_ms != created_ms:
-                    continue
-                for frames, head_size, end in segment.read_frames(file, str(path)):
-                    place = _Place(path, end - len(frames), len(frames), head_size)
-                    self._places.setdefault(segment.parse_id(frames, head_size), place)
+            for _, frames, head_size, end in segment.read_segment(path, created_ms):
+                place = _Place(path, end - len(frames), len(frames), head_size)
+                self._places.setdefault(segment.parse_id(frames, head_size), place)
 
     def __contains__(self, group_id: str) -> bool:
         return group_id in self._places

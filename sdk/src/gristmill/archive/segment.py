@@ -167,6 +167,23 @@ def read_frames(file: BinaryIO, name: str) -> Iterator[tuple[bytes, int, int]]:
         yield frames, head_size, start
 
 
+def read_segment(path: Path, created_ms: int | None = None) -> Iterator[tuple[Opening, bytes, int, int]]:
+    """Yields (opening, head and body, size of the head, offset of the group's end) for each whole group of a file.
+
+    `created_ms`: the creation of the run that counts; None for all. Yields nothing for a file that was removed: the API
+    removes the oldest segments. Raises ArchiveError if the damage is before the end.
+    """
+    try:
+        file = foreign.open_file(path)
+    except FileNotFoundError:
+        return
+    with file:
+        opening = read_opening(file, str(path))
+        if opening is not None and created_ms in (None, opening.created_ms):
+            for frames, head_size, end in read_frames(file, str(path)):
+                yield opening, frames, head_size, end
+
+
 def read_ids(file: BinaryIO) -> Iterator[str]:
     """Yields the group ids after the opening, without reading the groups. Stops at the first damage."""
     size = os.fstat(file.fileno()).st_size
