@@ -19,7 +19,7 @@ from tests.unit.view.recorded import LOGS, record
 from gristmill.archive.run_file import write_run_file
 from gristmill_cli.local.local_run import LocalRun, next_commands, show_context
 from gristmill_cli.local.options import read_options
-from gristmill_cli.local.output import LiveOutput, MergedLogs, StepLines, choose
+from gristmill_cli.local.output import LiveOutput, Output, StepLines, choose
 from gristmill_cli.local.processes import LocalStack
 
 STEP = "05:49:03 trainer INFO    step 1/60  reward 0.225  loss +0.0292  version 1.1  seconds: wait 0.41 pack 0.01"
@@ -70,7 +70,7 @@ def test_verbose_prints_every_line_after_the_name_of_the_service(
     run: LocalRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = choose(run, Path("logs"), verbose=True)
-    assert isinstance(output, MergedLogs)
+    assert type(output) is Output
     output.line("env", "anything")
     assert capsys.readouterr().out == "env     | anything\n"
 

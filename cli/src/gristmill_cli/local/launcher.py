@@ -15,7 +15,7 @@ from gristmill.errors import FileError
 from gristmill_cli.local.checks import Plan, check, check_store, steps_done
 from gristmill_cli.local.local_run import LocalRun, next_commands, saved_step, show_context
 from gristmill_cli.local.options import ROOT, read_dotenv, read_options, require_clone
-from gristmill_cli.local.output import MergedLogs, Output, choose
+from gristmill_cli.local.output import Output, choose
 from gristmill_cli.local.processes import LocalStack, LocalStackError, Service, StopReceived, StopSignals, answers
 from gristmill_cli.local.secret_files import SecretsError
 from gristmill_cli.local.services import TRAINER_LAST_SECONDS, Services
@@ -32,7 +32,7 @@ class Launcher:
         self.services = services
         self.plan = plan
         self.folder = services.runs_dir / plan.run_id
-        self.output: Output = MergedLogs()
+        self.output = Output()
 
     def train(self) -> None:
         """Runs the services until the run is finished, shows the run meanwhile, and prints a summary at the end."""

@@ -12,7 +12,7 @@ import time
 from collections import Counter, deque
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Self
 
 from rich.console import Console
 from rich.text import Text
@@ -32,39 +32,26 @@ _REPEATS = 3
 _DIGITS = re.compile(r"\d+")
 
 
-class Output(Protocol):
-    """Receives everything that the launcher and its services say."""
+class Output:
+    """Receives everything that the launcher and its services say.
+
+    This class is the output of --verbose: every line of every service, after the service's name.
+    """
 
     def line(self, service: str, text: str) -> None:
         """Receives a line of a service's output. Reader threads call it."""
-
-    def say(self, text: str) -> None:
-        """Shows a message of the launcher."""
-
-    def stopping(self, text: str = "") -> None:
-        """Shows that the services stop. `text`: what they still finish."""
-
-    def __enter__(self) -> Output: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None: ...
-
-
-class MergedLogs:
-    """--verbose: every line of every service, after the service's name."""
-
-    def line(self, service: str, text: str) -> None:
         print_line(service, text)
 
     def say(self, text: str) -> None:
+        """Shows a message of the launcher."""
         print(text, flush=True)
 
     def stopping(self, text: str = "") -> None:
+        """Shows that the services stop. `text`: what they still finish."""
         if text:
             self.say(text)
 
-    def __enter__(self) -> MergedLogs:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -87,7 +74,7 @@ class Warnings:
         return None if count > _REPEATS else f"{service}: {text}{more}"
 
 
-class StepLines:
+class StepLines(Output):
     """Without a terminal: the phases of the start, one line per step, and warnings."""
 
     def __init__(self) -> None:
@@ -109,18 +96,8 @@ class StepLines:
     def say(self, text: str) -> None:
         print(escaped(text), flush=True)
 
-    def stopping(self, text: str = "") -> None:
-        if text:
-            self.say(text)
 
-    def __enter__(self) -> StepLines:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        pass
-
-
-class LiveOutput:
+class LiveOutput(Output):
     """On a terminal: the live view of the run."""
 
     def __init__(self, run: LocalRun, console: Console, footer: str) -> None:
@@ -145,8 +122,7 @@ class LiveOutput:
 
     def stopping(self, text: str = "") -> None:
         self._run.close()
-        if text:
-            self.say(text)
+        super().stopping(text)
         self._view.redraw()
 
     def screen(self) -> Screen:
@@ -157,7 +133,7 @@ class LiveOutput:
             self._sample = next(iter(self._run.samples(1)), self._sample)
         return Screen(overview(facts), current_rows(facts), self._sample, tuple(self._notes), self._footer)
 
-    def __enter__(self) -> LiveOutput:
+    def __enter__(self) -> Self:
         self._view.refresh()
         self._view.__enter__()
         return self
@@ -169,7 +145,7 @@ class LiveOutput:
 def choose(run: LocalRun, logs: Path, *, verbose: bool) -> Output:
     """Returns the output that fits the options and the terminal. `logs`: the folder that the view's footer names."""
     if verbose:
-        return MergedLogs()
+        return Output()
     console = Console()
     if not redraws(console):
         return StepLines()
