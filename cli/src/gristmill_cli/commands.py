@@ -38,6 +38,7 @@ from gristmill_view.report import write_report
 from gristmill_view.run_source import RunSource
 from gristmill_view.samples import one_line
 from gristmill_view.secrets import secrets_of, short_secrets
+from gristmill_view.tables import literal
 
 ENVIRONMENT = {
     "check": "look at prompts, answers and rewards; needs no model",
@@ -106,7 +107,6 @@ _COLUMNS = (
     "step", "group_id", "sequence", "rollout", "branch", "env_id", "row", "index", "reward", "finish_reason", "outcome",
     "outcome_reason", "error", "completion",
 )  # fmt: skip
-ORDERS = ("step", "reward", "completion_tokens", "advantage", "staleness", "seconds", "row")
 
 
 def where(options: argparse.Namespace) -> str:
@@ -119,13 +119,13 @@ def where(options: argparse.Namespace) -> str:
         conditions.append(f"step BETWEEN {steps[1]} AND {steps[2] or steps[1]}")
     equal = {"group_id": options.group, "env_id": options.env, "finish_reason": options.finish_reason}
     equal |= {"outcome": options.outcome}
-    conditions += [f"{column} = {_quoted(value)}" for column, value in equal.items() if value is not None]
+    conditions += [f"{column} = {literal(value)}" for column, value in equal.items() if value is not None]
     if options.reward_min is not None:
         conditions.append(f"reward >= {options.reward_min!r}")
     if options.reward_max is not None:
         conditions.append(f"reward <= {options.reward_max!r}")
     if options.text is not None:
-        text = _quoted(options.text)
+        text = literal(options.text)
         conditions.append(f"(contains(lower(prompt), lower({text})) OR contains(lower(completion), lower({text})))")
     for part in options.part or ():
         name, _, text = part.rpartition("=")
@@ -135,16 +135,12 @@ def where(options: argparse.Namespace) -> str:
             raise _invalid("--part", part, "NAME=NUMBER") from error
         if not name or not math.isfinite(value):
             raise _invalid("--part", part, "NAME=NUMBER")
-        conditions.append(f"reward_parts[{_quoted(name)}] = {value!r}")
+        conditions.append(f"reward_parts[{literal(name)}] = {value!r}")
     return " AND ".join(conditions) or "true"
 
 
 def _invalid(flag: str, value: str, wanted: str) -> ConfigError:
     return ConfigError("invalid_flag", f"command line: {flag} {value!r} is not {wanted}", flag=flag, value=value)
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 def rollouts(options: argparse.Namespace, place: Place, console: Console) -> int:

@@ -16,6 +16,7 @@ from gristmill.folders import default_roots
 from gristmill_cli import commands
 from gristmill_cli.status import Place, status, tail
 from gristmill_view.pack import SUFFIX
+from gristmill_view.source import ORDERS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -115,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     rows.add_argument("--finish-reason", help="stop, length, ...")
     rows.add_argument("--text", help="part of the prompt or the completion")
     rows.add_argument("--part", action="append", metavar="NAME=VALUE", help="value of one reward; may be repeated")
-    rows.add_argument("--order", choices=commands.ORDERS, default="step", help="the largest values come first")
+    rows.add_argument("--order", choices=ORDERS, default="step", help="the largest values come first")
     rows.add_argument("--ascending", action="store_true", help="the smallest values come first")
     rows.add_argument("--limit", type=int, default=20)
     rows.add_argument("--json", action="store_true", help="one JSON object per line, with all columns")
