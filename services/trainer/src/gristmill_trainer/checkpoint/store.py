@@ -6,6 +6,7 @@ import itertools
 import logging
 import pickle
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import msgspec
 import torch
 
-from gristmill import PolicyVersion, foreign
+from gristmill import foreign
 from gristmill.disk import sync
 from gristmill_trainer.checkpoint.contents import (
     OPTIMIZER,
@@ -64,20 +65,15 @@ class CheckpointStore:
         The highest step may be older: a run that returned from step 20 to step 10 has its newest weights at step 15.
         Raises CheckpointError for a folder whose version cannot be read.
         """
-        found = {path: read_progress(path) for path in self.folder.glob("step-*")}
-        own = [path for path, progress in found.items() if self.is_own(progress)]
-        return max(own, key=lambda path: found[path].version, default=None)
+        return _last(self._by_version(read_progress))
 
     def newest_readable(self) -> Path | None:
         """Returns the same as `newest`, but ignores folders whose version cannot be read."""
-        versions = self._versions()
-        return max(versions, key=lambda path: versions[path], default=None)
+        return _last(self._by_version(_readable_progress))
 
     def newest_foreign(self) -> Path | None:
         """Returns the newest checkpoint of an earlier run of the same id, or of one without a recorded creation."""
-        found = self._readable()
-        others = [path for path, progress in found.items() if not self.is_own(progress)]
-        return max(others, key=lambda path: found[path].version, default=None)
+        return _last(self._by_version(_readable_progress, own=False))
 
     def is_own(self, progress: Progress) -> bool:
         """Whether a checkpoint was made in this creation of the run."""
@@ -172,17 +168,18 @@ class CheckpointStore:
 
         A checkpoint whose version cannot be read stays.
         """
-        versions = self._versions()
-        for old in sorted(versions, key=lambda path: versions[path])[: -self._kept]:
+        for old in self._by_version(_readable_progress)[: -self._kept]:
             shutil.rmtree(old.rename(old.with_name(f".{old.name}.removed")))
 
-    def _versions(self) -> dict[Path, PolicyVersion]:
-        """Returns the versions of the readable own checkpoints."""
-        return {path: progress.version for path, progress in self._readable().items() if self.is_own(progress)}
+    def _by_version(self, read: Callable[[Path], Progress | None], *, own: bool = True) -> list[Path]:
+        """Returns the folders of this creation of the run, or of the others, in the order of their versions."""
+        found = [(progress, path) for path in self.folder.glob("step-*") if (progress := read(path)) is not None]
+        chosen = [(progress.version, path) for progress, path in found if self.is_own(progress) == own]
+        return [path for _, path in sorted(chosen)]
 
-    def _readable(self) -> dict[Path, Progress]:
-        found = {path: _readable_progress(path) for path in self.folder.glob("step-*")}
-        return {path: progress for path, progress in found.items() if progress is not None}
+
+def _last(paths: list[Path]) -> Path | None:
+    return paths[-1] if paths else None
 
 
 def read_progress(path: Path) -> Progress:
