@@ -108,7 +108,7 @@ def lease(training: Training, step: int) -> list[Sample]:
         if not found:
             checkpoint_if_due(training, step - 1)
     with training.phases("pack"):
-        samples = training.on_main(batch_samples)
+        samples = training.on_main(lambda main: main.batches.leased.prepared.samples)
     with training.phases("publish"):
         begin_receipts(training, samples, step - 1)
     return samples
@@ -141,12 +141,6 @@ def wait_for_batch(main: MainRank, training: Training, step: int) -> bool:
     return True
 
 
-def batch_samples(main: MainRank) -> list[Sample]:
-    """Returns the samples of the current step's groups."""
-    assert main.batches.current is not None
-    return main.batches.current.prepared.samples
-
-
 def within_grace(training: Training) -> Callable[[], bool]:
     """Returns a function that returns False if a stop was requested and the step, which begins now, cannot end in time.
 
@@ -173,17 +167,12 @@ def record(training: Training, step: int, result: StepResult) -> StepMetrics:
     """
     seconds = training.phases.take()
 
-    def report(main: MainRank) -> StepMetrics:
-        assert main.batches.current is not None
+    def on_main(main: MainRank) -> StepMetrics:
+        main.ledger.trained(main.batches.leased, result)
         receipts = () if main.receipts is None else main.receipts.take()
-        return main.reports.step(main.batches.current, result, seconds, receipt_metrics(receipts))
+        return main.reports.step(main.batches.leased, result, seconds, receipt_metrics(receipts))
 
-    def trained(main: MainRank) -> None:
-        assert main.batches.current is not None
-        main.ledger.trained(main.batches.current, result)
-
-    training.on_main(trained)
-    metrics = training.on_main(report)
+    metrics = training.on_main(on_main)
     check_weights(training, step)
     return metrics
 

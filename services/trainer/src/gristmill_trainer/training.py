@@ -83,6 +83,12 @@ class Batches:
     waiting: bool = False
     """Whether a wait has begun and its batch is not there yet."""
 
+    @property
+    def leased(self) -> Batch:
+        """The batch of the step in progress, once it is there."""
+        assert self.current is not None
+        return self.current
+
 
 @dataclass
 class Ledger:
