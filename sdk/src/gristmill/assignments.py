@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import typing
 from collections.abc import Iterable, Sequence
@@ -12,7 +11,7 @@ import yaml
 from pydantic import BaseModel
 
 from gristmill.errors import ConfigError, UnknownKeyError
-from gristmill.settings import did_you_mean, inner_model, is_mapping, only_models
+from gristmill.settings import did_you_mean, inner_model, is_mapping, only_models, put
 
 _FLOAT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+", re.ASCII)
 """A number such as 1e-5, which PyYAML reads as text."""
@@ -37,7 +36,8 @@ def parse_assignments(words: Sequence[str], model: type[BaseModel], also: Iterab
             raise UnknownKeyError(
                 "unknown_key", f"--set: unknown key '{key}'.{hint}", where="--set", problems={key: "unknown_key"}
             )
-        _put(values, path, value, word)
+        if not put(values, path, value):
+            raise _invalid(word, "an earlier --set gives the whole section")
     return values
 
 
@@ -93,18 +93,3 @@ def _known(model: type[BaseModel], prefix: str = "") -> list[str]:
         if nested and section is not None:
             found += _known(section, f"{prefix}{name}.")
     return found
-
-
-def _put(values: dict[str, Any], path: Sequence[str | int], value: Any, word: str) -> None:
-    here: Any = values
-    for part, following in itertools.pairwise([*path, None]):
-        if not isinstance(here, list if isinstance(part, int) else dict):
-            raise _invalid(word, "an earlier --set gives the whole section")
-        if isinstance(part, int) and isinstance(here, list):
-            here += [{} for _ in range(part + 1 - len(here))]
-        if following is None:
-            here[part] = value
-        elif isinstance(part, int):
-            here = here[part]
-        else:
-            here = here.setdefault(part, [] if isinstance(following, int) else {})

@@ -236,7 +236,7 @@ def parse_flag_sets(
     values: list[dict[str, Any]] = [{} for _ in models]
     for name, value in vars(known).items():
         number, flag = flags[name]
-        _set(values[number], flag.path, value)
+        put(values[number], flag.path, value)
     return values
 
 
@@ -407,14 +407,24 @@ def _add(parser: argparse._ArgumentGroup, flag: _Flag) -> None:
         parser.add_argument(*spellings, dest=flag.name, default=argparse.SUPPRESS, metavar="VALUE", help=help_text)
 
 
-def _set(values: dict[str, Any], path: tuple[str | int, ...], value: Any) -> None:
+def put(values: dict[str, Any], path: Sequence[str | int], value: Any) -> bool:
+    """Sets a value at its place, and makes the sections that lead there. A number is a place in a list of sections.
+
+    Returns False, and sets nothing, if another value is in the place of a section.
+    """
     here: Any = values
-    for part, following in itertools.pairwise(path):
-        if isinstance(part, int):
+    for part, following in itertools.pairwise([*path, None]):
+        if not isinstance(here, list if isinstance(part, int) else dict):
+            return False
+        if isinstance(part, int) and isinstance(here, list):
+            here += [{} for _ in range(part + 1 - len(here))]
+        if following is None:
+            here[part] = value
+        elif isinstance(part, int):
             here = here[part]
         else:
-            here = here.setdefault(part, [{}] if isinstance(following, int) else {})
-    here[path[-1]] = value
+            here = here.setdefault(part, [] if isinstance(following, int) else {})
+    return True
 
 
 def _kinds(annotation: Any) -> tuple[Any, ...]:
