@@ -12,8 +12,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from gristmill.deployment import MODEL_URL, Manifest
-from gristmill.errors import ApiError, ApiUnreachable, ErrorCode, GristmillError, ManifestError
+from gristmill.deployment import MODEL_URL
+from gristmill.errors import ApiError, ApiUnreachable, ErrorCode, GristmillError
 from gristmill.folders import RunFolder, list_runs
 from gristmill.group import Tokenizer
 from gristmill.model_servers import split_urls
@@ -23,7 +23,7 @@ from gristmill_cli import doctor
 from gristmill_cli.terminal import LiveView, Screen, figure, redraws, summary
 from gristmill_view.facts import ApiReader, Facts, find_run, read_files
 from gristmill_view.overview import Overview, current_rows, overview, to_json
-from gristmill_view.samples import Sample, load_tokenizer, one_line, read_samples, samples_of
+from gristmill_view.samples import Sample, one_line, read_samples, read_tokenizer, samples_of
 
 _TIMEOUT = 5.0
 """Seconds of one call. A view must not wait for minutes."""
@@ -63,7 +63,7 @@ class RunView:
         self._problem = ""
         self._reader: ApiReader | None = None
         self.run_id = self._find(run_id, follow)
-        self._tokenizer = load_tokenizer(RunFolder(self.run_id, place.roots), self._manifest())
+        self._tokenizer = read_tokenizer(RunFolder(self.run_id, place.roots).tokenizer(place.models_dir))
 
     def _find(self, run_id: str | None, follow: bool) -> str:
         try:
@@ -116,19 +116,8 @@ class RunView:
         """Returns the newest completions; none without a live API."""
         return read_samples(self._client, self.run_id, self._tokenizer, limit) if self.live else []
 
-    def _manifest(self) -> Path | None:
-        return tokenizer_folder(self._place.models_dir)
-
     def _model_answers(self) -> bool:
         return doctor.port_use(9001) == "ours" if self._place.model_url == MODEL_URL else True
-
-
-def tokenizer_folder(models_dir: Path) -> Path | None:
-    """Returns the folder of the tokenizer that the model service's manifest names, or None."""
-    try:
-        return Path(Manifest.read(models_dir).tokenizer_path)
-    except ManifestError:
-        return None
 
 
 def status(options: argparse.Namespace, place: Place, console: Console) -> int:
@@ -196,7 +185,7 @@ def tail(options: argparse.Namespace, place: Place, console: Console) -> int:
     client = place.client(_TAIL_PATIENCE)
     if run_id is None:
         raise GristmillError("no_run", f"the API at {place.api} has no run", api=place.api)
-    tokenizer = load_tokenizer(RunFolder(run_id, place.roots), tokenizer_folder(place.models_dir))
+    tokenizer = read_tokenizer(RunFolder(run_id, place.roots).tokenizer(place.models_dir))
     if tokenizer is None:
         console.print("no tokenizer found (--runs, GRISTMILL_MODELS_DIR): token ids are shown", style="dim")
     started_ms = time.time() * 1000

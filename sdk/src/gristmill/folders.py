@@ -203,16 +203,17 @@ class RunFolder:
         found = [] if base is None else [path for path in foreign.entries(base) if path.suffix == ".log"]
         return {path.stem: path for path in found if _is_own_file(path, since)}
 
-    def tokenizer(self) -> Path | None:
+    def tokenizer(self, models_dir: Path | None = None) -> Path | None:
         """Returns the tokenizer.json of the run's model, or None.
 
         It is in the trainer's records, in the finished model, or where the manifest of this machine's models says.
+        `models_dir`: the folder of the manifest; default GRISTMILL_MODELS_DIR, else .gristmill/models.
         """
         if (path := self.file(f"{TRAINED_FOLDER}/{TOKENIZER_FOLDER}/{_TOKENIZER_FILE}")) is not None:
             return path
         if (model := self.model()) is not None and foreign.is_file(path := model / _TOKENIZER_FILE):
             return path
-        manifest = Manifest.find(Path(os.environ.get("GRISTMILL_MODELS_DIR") or ".gristmill/models"))
+        manifest = Manifest.find(models_dir or Path(os.environ.get("GRISTMILL_MODELS_DIR") or ".gristmill/models"))
         if manifest is None:
             return None
         path = Path(manifest.tokenizer_path).resolve() / _TOKENIZER_FILE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gristmill import Example
-from gristmill_view.samples import load_tokenizer, one_line, question, samples_of
+from gristmill_view.samples import one_line, question, read_tokenizer, samples_of
 
 EXAMPLE = Example(
     group_id="g1", env_id="env-1", sequences=2, lengths=[3, 3], cut=False, rewards=[1.0, 0.0],
@@ -92,5 +92,5 @@ def test_one_line_shows_control_characters() -> None:
     assert one_line("x" * 50, 10) == "x" * 9 + "…"
 
 
-def test_folder_without_a_tokenizer_has_none(tmp_path: object) -> None:
-    assert load_tokenizer(None, None) is None
+def test_run_without_a_tokenizer_has_none() -> None:
+    assert read_tokenizer(None) is None

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gristmill import foreign
-from gristmill.folders import RunFolder
 from gristmill.group import Tokenizer
 from gristmill.logs import escaped
 from gristmill.run import Example
@@ -17,7 +16,6 @@ from gristmill.sync_client import SyncClient
 from gristmill_view import turns
 
 _LOG = logging.getLogger(__name__)
-_TOKENIZER_FILE = "tokenizer.json"
 _SPECIAL = re.compile(r"<[|｜][^|｜>\s]{1,40}[|｜]>|</?s>|<(?:start|end)_of_turn>|<(?:bos|eos|pad)>|\[/?INST\]")
 _USER_TURNS = (
     ("<|im_start|>user\n", ("<|im_end|>",)),
@@ -44,17 +42,6 @@ class Sample(NamedTuple):
     parts: dict[str, float | None]
     finish_reason: str | None
     version: str | None
-
-
-def load_tokenizer(run: RunFolder | None, models: Path | None) -> Tokenizer | None:
-    """Returns the tokenizer of a run's finished model, or else the tokenizer in `models`, a folder of this machine.
-
-    Returns None without such a file or without the package `tokenizers`.
-    """
-    model = None if run is None else run.model()
-    own = None if model is None or not foreign.is_file(path := model / _TOKENIZER_FILE) else path
-    found: Tokenizer | None = read_tokenizer(own or (None if models is None else (models / _TOKENIZER_FILE).resolve()))
-    return found
 
 
 def read_tokenizer(file: Path | None) -> Any:

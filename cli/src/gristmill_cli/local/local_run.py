@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 from rich.text import Text
 
-from gristmill import ApiError, ErrorCode, GristmillError, Manifest, PolicyVersion, RunState, SyncClient
+from gristmill import ApiError, ErrorCode, GristmillError, PolicyVersion, RunState, SyncClient
 from gristmill.archive.run_file import RUN_FILE, read_run_file
 from gristmill.folders import REPORT_FILE, RunFolder
 from gristmill.group import Tokenizer
@@ -31,7 +31,7 @@ from gristmill_cli.terminal import Command, summary
 from gristmill_view.facts import ApiReader, Facts, Service, read_files
 from gristmill_view.overview import current_rows, overview
 from gristmill_view.phases import Meaning
-from gristmill_view.samples import Sample, load_tokenizer, read_samples
+from gristmill_view.samples import Sample, read_samples, read_tokenizer
 
 ORDER: Final = ("redis", "api", "model", "trainer", "env")
 _SAMPLES_AT_END = 3
@@ -105,9 +105,7 @@ class LocalRun:
         if self._client is None or self._closing:
             return []
         if self._tokenizer is None:
-            self._tokenizer = load_tokenizer(
-                RunFolder(self._folder.name, (self._folder.parent,)), self._tokenizer_folder()
-            )
+            self._tokenizer = read_tokenizer(self._files().tokenizer(self._models_dir))
         if self._tokenizer is None:
             return []
         try:
@@ -160,11 +158,6 @@ class LocalRun:
 
     def _files(self) -> RunFolder:
         return RunFolder(self.run_id, (self._folder.parent,))
-
-    def _tokenizer_folder(self) -> Path | None:
-        with suppress(GristmillError):  # the model server was not started here, or its manifest is elsewhere
-            return Path(Manifest.read(self._models_dir).tokenizer_path)
-        return None
 
     def _phase(self) -> str:
         if self._closing:
