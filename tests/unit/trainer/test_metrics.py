@@ -114,8 +114,8 @@ def test_metrics_line_is_strict_json() -> None:
 
 
 def test_dropped_sequences_are_reported_by_reason() -> None:
-    known = replace(statistics(), rejected={Reason.STALE: 2, Reason.LOGPROBS: 1})
-    assert metrics(known, result()).values()["rejected"] == {"stale": 2, "logprobs": 1}
+    known = replace(statistics(), rejected={Reason.STALE: 2, Reason.REF_LOGPROBS: 1})
+    assert metrics(known, result()).values()["rejected"] == {"stale": 2, "ref_logprobs": 1}
     assert "rejected" not in metrics(statistics(), result()).values()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import numpy as np
 import pytest
@@ -47,32 +46,6 @@ def gone_alone(bad: TrajectoryGroup, reason: Reason, bounds: Limits | None = Non
     assert prepared.statistics.sequences == 2
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("lengths", np.array([7, 9], np.int32)),
-        ("lengths", np.array([12, 0], np.int32)),
-        ("lengths", np.array([], np.int32)),
-        ("logprobs", np.zeros(11, np.float32)),
-        ("mask", np.ones(13, np.bool_)),
-        ("advantages", np.zeros(2, np.float32)),
-        ("ref_logprobs", np.zeros(5, np.float32)),
-        ("rewards", np.zeros(3, np.float32)),
-        ("finish_reasons", ["stop"]),
-        ("versions", []),
-        ("reward_parts", {"length": [1.0]}),
-        ("rollouts", np.zeros(1, np.int32)),
-    ],
-)
-def test_a_group_with_a_wrong_length_is_dropped(field: str, value: Any) -> None:
-    gone_whole(group_with(**{field: value}), Reason.WRONG_LENGTHS)
-
-
-@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
-def test_a_group_with_a_non_finite_reward_is_dropped(reward: float) -> None:
-    gone_whole(group_with(rewards=np.array([reward, 1], np.float32)), Reason.REWARDS)
-
-
 def test_a_group_beyond_the_staleness_bound_is_dropped() -> None:
     old = make_group(version="1.2")
     gone_whole(old, Reason.STALE, limits(max_staleness=2))
@@ -93,20 +66,7 @@ def test_atropos_protocol_has_no_staleness_bound() -> None:
     assert staleness_bound(run.model_copy(update={"protocol": Protocol.ATROPOS})) is None
 
 
-@pytest.mark.parametrize(
-    ("ids", "logprobs"),
-    [(24, 12), (13, 13), (24, None), (None, 24)],
-    ids=["other lengths", "K no whole number", "ids alone", "logprobs alone"],
-)
-def test_a_teacher_of_a_wrong_shape_drops_the_group(ids: int | None, logprobs: int | None) -> None:
-    bad = group_with(
-        distill_ids=None if ids is None else np.zeros(ids, np.int32),
-        distill_logprobs=None if logprobs is None else np.zeros(logprobs, np.float32),
-    )
-    gone_whole(bad, Reason.DISTILLATION)
-
-
-@pytest.mark.parametrize(("token", "logprob"), [(64, -1.0), (-2, -1.0), (3, np.nan), (3, 0.5)])
+@pytest.mark.parametrize(("token", "logprob"), [(64, -1.0), (3, 0.5)])
 def test_a_teacher_of_wrong_values_drops_the_sequence(token: int, logprob: float) -> None:
     ids, logprobs = np.full((12, 2), -1, np.int32), np.zeros((12, 2), np.float32)
     ids[4, 1], logprobs[4, 1] = token, logprob
@@ -134,37 +94,17 @@ def test_a_teacher_rounded_to_bfloat16_is_accepted() -> None:
 
 
 @pytest.mark.parametrize("place", [0, 4])
-@pytest.mark.parametrize("token", [64, 1 << 30, -1])
+@pytest.mark.parametrize("token", [64, 1 << 30])
 def test_a_token_outside_the_vocabulary_drops_its_sequence(place: int, token: int) -> None:
     bad = group_with()
     bad.tokens[place] = token
     gone_alone(bad, Reason.OUTSIDE_VOCABULARY)
 
 
-@pytest.mark.parametrize("logprob", [np.nan, -np.inf, np.inf, 0.1])
-def test_a_wrong_logprob_drops_its_sequence(logprob: float) -> None:
-    bad = group_with()
-    bad.logprobs[5] = logprob
-    gone_alone(bad, Reason.LOGPROBS)
+def test_a_positive_logprob_of_the_reference_drops_its_sequence() -> None:
     reference = np.full(12, -1, np.float32)
-    reference[5] = logprob
+    reference[5] = 0.1
     gone_alone(group_with(ref_logprobs=reference), Reason.REF_LOGPROBS)
-
-
-def test_only_trained_positions_need_logprobs() -> None:
-    good = group_with()
-    good.logprobs[0] = np.nan
-    prepared = prepare(good)
-    assert not prepared.rejected
-    assert np.isfinite(prepared.samples[0].rollout_logprobs).all()
-
-
-def test_a_sent_non_finite_advantage_drops_its_sequence() -> None:
-    advantages = np.ones(12, np.float32)
-    advantages[3] = np.nan
-    prepared = prepare(group_with(advantages=advantages))
-    assert [(one.sequence, one.reason) for one in prepared.rejected] == [(0, Reason.ADVANTAGES)]
-    assert len(prepared.samples) == 1
 
 
 def test_an_empty_completion_drops_its_sequence() -> None:
@@ -211,18 +151,20 @@ def test_invalid_overrides_drop_the_group(overrides: object) -> None:
 
 def test_step_of_only_bad_groups_has_no_samples_and_no_statistics(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        prepared = prepare(*(group_with(f"g{index}", rewards=np.full(2, np.nan, np.float32)) for index in range(3)))
+        prepared = prepare(
+            *(make_group(f"g{index}", version="1.2") for index in range(3)), bounds=limits(max_staleness=2)
+        )
     assert prepared.samples == []
-    assert prepared.statistics.rejected == {Reason.REWARDS: 3}
+    assert prepared.statistics.rejected == {Reason.STALE: 3}
     assert np.isnan(prepared.statistics.reward_mean)
     (record,) = caplog.records
-    assert all(word in record.message for word in (Reason.REWARDS, "3", "g0", "[nan, nan]"))
+    assert all(word in record.message for word in (Reason.STALE, "3", "g0", "sampled by 1.2"))
 
 
 @given(st.permutations(range(6)))
 def test_samples_do_not_depend_on_the_order_of_the_lease(order: list[int]) -> None:
     groups = [make_group(f"g{index:08}", version="1.5", seed=index) for index in range(6)]
-    groups[3] = group_with("g00000003", rewards=np.full(2, np.inf, np.float32))
+    groups[3] = group_with("g00000003", overrides=[])
     settings = Hyperparameters(advantage_scale="batch")
     wanted = to_samples(groups, limits(), settings)
     found = to_samples([groups[index] for index in order], limits(), settings)

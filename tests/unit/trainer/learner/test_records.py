@@ -81,11 +81,11 @@ def test_records_have_the_log_probabilities_of_the_policy_before_the_step(
 def test_sequences_that_are_not_trained_on_have_their_reason(build: Build) -> None:
     batch = samples()
     batch[1] = replace(batch[1], trained=np.zeros_like(batch[1].trained))
-    rejected = (Rejected("g9", None, Reason.STALE, ""), Rejected("g8", 3, Reason.LOGPROBS, ""))
+    rejected = (Rejected("g9", None, Reason.STALE, ""), Rejected("g8", 3, Reason.REF_LOGPROBS, ""))
     found = records(batch, build().step(batch, 1), *rejected)
     assert {index: one.outcome for index, one in found["g0"].sequences.items()} == {0: TRAINED, 1: OVERLONG}
     assert (found["g9"].outcome, found["g9"].sequences) == ("stale", {})
-    assert found["g8"].sequences[3].outcome == "logprobs"
+    assert found["g8"].sequences[3].outcome == "ref_logprobs"
     assert found["g8"].sequences[3].logprobs is None
 
 

@@ -1,5 +1,8 @@
 """Checks of groups and sequences. A bad group or sequence is dropped with a counted reason; the others are trained on.
 
+`TrajectoryGroup` itself refuses arrays of wrong lengths and numbers that are not finite. The checks here need the
+model, the run or the settings.
+
 A dropped group is dropped as a whole. The reward of a dropped sequence still counts in its group's mean and standard
 deviation, because only its tokens are unusable.
 """
@@ -75,24 +78,12 @@ def staleness(group: TrajectoryGroup, policy: PolicyVersion) -> int:
 
 
 def check_group(group: TrajectoryGroup, limits: Limits) -> Rejected | None:
-    """Returns the first problem that makes the whole group unusable, or None."""
-
-    def rejected(reason: Reason, detail: str) -> Rejected:
-        return Rejected(group.group_id, None, reason, detail)
-
-    if wrong := _wrong_length(group):
-        return rejected(Reason.WRONG_LENGTHS, wrong)
-    if limits.distill and (wrong := _wrong_teacher_shape(group)):
-        return rejected(Reason.DISTILLATION, wrong)
-    if not np.isfinite(group.rewards).all():
-        return rejected(Reason.REWARDS, f"rewards are {group.rewards.tolist()}")
+    """Returns the problem that makes the whole group unusable, or None."""
     stale = staleness(group, limits.policy)
-    if limits.max_staleness is not None and stale > limits.max_staleness:
-        return rejected(
-            Reason.STALE,
-            f"sampled by {group.oldest_version}, {stale} steps back; max_staleness is {limits.max_staleness}",
-        )
-    return None
+    if limits.max_staleness is None or stale <= limits.max_staleness:
+        return None
+    detail = f"sampled by {group.oldest_version}, {stale} steps back; max_staleness is {limits.max_staleness}"
+    return Rejected(group.group_id, None, Reason.STALE, detail)
 
 
 def starts(group: TrajectoryGroup) -> list[int]:
@@ -103,23 +94,18 @@ def starts(group: TrajectoryGroup) -> list[int]:
 def check_sample(sample: Sample, limits: Limits) -> tuple[Reason, str] | None:
     """Returns the first problem that makes a sequence unusable, or None. The sample is already cut at seq_len."""
     trained = sample.trained
-    lowest, highest = int(sample.tokens.min()), int(sample.tokens.max())
-    if lowest < 0 or highest >= limits.vocabulary:
-        worst = lowest if lowest < 0 else highest
-        return Reason.OUTSIDE_VOCABULARY, f"token {worst} is not among the model's {limits.vocabulary}"
+    highest = int(sample.tokens.max())
+    if highest >= limits.vocabulary:
+        return Reason.OUTSIDE_VOCABULARY, f"token {highest} is not among the model's {limits.vocabulary}"
     if not trained.any():
         return Reason.NOTHING_TRAINED, f"none of its {len(sample)} tokens is trained (seq_len is {limits.seq_len})"
-    if sample.rollout_known and (wrong := _wrong_logprobs(sample.rollout_logprobs[trained])):
-        return Reason.LOGPROBS, wrong
-    if sample.ref_logprobs is not None and (wrong := _wrong_logprobs(sample.ref_logprobs[trained])):
+    if sample.ref_logprobs is not None and (wrong := _positive(sample.ref_logprobs[trained])):
         return Reason.REF_LOGPROBS, wrong
-    if not np.isfinite(sample.advantages[trained]).all():
-        return Reason.ADVANTAGES, "an advantage of a trained token is NaN or infinite"
     if sample.teacher is not None:
         ids, logprobs = sample.teacher.ids[trained], sample.teacher.logprobs[trained]
-        if ((ids < -1) | (ids >= limits.vocabulary)).any():
+        if (ids >= limits.vocabulary).any():
             return Reason.DISTILLATION, f"a teacher's token is not among the model's {limits.vocabulary}"
-        if wrong := _wrong_logprobs(logprobs[ids >= 0]) or _no_distribution(ids, logprobs):
+        if wrong := _positive(logprobs[ids >= 0]) or _no_distribution(ids, logprobs):
             return Reason.DISTILLATION, f"the teacher's: {wrong}"
     if limits.token_budget is not None and len(sample) > limits.token_budget:
         return Reason.OVER_TOKEN_BUDGET, f"{len(sample)} tokens; token_budget is {limits.token_budget}"
@@ -129,45 +115,6 @@ def check_sample(sample: Sample, limits: Limits) -> tuple[Reason, str] | None:
 def teacher_width(group: TrajectoryGroup) -> int:
     """Returns K, the teacher tokens per position; 0 without a teacher."""
     return 0 if group.distill_ids is None else len(group.distill_ids) // len(group.tokens)
-
-
-def _wrong_length(group: TrajectoryGroup) -> str | None:
-    size, total = len(group.lengths), len(group.tokens)
-    if size == 0 or int(group.lengths.min()) < 1 or int(group.lengths.sum()) != total:
-        return f"lengths {group.lengths.tolist()} for {total} tokens"
-    for name, flat in (
-        ("logprobs", group.logprobs),
-        ("mask", group.mask),
-        ("advantages", group.advantages),
-        ("ref_logprobs", group.ref_logprobs),
-    ):
-        if flat is not None and len(flat) != total:
-            return f"{name} has {len(flat)} entries for {total} tokens"
-    counts = {
-        "rewards": len(group.rewards),
-        "finish_reasons": len(group.finish_reasons),
-        "versions": len(group.versions),
-        **{f"reward_parts[{name!r}]": len(part) for name, part in group.reward_parts.items()},
-    }
-    if group.rollouts is not None:
-        counts["rollouts"] = len(group.rollouts)
-    for name, count in counts.items():
-        if count != size:
-            return f"{name} has {count} entries for {size} sequences"
-    return None
-
-
-def _wrong_teacher_shape(group: TrajectoryGroup) -> str | None:
-    ids, logprobs, total = group.distill_ids, group.distill_logprobs, len(group.tokens)
-    if ids is None and logprobs is None:
-        return None
-    if ids is None or logprobs is None:
-        return "distill_ids and distill_logprobs come together, and one of them is missing"
-    if len(ids) != len(logprobs):
-        return f"{len(ids)} distill_ids, {len(logprobs)} distill_logprobs"
-    if len(ids) % total:
-        return f"{len(ids)} distill_ids are no whole number for each of {total} tokens"
-    return None
 
 
 def _no_distribution(ids: I32, logprobs: F32) -> str | None:
@@ -181,9 +128,6 @@ def _no_distribution(ids: I32, logprobs: F32) -> str | None:
     return None
 
 
-def _wrong_logprobs(values: F32) -> str | None:
-    if not np.isfinite(values).all():
-        return "a log-probability is NaN or infinite"
-    if len(values) and float(values.max()) > HIGHEST_LOGPROB:
-        return f"a log-probability is positive: {float(values.max()):.4f}"
-    return None
+def _positive(logprobs: F32) -> str | None:
+    highest = float(logprobs.max(initial=0))
+    return f"a log-probability is positive: {highest:.4f}" if highest > HIGHEST_LOGPROB else None
