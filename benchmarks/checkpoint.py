@@ -102,7 +102,9 @@ def _after_one_step(shape: Shape, folder: Path) -> tuple[LearnerState, int]:
 
 def _write(state: LearnerState, store: CheckpointStore, saving: BackgroundSave, step: int) -> Write:
     began, worked = time.monotonic(), time.process_time()
-    saving.begin(store, state.staged(), Progress(step, PolicyVersion(1, step), creation=""), None)
+    staged = state.staged()
+    assert staged is not None
+    saving.begin(store, staged, Progress(step, PolicyVersion(1, step), creation=""), None)
     waited = looked = time.monotonic()
     works = time.process_time() - worked
     stopped = 0.0

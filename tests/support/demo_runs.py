@@ -220,9 +220,9 @@ class DemoSource(RunSource):
 
     async def runs(self) -> list[RunLine]:
         """Returns the runs, the live one first."""
-        return [self._line(run, number) for number, run in enumerate(_RUNS.values())]
+        return [self._run_line(run, number) for number, run in enumerate(_RUNS.values())]
 
-    def _line(self, run: _Run, number: int) -> RunLine:
+    def _run_line(self, run: _Run, number: int) -> RunLine:
         done = self._done(run)
         rewards = _metrics(run)["reward_mean"][:done]
         picked = np.linspace(0, max(done - 1, 0), min(done, 60)).astype(int)

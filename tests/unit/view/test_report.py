@@ -74,7 +74,7 @@ def test_curve_spans_its_values_and_its_evaluations() -> None:
     assert found is not None
     assert found.lines[0].points == "0.00,100.00 100.00,0.00"
     point = {"step": 0, "score": 0.5, "n": 10, "low": -1.0, "high": 2.0}
-    wide = curve("Reward", [1, 2, 3], {"reward": [0.0, 0.5, 1.0]}, evaluations=[point])  # type: ignore[list-item]
+    wide = curve("Reward", [1, 2, 3], {"reward": [0.0, 0.5, 1.0]}, evaluations=[point])
     assert wide is not None
     assert (wide.first, wide.low, wide.high) == (0, -1.0, 2.0)
     assert curve("Loss", [1], {"loss": [None]}) is None

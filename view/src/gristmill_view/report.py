@@ -139,7 +139,7 @@ def curve(
     evaluations: Sequence[Mapping[str, Any]] = (),
 ) -> Curve | None:
     """Returns the curve of some metrics; None without a number. `spread`: half the height of a band."""
-    ends = [value for column in columns.values() for value in column if value is not None]
+    ends: list[float] = [value for column in columns.values() for value in column if value is not None]
     band = []
     if spread is not None:
         (column,) = columns.values()
@@ -153,7 +153,7 @@ def curve(
     if not ends:
         return None
     low, high = min(ends), max(ends)
-    first, last = min([steps[0], *(point["step"] for point in evaluations)]), steps[-1]
+    first, last = min([steps[0], *(int(point["step"]) for point in evaluations)]), steps[-1]
 
     def x(step: float) -> float:
         return 100 * (step - first) / max(last - first, 1)
