@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -115,7 +116,8 @@ def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, entry: str, code: s
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: some-rewards\nVersion: 1.0\n")
     (information / "entry_points.txt").write_text(f"[gristmill.rewards]\n{entry}\n")
     (folder / "rewards_of_a_test_package.py").write_text(code)
-    monkeypatch.syspath_prepend(str(folder))
+    if str(folder) not in sys.path:
+        monkeypatch.syspath_prepend(str(folder))
     importlib.invalidate_caches()
 
 
@@ -127,6 +129,19 @@ def test_reward_is_registered_by_an_entry_point(folder: Path, monkeypatch: pytes
     made = create_reward("polite", {"word": "thanks"})
     assert made.name == "polite"
     assert made.score(["no", "thanks"]) == [0.0, 1.0]
+
+
+def test_installed_packages_are_read_again_only_after_an_installation(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(folder))
+    os.utime(folder, (1, 1))
+    create_reward("format")
+    with monkeypatch.context() as patch:
+        patch.setattr(registry, "entry_points", None)
+        create_reward("format")
+    installed(folder, monkeypatch, "polite = rewards_of_a_test_package:politeness", "")
+    assert "polite" in reward_names()
 
 
 def test_entry_point_that_cannot_be_imported_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,14 @@ is an error, never a score::
 from __future__ import annotations
 
 import inspect
+import sys
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from inspect import Parameter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -165,6 +167,13 @@ def registered(target: object) -> Definition | None:
 
 
 def _offered() -> dict[str, EntryPoint]:
+    # Reading the metadata of every installed package takes long, and each reward asks.
+    folders = [Path(folder) for folder in sys.path]
+    return _offered_in(*((folder, folder.stat().st_mtime_ns) for folder in folders if folder.is_dir()))
+
+
+@lru_cache(maxsize=1)
+def _offered_in(*_folders: tuple[Path, int]) -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
 
 
