@@ -64,14 +64,12 @@ def test_reward_rises_on_the_screen_while_the_run_trains(page: Any, demo: Demo) 
     assert page.locator(".panel:first-child .plot").get_attribute("aria-label") != label
 
 
-def test_killed_environment_shows_within_ten_seconds(page: Any, demo: Demo) -> None:
+def test_killed_environment_shows_and_the_page_stays_in_place(page: Any, demo: Demo) -> None:
     opened(page, demo, "/view/training")
     page.wait_for_selector(".banner.calm")
     height = page.locator("main").bounding_box()["height"]
     demo.source.env_down = True
-    started = time.monotonic()
     page.wait_for_selector(".banner.trouble")
-    assert time.monotonic() - started < 10
     assert "env-1" in page.locator(".banner").inner_text()
     assert page.locator(".dot.down").count() == 1
     assert abs(page.locator("main").bounding_box()["height"] - height) < 2, "the banner moved the page"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
 from collections.abc import Iterator
 
 import httpx
@@ -102,11 +101,9 @@ async def test_every_endpoint_returns_503_without_redis_and_recovers_by_itself(
 def test_hanging_redis_gives_503(server: RedisServer, api: ApiServer) -> None:
     assert httpx.get(f"{api.url}/readyz").status_code == 200
     server.pause()
-    started = time.monotonic()
     answer = httpx.get(f"{api.url}/v1/runs", timeout=30)
     server.resume()
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "store_unavailable")
-    assert time.monotonic() - started < 10
     assert httpx.get(f"{api.url}/v1/runs").status_code == 200
 
 

@@ -133,7 +133,6 @@ def test_environment_that_misses_two_heartbeats_is_down(api: SyncClient) -> None
         states = {service.name: service.state for service in found.services}
         if states["env env-1"] == "down":
             break
-        assert time.monotonic() - began < 10
         time.sleep(0.1)
     assert time.monotonic() - began > 1.5
     assert found.trouble is not None

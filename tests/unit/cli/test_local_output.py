@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import shlex
 import sys
@@ -195,6 +196,4 @@ def test_launcher_waits_for_the_report_of_this_start_and_the_summary_names_it(ru
 
 def test_launcher_does_not_wait_for_a_report_without_an_archive(run: LocalRun, tmp_path: Path) -> None:
     (tmp_path / "quickstart").mkdir()
-    began = time.monotonic()
-    run.wait_for_report(seconds=60)
-    assert time.monotonic() - began < 10
+    run.wait_for_report(seconds=math.inf)
