@@ -168,7 +168,7 @@ def _tokenizer() -> Any:
     from transformers import PreTrainedTokenizerFast
 
     words = {f"t{number}": number for number in range(4)}
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="t0")),
         unk_token="t0",
         eos_token="t1",

@@ -157,7 +157,7 @@ def _trainer(variant: Variant, model_dir: Path) -> Any:
         report_to=[],
         disable_tqdm=True,
     )
-    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.WordLevel({f"t{n}": n for n in range(VOCABULARY)}, unk_token="t0")),
         unk_token="t0",
         eos_token="t1",

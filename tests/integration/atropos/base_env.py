@@ -47,9 +47,7 @@ class Numbered(BaseEnv):  # type: ignore[misc]  # its package is not in this env
 
 
 def main(url: str, total_steps: int, group_size: int, folder: str) -> None:
-    words: Any = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=Tokenizer(WordLevel({"a": 0}, unk_token="a")), unk_token="a"
-    )
+    words: Any = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0}, unk_token="a")), unk_token="a")
     words.save_pretrained(folder)
     config = BaseEnvConfig(
         group_size=group_size,

@@ -42,9 +42,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     core = Tokenizer(models.BPE(vocab={char: number for number, char in enumerate(alphabet)}, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
-    made = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=core, bos_token="<|im_start|>", eos_token="<|im_end|>"
-    )
+    made = PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<|im_start|>", eos_token="<|im_end|>")
     made.chat_template = TEMPLATE
     return made
 

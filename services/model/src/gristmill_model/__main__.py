@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     from gristmill_model.resolve import resolve
     from gristmill_model.server import exec_vllm
 
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a hundred lines in a container's log
+    transformers_logging.disable_progress_bar()  # a hundred lines in a container's log
     try:
         settings = Settings.read(os.environ, torch.cuda.is_available())
         if options.command == "build":

@@ -55,7 +55,7 @@ def build(folder: Path) -> None:
     config.save_pretrained(folder)
     # Stop tokens only: sampling defaults here would silently change what vLLM samples.
     stops = {"eos_token_id": [IM_END_ID, END_OF_TEXT_ID], "pad_token_id": END_OF_TEXT_ID}
-    GenerationConfig(**stops).save_pretrained(folder)  # type: ignore[no-untyped-call]
+    GenerationConfig(**stops).save_pretrained(folder)
     saved = byte_tokenizer(MAX_LENGTH)
     saved.chat_template = chat_template.CHAT_TEMPLATE
     saved.save_pretrained(folder)

@@ -38,7 +38,7 @@ def byte_tokenizer(max_length: int) -> PreTrainedTokenizerFast:
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIALS])
     core.add_tokens([AddedToken(text, special=False, normalized=False) for text in WORDS])
-    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=core,
         eos_token=IM_END,
         pad_token=END_OF_TEXT,

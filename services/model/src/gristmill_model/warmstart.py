@@ -86,7 +86,7 @@ def teach(
         optimizer.zero_grad()
         if (step + 1) % 100 == 0 or step + 1 == plan.steps:
             report(step + 1, plan.steps, loss.item())
-    model.eval()  # type: ignore[no-untyped-call]
+    model.eval()
 
 
 def _schedule(step: int, plan: WarmStart) -> float:

@@ -51,7 +51,7 @@ def _train() -> int:
     from gristmill_trainer.startup import start
     from gristmill_trainer.stop import StoppedError
 
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # two bars for every checkpoint
+    transformers_logging.disable_progress_bar()  # two bars for every checkpoint
     dist = join(os.environ, "cuda" if torch.cuda.is_available() else "cpu")
     try:
         with start(sys.argv[1:], dict(os.environ), dist) as training:

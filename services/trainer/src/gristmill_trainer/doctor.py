@@ -278,7 +278,7 @@ def _failed(name: str, text: str, found: Diagnosis) -> Check:
 
 def _load(source: ModelSource, settings: TrainerSettings, adapters: Path | None = None) -> Policy:
     """Loads a policy without a progress bar. `adapters`: folder of its adapters. Raises ModelError."""
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()
     folder, lora = (None, None) if adapters is None else (str(adapters), saved_lora(adapters))
     return Policy(source, settings.device, folder, packing=settings.packing, lora=lora)
 

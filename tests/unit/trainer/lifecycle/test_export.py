@@ -39,7 +39,7 @@ def tokenizer(tmp_path: Path) -> Path:
     raw = Tokenizer(BPE({byte: number for number, byte in enumerate(sorted(ByteLevel.alphabet()))}, []))
     raw.pre_tokenizer = ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=raw)  # type: ignore[no-untyped-call]
+    fast = PreTrainedTokenizerFast(tokenizer_object=raw)
     fast.chat_template = TEMPLATE
     fast.save_pretrained(tmp_path / "tokenizer")
     return tmp_path / "tokenizer"

@@ -113,7 +113,7 @@ def test_lora_refuses_a_mixture_of_experts_whose_weights_would_stay_frozen(famil
     }  # fmt: skip
     count = "num_local_experts" if family == "mixtral" else "num_experts"
     config = AutoConfig.for_model(family, **shape, **{count: 4}, pad_token_id=0, bos_token_id=1, eos_token_id=2)
-    model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    model: Any = AutoModelForCausalLM.from_config(config)
     with raises(ModelError, "experts_unsupported", model=type(model).__name__):
         attach(model, Lora(4, 8))
 

@@ -46,7 +46,8 @@ def schemas() -> Callable[[Callable[..., Any]], dict[str, Any]]:
     """Returns the function that makes schemas. Takes seconds at the first call, and few environments have tools."""
     from transformers.utils.chat_template_utils import get_json_schema
 
-    return get_json_schema
+    made: Callable[[Callable[..., Any]], dict[str, Any]] = get_json_schema
+    return made
 
 
 def checked_arguments(function: Callable[..., Any], arguments: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def attach(model: Any, lora: Lora) -> None:
     config: Any = LoraConfig(
         task_type="CAUSAL_LM",
         r=lora.rank,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type] # a scale may be a fraction
+        lora_alpha=lora.alpha,  # a scale may be a fraction
         target_modules=sorted(linear),
         base_model_name_or_path=model.config.name_or_path,
     )

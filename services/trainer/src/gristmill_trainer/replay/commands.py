@@ -49,7 +49,7 @@ def main(command: str, arguments: Sequence[str], here: Here) -> int:
     `arguments`: without the command's name.
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # two bars for every checkpoint
+    transformers_logging.disable_progress_bar()  # two bars for every checkpoint
     commands: dict[str, Callable[[Sequence[str], Here], int]] = {
         "retrain": _retrain,
         "bisect": _bisect,
