@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pytest
 from tests.integration.api.store_harness import RUN
@@ -14,9 +15,11 @@ from tests.support.scripted_run import ENV, GROUP_SIZE, expected_group, plan
 
 from gristmill import ApiError, LeaseSession, PolicyVersion, SyncClient, TrajectoryGroup
 from gristmill.hyperparameters import Hyperparameters
-from gristmill_trainer.batch_source import Batch, Prefetch
-from gristmill_trainer.data.checks import Limits
-from gristmill_trainer.data.samples import Prepared, to_samples
+
+# The functions below import torch. The workers that run other files need none.
+if TYPE_CHECKING:
+    from gristmill_trainer.batch_source import Batch, Prefetch
+    from gristmill_trainer.data.samples import Prepared
 
 GROUPS = 4
 SETTINGS = Hyperparameters()
@@ -50,7 +53,16 @@ def _ids(batch: Batch | None) -> list[str]:
 
 
 def _prepare(step: int, groups: list[TrajectoryGroup]) -> Prepared:
+    from gristmill_trainer.data.checks import Limits
+    from gristmill_trainer.data.samples import to_samples
+
     return to_samples(groups, Limits(vocabulary=1 << 20, seq_len=512, policy=PolicyVersion(1, step - 1)), SETTINGS)
+
+
+def _prefetch(run: Run, steps: int, prepare: Callable[[int, list[TrajectoryGroup]], Prepared] = _prepare) -> Prefetch:
+    from gristmill_trainer.batch_source import Prefetch
+
+    return Prefetch(run.session, prepare, 1, steps)
 
 
 def test_session_covers_and_acks_only_trained_batches(run: Run) -> None:
@@ -78,7 +90,7 @@ def test_an_abandoned_batch_is_ready_at_once_and_leased_again_under_its_name(run
 
 def test_prefetch_is_one_step_ahead_in_order_and_gives_back_the_rest(run: Run) -> None:
     first, second, third = (run.fill(GROUPS) for _ in range(3))
-    prefetch = Prefetch(run.session, _prepare, 1, 10)
+    prefetch = _prefetch(run, 10)
     assert _ids(prefetch.get(1, 30)) == first
     assert _ids(prefetch.get(2, 30)) == second
     prefetch.close()
@@ -97,7 +109,7 @@ def test_prefetch_makes_samples_of_a_batch_before_it_is_asked_for(run: Run) -> N
 
     for _ in range(2):
         run.fill(GROUPS)
-    prefetch = Prefetch(run.session, prepare, 1, 2)
+    prefetch = _prefetch(run, 2, prepare)
     assert prefetch.get(1, 30) is not None
     assert ready.wait(30)
     ready.clear()
@@ -110,7 +122,7 @@ def test_prefetch_makes_samples_of_a_batch_before_it_is_asked_for(run: Run) -> N
 
 def test_prefetch_raises_the_lease_error_when_groups_are_requested(run: Run) -> None:
     run.api.take(RUN, plan(10, staleness=2), [])
-    prefetch = Prefetch(run.session, _prepare, 1, 10)
+    prefetch = _prefetch(run, 10)
     with raises(ApiError, "fenced") as refused:
         prefetch.get(1, 5)
     assert "incarnation 2" in refused.value.message

@@ -19,9 +19,6 @@ from gristmill import GROUP_MEDIA_TYPE, Client, PolicyVersion, TrajectoryGroup, 
 from gristmill.hyperparameters import Hyperparameters
 from gristmill_api.atropos.conversion import to_json
 from gristmill_api.http import framing
-from gristmill_trainer.data.checks import Limits
-from gristmill_trainer.data.samples import to_samples
-from gristmill_trainer.data.types import Reason
 
 RUN = "default"
 REGISTRATION: dict[str, str | int] = {
@@ -222,6 +219,11 @@ async def test_returned_batch_is_delivered_as_json_again(http: httpx.AsyncClient
 async def test_untrained_sequence_counts_in_the_mean_reward_of_its_group(
     http: httpx.AsyncClient, client: Client
 ) -> None:
+    # They import torch. The workers that run other files need none.
+    from gristmill_trainer.data.checks import Limits
+    from gristmill_trainer.data.samples import to_samples
+    from gristmill_trainer.data.types import Reason
+
     group = expand({"group": 3, "is": 1})
     group["masks"][1] = [-100, -100]
     (await http.post("/scored_data", json=group)).raise_for_status()
