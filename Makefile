@@ -8,7 +8,7 @@ endif
 VENV := .venv/bin
 ARGS ?=
 
-.PHONY: setup dev local secure help fmt packages images quick quick-env quick-rest test test-long lint docs wheels types unit unit-torch unit-env unit-rest browser integration integration-store integration-loop integration-valkey e2e test-gpu bench-gpu resilience mutants bench clean
+.PHONY: setup dev local secure help fmt packages images quick quick-env quick-rest test test-long long-e2e long-rest lint docs wheels types unit unit-torch unit-env unit-rest browser integration integration-store store-openapi store-rest integration-loop integration-valkey e2e test-gpu bench-gpu resilience mutants bench clean
 
 # Targets that make the same environment would make it at the same time. `setup` and `dev` make all of them side by side.
 ifeq ($(MAKELEVEL),0)
@@ -64,7 +64,7 @@ secure: ## create tokens and a Redis password for Compose and make local; ARGS=-
 # Two lanes of tests at the same time, in each the cheapest failure first. Images are built from the first second.
 test: ## run what CI runs: lint, docs, types, unit, page, integration and end-to-end tests
 	scripts/run_lanes.sh "packages images" \
-	  "dev lint docs unit @packages integration-loop" "@dev types @packages browser integration-store @images e2e"
+	  "dev lint docs unit @packages browser integration-loop" "@dev types @packages integration-store @images e2e"
 
 # First the targets with ##, then those with #- for work on Gristmill itself.
 help: ## list the targets
@@ -136,16 +136,24 @@ browser: $(DEV_READY) #- run the page's tests in a real Chromium, over synthetic
 
 integration: integration-store integration-loop #- run the tests with a real Redis, vLLM, Prometheus and Chromium
 
-# Four workers: some of these tests wait for time limits, and each API start of the others needs a core.
 integration-store: dev
 	scripts/prepare_package.sh redis-tools
-	$(VENV)/pytest tests/integration/api tests/integration/atropos tests/integration/atropos_queue tests/mutation \
-	  -m "not long" -n 4 --dist loadfile
+	@$(SIDE_BY_SIDE) 2 store-openapi store-rest
+
+# Alone, so that the workers need not import schemathesis and make its tests.
+OPENAPI := tests/integration/api/test_openapi.py
+store-openapi:
+	$(VENV)/pytest -p no:xdist $(OPENAPI) -m "not long"
+
+# Four workers: some of these tests wait for time limits, and each API start of the others needs a core.
+store-rest:
+	$(VENV)/pytest -p no:schemathesis tests/integration/api tests/integration/atropos tests/integration/atropos_queue \
+	  tests/mutation --ignore $(OPENAPI) -m "not long" -n 4 --dist loadfile
 
 integration-loop: dev
 	scripts/prepare_package.sh prometheus
 	scripts/prepare_package.sh chromium
-	$(VENV)/pytest tests/integration/env tests/integration/loop -m "not long" -n 2 --dist loadfile
+	$(VENV)/pytest -p no:schemathesis tests/integration/env tests/integration/loop -m "not long" -n 2 --dist loadfile
 
 # Valkey 8 is in Debian 13. VALKEY names another program, such as one that you built.
 VALKEY ?= valkey-server
@@ -167,7 +175,15 @@ mutants: $(DEV_READY) #- run the store's tests on every mutant of its Lua script
 
 test-long: dev $(OPENENV_READY) $(VERIFIERS_READY) images #- run the tests that are too slow for every change
 	scripts/prepare_package.sh slurm
-	$(VENV)/pytest tests -m "long or hypothesis" --hypothesis-profile thorough --timeout 3600
+	@$(SIDE_BY_SIDE) 2 long-e2e long-rest
+
+LONG := -m "long or hypothesis" --hypothesis-profile thorough --timeout 3600
+# One stack of containers at a time. The faults of some tests make a stack wait for minutes.
+long-e2e:
+	$(VENV)/pytest -p no:schemathesis tests/e2e $(LONG)
+
+long-rest:
+	$(VENV)/pytest tests --ignore tests/e2e $(LONG) -n 2 --dist loadfile
 
 resilience: dev #- inject every fault into a run in containers, and write the table of docs/reliability.md: half an hour
 	scripts/prepare_engine.sh
