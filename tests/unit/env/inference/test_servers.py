@@ -477,7 +477,13 @@ async def test_parsing_waits_for_a_server_that_is_away(failing_server: FailingSe
 
 async def test_parsing_needs_no_place_of_a_request(failing_server: FailingServer) -> None:
     began, go_on = threading.Event(), threading.Event()
-    failing_server.answers[GENERATE] = lambda: (began.set(), go_on.wait(30), answers(choice()))[2]
+
+    def generated() -> tuple[int, object]:
+        began.set()
+        go_on.wait(30)
+        return answers(choice())
+
+    failing_server.answers[GENERATE] = generated
     failing_server.answers[PARSE] = lambda: (200, {"choices": [{"message": {"content": "4"}, "finish_reason": "stop"}]})
     async with client(failing_server, num_max_requests_at_once=1) as servers:
         await servers.connect(patience=2)

@@ -11,11 +11,11 @@ from tests.support.errors import raises
 
 from gristmill import GristmillError, PolicyVersion
 from gristmill_trainer.errors import PublishError
-from gristmill_trainer.publish import Publisher, Tensors
+from gristmill_trainer.publish import NoTransport, Publisher, Tensors
 from gristmill_trainer.stop import StoppedError, StopRequest
 
 
-class _Slow:
+class _Slow(NoTransport):
     """Publishes when the test allows it."""
 
     def __init__(self) -> None:
@@ -28,15 +28,6 @@ class _Slow:
         if self.error is not None:
             raise self.error
         self.seen.append((float(tensors["w"][0]), version))
-
-    def ensure(self) -> None:
-        """Nothing is lost here."""
-
-    def prove(self) -> None:
-        """Nobody asks for a receipt."""
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def test_background_publisher_copies_the_weights_and_the_trainer_continues() -> None:

@@ -50,7 +50,10 @@ class Lease(RequestModel):
 
     @property
     def amount(self) -> LeaseSize:
-        return LeaseSize("sequences", self.sequences) if self.groups is None else LeaseSize("groups", self.groups)
+        if self.groups is not None:
+            return LeaseSize("groups", self.groups)
+        assert self.sequences is not None
+        return LeaseSize("sequences", self.sequences)
 
 
 class Batches(RequestModel):
