@@ -26,6 +26,7 @@ from tests.support.grids import rest_is_long
 from tests.unit.env.conftest import FailingServer
 from tests.unit.env.inference.conftest import CHAT, answers, said
 
+from gristmill.logs import LineFormatter
 from gristmill_env.data import Item, user
 from gristmill_env.environments import (
     Environment,
@@ -184,7 +185,8 @@ async def test_first_exception_of_a_method_is_logged_with_its_traceback(
 ) -> None:
     with raises(EpisodeError, "environment_raised", method="FailsToStep.step"):
         await rolls("FailsToStep")()
-    assert 'raise KeyError("no board")' in caplog.text
+    (record,) = caplog.records
+    assert 'raise KeyError("no board")' in LineFormatter().format(record)
 
 
 async def test_environment_that_fails_to_close_fails_no_attempt(rolls: Make, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.support.errors import raises
 
+from gristmill.logs import LineFormatter
 from gristmill.redaction import remember
 from gristmill_env.answers.symbolic_pool import symbolic_pool
 from gristmill_env.errors import RewardError
@@ -156,9 +157,10 @@ async def test_first_error_is_logged_with_its_traceback_and_without_secrets(
     made = scorer({"type": "code.py:fails", "params": {"key": "very-secret-word"}})
     with caplog.at_level(logging.ERROR):
         [score] = await made.score(SAMPLES[:1])
-    assert "code.py" in caplog.text
-    assert "in fails" in caplog.text
-    assert "very-secret-word" not in caplog.text + score.failed["fails"].text
+    logged = "\n".join(map(LineFormatter().format, caplog.records))
+    assert "code.py" in logged
+    assert "in fails" in logged
+    assert "very-secret-word" not in logged + score.failed["fails"].text
 
 
 async def test_code_that_cannot_be_loaded_in_its_process_ends_the_start(scorer: Make) -> None:
