@@ -76,6 +76,15 @@ async def test_share_is_filled_with_small_groups(harness: StoreHarness) -> None:
     assert await harness.draw() == [0, 2, 3]
 
 
+async def test_share_is_kept_if_some_sum_keeps_it(harness: StoreHarness) -> None:
+    """In order, groups of 3 and 4 leave a room of 1. The groups of 3 and 5 would fill the batch without the share."""
+    await harness.register(8)
+    first, second = await harness.env(4, share=0.5), await harness.env(4)
+    for size, env in ((3, second), (5, second), (4, first), (4, second)):
+        await harness.submit(size, env)
+    assert await harness.draw() == [2, 3]
+
+
 async def test_groups_without_an_environment_fill_the_room_that_shares_leave(harness: StoreHarness) -> None:
     await harness.register(16)
     first, second = await harness.env(4, share=0.25), await harness.env(3)

@@ -39,10 +39,30 @@ def next_batch(queue: Sequence[Ready], wanted: int, shares: Shares) -> list[Read
                 kept[group.env] = own
     if sum(group.size for group in chosen) == wanted:
         return chosen
-    of = _coins(list(counts.items()), wanted)
-    assert of is not None
-    left = Counter(of)
-    return [group for group in queue if (left.subtract([group.size]), left[group.size])[1] >= 0]
+    found = _any(queue, wanted, _kept(queue, wanted, shares) or {}) or _any(queue, wanted, {})
+    assert found is not None
+    return found
+
+
+def _any(queue: Sequence[Ready], wanted: int, kept: dict[str, int]) -> list[Ready] | None:
+    """Chooses the oldest groups of each environment until they fill its room. Of the rest it chooses as many as
+    possible of the size that comes first, and so on."""
+    chosen: list[Ready] = []
+    got: Counter[str] = Counter()
+    for group in queue:
+        if got[group.env] < kept.get(group.env, 0) and sum(one.size for one in chosen) + group.size <= wanted:
+            got[group.env] += group.size
+            chosen.append(group)
+    rest = [group for group in queue if group not in chosen]
+    counts = Counter(group.size for group in rest)
+    of = _coins(list(counts.items()), wanted - sum(group.size for group in chosen))
+    if of is None:
+        return None
+    for group in rest:
+        if of.get(group.size, 0) > 0:
+            of[group.size] -= 1
+            chosen.append(group)
+    return sorted(chosen, key=list(queue).index)
 
 
 def _kept(queue: Sequence[Ready], wanted: int, shares: Shares) -> dict[str, int] | None:

@@ -55,7 +55,8 @@ class Batch:
 
     groups: list[LeasedGroup]
     dead: int
-    """Groups that became dead letters by this call, because no batch can hold them or they were delivered too often."""
+    """Groups that became dead letters by this call, because they were delivered too often, or no
+    batch or trainer can take them."""
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,11 @@
 --
 -- By sequences, a group that does not fit is passed over for a later group. If the groups in order do not fill the batch,
 -- any groups that sum to it make the batch (_sums.lua). Each living environment with a min_batch_allocation has its part
--- of the batch, in whole groups; until the part is ready, there is no batch.
+-- of the batch, in whole groups; until the part is ready, there is no batch. Only if no sum keeps the parts, they are not kept.
 -- A group becomes a dead letter if it was delivered too often, is larger than a batch, or the trainer cannot read it.
 
--- Bound of a call's cost: the dead letters that it makes. The API calls again (queue.py).
+-- Bound of the dead letters that a call makes. The API calls again (queue.py). A call reads no more of the queue than it needs
+-- to fill the batch, and all of it if the groups in order do not.
 local CHUNK, MAX_GIVEN_UP = 64, 4096
 
 -- {size, env_id, count} of all ready groups, and the largest size.
@@ -60,16 +61,37 @@ local function kept_room(wanted, kinds, at)
   return kept, kept_sum
 end
 
+-- Groups that sum to the batch, in order: first the oldest of each environment until they fill its room, then any. Or nil.
+local function any_that_sum(seen, wanted, kept)
+  local chosen, rest, taken, got = {}, {}, 0, {}
+  for _, one in ipairs(seen) do
+    local sum = got[one.env_id] or 0
+    if sum < (kept[one.env_id] or 0) and taken + one.size <= wanted then
+      got[one.env_id] = sum + one.size
+      chosen[#chosen + 1] = one
+      taken = taken + one.size
+    else
+      rest[#rest + 1] = one
+    end
+  end
+  local of = counts_that_sum(by_size(rest), wanted - taken)
+  if not of then return nil end
+  pick(rest, of, chosen)
+  table.sort(chosen, function(a, b) return a.place < b.place end)
+  return chosen
+end
+
 -- Returns the groups of the batch, {id, size} in order, or nil if there is not a batch yet; and how many groups became dead
 -- letters. Whoever calls it by groups has seen that so many are ready.
 local function select_groups(unit, wanted, at, max_attempts, reads_all)
   local by_groups = unit == 'groups'
-  local kept, kept_sum = {}, 0
+  local kept, kept_sum, left = {}, 0, {}
   if not by_groups then
     local kinds, largest = ready_kinds()
     if largest <= wanted and not may_sum(by_size(kinds), wanted) then return nil, 0 end
     kept, kept_sum = kept_room(wanted, kinds, at)
     if not kept then return nil, 0 end
+    for env_id, room in pairs(kept) do left[env_id] = room end
   end
 
   local seen, chosen, taken, dead = {}, {}, 0, 0
@@ -86,18 +108,18 @@ local function select_groups(unit, wanted, at, max_attempts, reads_all)
         make_dead(id, reason)
         dead = dead + 1
       else
-        seen[#seen + 1] = {id = id, size = size}
-        local own = math.min(kept[facts[2]] or 0, size)
+        seen[#seen + 1] = {id = id, size = size, env_id = facts[2], place = #seen}
+        local own = math.min(left[facts[2]] or 0, size)
         if taken + size + kept_sum - own <= wanted then
           chosen[#chosen + 1] = seen[#seen]
           taken = taken + size
-          if own > 0 then kept[facts[2]] = kept[facts[2]] - own end
+          if own > 0 then left[facts[2]] = left[facts[2]] - own end
           kept_sum = kept_sum - own
         end
       end
     end
   end
   if taken == wanted then return chosen, dead end
-  local of = not by_groups and dead < MAX_GIVEN_UP and counts_that_sum(by_size(seen), wanted)
-  return of and pick(seen, of, {}) or nil, dead
+  if by_groups or dead >= MAX_GIVEN_UP then return nil, dead end
+  return any_that_sum(seen, wanted, kept) or any_that_sum(seen, wanted, {}), dead
 end
