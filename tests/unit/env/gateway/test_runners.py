@@ -244,14 +244,16 @@ async def test_program_elsewhere_asks_for_a_task_and_reports_a_reward(running: R
         )
         for wrong in ({"reward": "much"}, {"reward": 10**400}, {"rewards": 1}):
             assert (await program.post(path, json=wrong)).status_code == 400
-        assert (await program.post(path, json={"reward": 0.25, "parts": {"right": 1}})).status_code == 200
+        assert (
+            await program.post(path, json={"reward": 0.25, "parts": {"right": 1}, "metrics": [2]})
+        ).status_code == 200
         await working
         assert session.ended is not None
         assert (session.ended.reward, session.ended.parts) == (0.25, {"right": 1.0})
         assert (await program.post(path, json={"reward": 0.25})).status_code == 404
         failing = asyncio.create_task(agent.run(TASK, offered, session))
         await program.post("/agent/task")
-        await program.post(path, json={"error": "no sandbox"})
+        await program.post(path, json={"error": "no sandbox", "traceback": "...", "reward": "none"})
         with raises(EpisodeError, "agent_failed"):
             await failing
 

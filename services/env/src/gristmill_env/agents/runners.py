@@ -280,9 +280,13 @@ class ExternalAgent:
     async def report(self, key: str, result: Mapping[str, Any], error: object = None) -> bool:
         """Ends the rollout of `key` with its result, which is then on disk, or with the program's error.
 
-        Returns whether the rollout waits for a result. Raises EpisodeError for a wrong one (`checked_result`).
+        Beside a `reward`, only `parts` count. Returns whether the rollout waits for a result. Raises EpisodeError for a
+        wrong one (`checked_result`).
         """
-        reward, parts = checked_result(result)
+        given = result if error is None else {}
+        if "reward" in given:
+            given = {name: given.get(name) for name in ("reward", "parts")}
+        reward, parts = checked_result(given)
         session, future = self._working.get(digest(key), (None, None))
         if session is None or future is None or future.done():
             return False
