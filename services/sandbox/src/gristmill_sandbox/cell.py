@@ -241,7 +241,7 @@ def _watch(service: socket.socket, handle: int, feed: Feed, job: bytes, ends: li
     code = os.waitstatus_to_exitcode(wait)
     if status == "exited" and code < 0:
         status = "signalled"
-    if not _read(job_socket, bytearray()):
+    if status in ("exited", "signalled") and not _read(job_socket, bytearray()):  # It ended before it began.
         status = "failed"
     return Report(
         status=status,
@@ -270,7 +270,8 @@ def _limit_reached(handle: int, folder: Path, largest: int) -> str | None:
             threads = sum(1 for _ in Path(f"/proc/{pid}/task").iterdir())
             mapped = Path(f"/proc/{pid}/maps").read_bytes()
             # A file without a name exists as long as a page of it is mapped.
-            files = len(re.findall(rb"(?: /memfd:|%b/).* \(deleted\)\n" % re.escape(bytes(folder)), mapped))
+            gone = rb"^\S+ \S+ \S+ (\S+ \d+) +(?:/memfd:|%b/).* \(deleted\)$" % re.escape(bytes(folder))
+            files = len(set(re.findall(gone, mapped, re.MULTILINE)))
         except PermissionError:  # The program hides from its keeper.
             files = _MOST_FILES + 1
         size = files * largest
