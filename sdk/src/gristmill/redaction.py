@@ -58,7 +58,7 @@ _TOKEN_OF = frozenset({
 """Owners of a `..._token` that is a piece of text and not a secret."""
 
 _NUMBER = re.compile(r"(?<=[A-Za-z])_?[0-9]+$")
-"""The number of a second secret, such as HF_TOKEN_2. `pass@1` is a metric."""
+"""The number of a second secret, such as HF_TOKEN_2."""
 _TOKEN_WORDS = frozenset(
     {
         "auth",
@@ -115,6 +115,8 @@ def is_secret(name: str) -> bool:
     select a field (`answer_key`, `sort_key`) are not secret either. `PWD` is the current folder, not a password.
     """
     words = [word.lower() for word in _WORDS.findall(_NUMBER.sub("", name))]
+    if len(words) == 1 and not name.isupper():  # `pass_1` and `token_2` are metrics or settings
+        words = [word.lower() for word in _WORDS.findall(name)]
     if not words or name in _PATHS:
         return False
     *before, last = words

@@ -40,7 +40,7 @@ def _nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
         "slackWebhookUrl", "CREDS", "LLM_CRED", "SENTRY_DSN", "DOCKER_AUTH_CONFIG", "GOOGLE_SERVICE_ACCOUNT_JSON",
         "AZURE_STORAGE_CONNECTION_STRING", "connection_string", "X-Amz-Signature", "sas", "sig", "jwt",
         "private_key_pem", "sessionid", "session_id", "connectionString",
-        "HF_TOKEN_2", "api_key_2", "password1", "AUTHTOKEN", "authtoken", "GITHUBTOKEN", "PASSCODE", "otp",
+        "HF_TOKEN_2", "TOKEN_2", "api_key_2", "password1", "AUTHTOKEN", "authtoken", "GITHUBTOKEN", "PASSCODE", "otp",
     ],
 )  # fmt: skip
 def test_names_of_secrets_are_known(name: str) -> None:
@@ -54,7 +54,8 @@ def test_names_of_secrets_are_known(name: str) -> None:
         "stop_token_ids",
         "max_token_length", "token_budget", "tokenizer_name", "eos_token", "pad_token", "stop_token", "pass@1",
         "pass_threshold", "code", "signal", "design", "config", "sign", "account", "service", "session", "credit",
-        "PWD", "OLDPWD", "secretary", "monkey", "author", "path", "repository",
+        "pass_1", "pass8", "token_1", "key_2", "sig1", "PWD", "OLDPWD", "secretary", "monkey", "author", "path",
+        "repository",
     ],
 )  # fmt: skip
 def test_names_of_other_settings_are_not_secret(name: str) -> None:
