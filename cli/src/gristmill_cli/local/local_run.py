@@ -26,7 +26,7 @@ from gristmill.lines import read_jsonl
 from gristmill.logs import escaped
 from gristmill.metrics import METRICS_FILE
 from gristmill_cli.local.options import PROGRAM, command
-from gristmill_cli.local.processes import LocalStack
+from gristmill_cli.local.processes import STARTED, LocalStack
 from gristmill_cli.terminal import Command, summary
 from gristmill_view.facts import ApiReader, Facts, Service, read_files
 from gristmill_view.overview import current_rows, overview
@@ -220,15 +220,18 @@ def saved_step(folder: Path) -> int | None:
 
 
 def show_context(log: Path | None) -> None:
-    """Shows the last lines of a failed service's log, which the calm views did not show. The error comes after them.
+    """Shows the last lines that a failed service logged since its start. The calm views did not show these lines.
 
     Leaves out the lines about work that went well. A busy service writes many of them, and they hide the others.
     """
     if log is None or not log.exists():
         return
-    written = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    lines = [text for text in written if not _WENT_WELL.match(text)][-_CONTEXT_LINES:]
-    print("\n".join(f"  {escaped(line)}" for line in lines), flush=True)
+    _, started, written = log.read_text(encoding="utf-8", errors="replace").rpartition(STARTED)
+    if started:
+        _, _, written = written.partition("\n")
+    lines = [text for text in written.splitlines() if not _WENT_WELL.match(text)][-_CONTEXT_LINES:]
+    for line in lines:
+        print(f"  {escaped(line)}", flush=True)
 
 
 def next_commands(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import re
 import signal
@@ -27,6 +28,8 @@ from gristmill import GristmillError
 T = TypeVar("T")
 
 # A log line of Gristmill or vLLM with its level, an error of Gristmill's commands, or the last line of a traceback.
+STARTED = "--- started"
+"""The begin of the line with which a start of a service begins in its log."""
 _ERROR = re.compile(
     r"^\S+ +\w+ +(?:ERROR|CRITICAL) +(?P<ours>.*)|\b(?:ERROR|CRITICAL)\b:? *(?P<theirs>.*)"
     r"|^(?:error(?: \[\w+\])?|gristmill-model): (?P<message>.*)|^(?P<raised>[\w.]*(?:Error|Exception): .*)"
@@ -229,7 +232,7 @@ class LocalStack:
             stderr=subprocess.STDOUT,
             pass_fds=keeps,
             start_new_session=True,  # Only the launcher receives Ctrl-C, and it stops the services in order.
-            preexec_fn=_stop_with_parent if self._signals is not None else None,
+            preexec_fn=functools.partial(_stop_with_parent, os.getpid()) if self._signals is not None else None,
         )
         service = Service(name, process, log)
         service.grace, service.ready_text = grace, ready_text
@@ -297,7 +300,7 @@ class LocalStack:
             if service.log is not None:
                 log = closing.enter_context(FileIO(service.log, "a"))
                 started = time.strftime("%Y-%m-%d %H:%M:%S")
-                log = self._keep(service, log, f"--- started {started}, process {service.process.pid}")
+                log = self._keep(service, log, f"{STARTED} {started}, process {service.process.pid}")
             for raw in service.process.stdout:
                 text = raw.decode(errors="replace").rstrip("\n")
                 log = self._keep(service, log, text)
@@ -325,13 +328,16 @@ class LocalStack:
         return log
 
 
-def _stop_with_parent() -> None:
+def _stop_with_parent(parent: int) -> None:
     """Lets the kernel send SIGTERM to this process when the thread that started it ends.
 
-    That is the main thread of the launcher, because only a main thread can have StopSignals.
+    That is the main thread of the launcher, because only a main thread can have StopSignals. `parent`: the launcher's
+    process, which may have ended before this call.
     """
     if _PRCTL is not None:
         _PRCTL(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)
 
 
 def print_line(name: str, text: str) -> None:

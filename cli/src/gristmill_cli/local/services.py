@@ -6,6 +6,7 @@ import argparse
 import fcntl
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -165,7 +166,7 @@ def start_redis(stack: LocalStack, state: Path, secrets: Secrets | None) -> str:
     users = ["--aclfile", str(secrets.path(ACL))] if secrets else []
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _take(lock)
         redis = stack.start("redis", [*redis_command(port, folder), *users], keeps=(lock,))
     except BlockingIOError as error:
         raise LocalStackError(
@@ -178,6 +179,19 @@ def start_redis(stack: LocalStack, state: Path, secrets: Secrets | None) -> str:
         os.close(lock)
     stack.wait_until(redis, lambda: listens(port), timeout=60)
     return f"redis://127.0.0.1:{port}/0"
+
+
+def _take(lock: int) -> None:
+    """Locks a file. Raises BlockingIOError if another process still holds the lock after some seconds: the Redis of a
+    launcher that was killed needs a moment to end."""
+    deadline = time.monotonic() + 5
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 def start_api(stack: LocalStack, environ: dict[str, str], redis_url: str, port: int, secrets: Secrets | None) -> None:
