@@ -73,7 +73,7 @@ async def test_runs_that_no_trainer_took_make_room_for_new_ones(
 
     for run_id in ("a", "b", "c"):
         await store.create(run_id, {}, 2, stack=None)
-    await harness.store.envs.register("a", "env-1", None, None)
+    await harness.store.envs.register("a", "env-1", None)
     await store.close("b")
     await store.create("d", {}, 2, stack=None)
     assert await ids() == [RUN, "a", "c", "d"], "the oldest without a living environment is gone"
@@ -84,7 +84,7 @@ async def test_runs_that_no_trainer_took_make_room_for_new_ones(
     monkeypatch.setattr(runs, "MOST_UNTAKEN_RUNS", 2)
     await store.create("f", {}, 2, stack=None)
     assert await ids() == [RUN, "a", "f"], "a store with too many of an older version, too"
-    await harness.store.envs.register("f", "env-1", None, None)
+    await harness.store.envs.register("f", "env-1", None)
     assert await refusal(store.create("g", {}, 2, stack=None)) == ("too_many_runs", 409)
     assert await ids() == [RUN, "a", "f"]
 

@@ -149,7 +149,7 @@ async def test_no_store_script_receives_the_apis_clock_time(
 
     monkeypatch.setattr(Scripts, "run", listening)
     incarnation = await harness.start()
-    await harness.store.envs.register(RUN, "env-1", None, None)
+    await harness.store.envs.register(RUN, "env-1", None)
     await harness.store.envs.heartbeat(RUN, "env-1")
     await harness.fill(3)
     await harness.store.permits.renew(RUN, "env-1", None)

@@ -16,7 +16,7 @@ async def test_deadlines_use_redis_clock_in_milliseconds(harness: StoreHarness) 
     harness.store = Store(harness.redis, Limits(permit_ttl_s=1000, lease_ttl_s=2000, env_ttl_s=3000))
     before = time.time()
     incarnation = await harness.start()
-    await harness.store.envs.register(RUN, "env-1", None, None)
+    await harness.store.envs.register(RUN, "env-1", None)
     _, b, _ = await harness.fill(3)
     await harness.lease(incarnation, "b1", 1)
     (permit,) = await harness.ask("env-1", 1)
@@ -46,14 +46,16 @@ async def test_lease_permit_and_environment_expire_at_their_deadline(redis: Redi
     lasting = StoreHarness(Store(redis, Limits()), redis)
     await short.create()
     incarnation = await short.start()
-    await short.store.envs.register(RUN, "env-1", 1.0, 1.0)
-    await asyncio.sleep(0.01)  # As long as env-1 is alive, the permits are kept for it.
-    first = await short.ask("env-2", 1)
-    assert first, "no permit is kept for an environment that is dead"
+    await lasting.store.envs.register(RUN, "env-2", 1.0)
+    await short.store.envs.register(RUN, "env-1", 99.0)
+    await asyncio.sleep(0.01)  # As long as env-1 is alive, env-2 may hold one permit.
+    first = await short.ask("env-2", 2)
+    assert len(first) == 2, "the weight of an environment that is dead does not count"
     await asyncio.sleep(0.01)
-    assert await lasting.ask("env-3", 1) == first, "it went to another"
-    await lasting.submit("env-3", first[0])
-    assert await short.lease(incarnation, "b1", 1) == first, "no share is reserved any more"
+    assert await lasting.ask("env-3", 2) == first, "they went to another"
+    for group_id in first:
+        await lasting.submit("env-3", group_id)
+    assert await short.lease(incarnation, "b1", 2) == first
     await asyncio.sleep(0.01)
-    assert await lasting.lease(incarnation, "b2", 1) == first
+    assert await lasting.lease(incarnation, "b2", 2) == first
     assert (await lasting.store.runs.status(RUN)).lease_expiries == 1

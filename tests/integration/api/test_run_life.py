@@ -83,7 +83,7 @@ async def test_a_run_without_a_finished_step_is_replaced_in_any_state(harness: S
 
 
 async def test_a_living_environment_keeps_its_run_from_being_replaced(harness: StoreHarness) -> None:
-    await harness.store.envs.register(RUN, "env-1", None, None)
+    await harness.store.envs.register(RUN, "env-1", None)
     refused = await refusal(create(harness, dataset="e"))
     assert (refused.status, refused.code) == (409, "config_differs")
     assert "'env-1'" in refused.message
@@ -91,7 +91,7 @@ async def test_a_living_environment_keeps_its_run_from_being_replaced(harness: S
     assert (await harness.store.runs.record(RUN)).env == {"dataset": "d"}
     await harness.store.envs.unregister(RUN, "env-1")
     assert (await create(harness, dataset="e")).env == {"dataset": "e"}, "one that ends by itself gives the run up"
-    await harness.store.envs.register(RUN, "env-1", None, None)
+    await harness.store.envs.register(RUN, "env-1", None)
     await fall_silent(harness, "env-1")
     assert (await create(harness, dataset="f")).env == {"dataset": "f"}
 
@@ -149,7 +149,7 @@ async def test_create_script_rechecks_the_settings_that_the_api_compared(harness
 
     for how in ("replace", "extend"):
         assert await change(how, "1" * 64) == b"DIFFERS"
-    await harness.store.envs.register(RUN, "env-1", None, None)
+    await harness.store.envs.register(RUN, "env-1", None)
     assert await change("replace", digest) == b"DIFFERS"
     await harness.store.envs.unregister(RUN, "env-1")
     incarnation = await harness.start()
@@ -174,7 +174,7 @@ async def test_an_interrupted_run_is_suspended_by_another_and_loses_nothing(harn
         harness.store.permits.grant(RUN, "env-1", 1),
         harness.store.permits.renew(RUN, "env-1", [held]),
         harness.submit("env-1", held),
-        harness.store.envs.register(RUN, "env-1", None, None),
+        harness.store.envs.register(RUN, "env-1", None),
         harness.store.envs.heartbeat(RUN, "env-1"),
     ):
         refused = await refusal(call)
@@ -194,8 +194,8 @@ async def test_an_interrupted_run_is_suspended_by_another_and_loses_nothing(harn
 
 
 async def test_live_environment_keeps_its_run_from_being_suspended(harness: StoreHarness) -> None:
-    await harness.store.envs.register(RUN, "env-1", None, None)
-    await harness.store.envs.register(RUN, "env-2", None, None)
+    await harness.store.envs.register(RUN, "env-1", None)
+    await harness.store.envs.register(RUN, "env-2", None)
     await fall_silent(harness, "env-2")
     refused = await refusal(create(harness, OTHER))
     assert (refused.status, refused.code) == (409, "run_open")
@@ -207,7 +207,7 @@ async def test_live_environment_keeps_its_run_from_being_suspended(harness: Stor
     await harness.store.runs.create("nowhere", {}, 2, stack=None)
     await fall_silent(harness, "env-1")
     assert (await create(harness, OTHER)).state is RunState.OPEN
-    await harness.store.envs.register(OTHER, "env-3", None, None)
+    await harness.store.envs.register(OTHER, "env-3", None)
     assert (await refusal(create(harness))).code == "run_open", "resuming takes the stack, too"
     assert (await harness.store.runs.record(RUN)).state is RunState.SUSPENDED
     await harness.store.envs.unregister(OTHER, "env-3")
@@ -215,7 +215,7 @@ async def test_live_environment_keeps_its_run_from_being_suspended(harness: Stor
 
 
 async def test_an_environment_unregisters_from_a_suspended_run(harness: StoreHarness) -> None:
-    await harness.store.envs.register(RUN, "env-1", None, None)
+    await harness.store.envs.register(RUN, "env-1", None)
     await fall_silent(harness, "env-1")
     await create(harness, OTHER)
     assert (await harness.store.runs.record(RUN)).state is RunState.SUSPENDED
@@ -317,7 +317,7 @@ async def fill_with_everything(harness: StoreHarness) -> int:
     the other run."""
     incarnation = await harness.start(groups=8)
     for env_id in ("env-1", "env-2", "env-3"):
-        await harness.store.envs.register(RUN, env_id, None, None)
+        await harness.store.envs.register(RUN, env_id, None)
         await harness.store.journal.record_metrics(RUN, MetricsRow(source=env_id, step=1, values={"loss": 1.0}))
     await harness.fill(8)
     await harness.give_up(incarnation, groups=2)

@@ -13,7 +13,7 @@ from gristmill_api.store import LeaseSize, keys
 
 
 async def test_create_joins_with_the_same_settings_and_names_different_ones(harness: StoreHarness) -> None:
-    await harness.store.envs.register(RUN, "env-1", None, None)
+    await harness.store.envs.register(RUN, "env-1", None)
     record, new = await harness.store.runs.create(RUN, {"dataset": "d"}, 2)
     assert not new
     assert record.state == "open"
@@ -23,7 +23,7 @@ async def test_create_joins_with_the_same_settings_and_names_different_ones(harn
 
 
 async def test_one_run_is_open_at_a_time(harness: StoreHarness) -> None:
-    await harness.store.envs.register(RUN, "env-1", None, None)
+    await harness.store.envs.register(RUN, "env-1", None)
     with raises(ApiProblem, "run_open") as refused:
         await harness.store.runs.create("other", {}, 2)
     assert repr(RUN) in refused.value.message
@@ -252,7 +252,7 @@ async def test_run_without_a_stack_blocks_no_other_run(harness: StoreHarness) ->
         _, new = await harness.store.runs.create(name, {}, 2, stack=None)
         assert new
     assert (await harness.store.runs.open_run()).run_id == RUN  # type: ignore[union-attr]
-    await harness.store.envs.register("a", "env-1", None, None)
+    await harness.store.envs.register("a", "env-1", None)
     with raises(ApiProblem, "config_differs") as refused:
         await harness.store.runs.create("a", {}, 2)
     assert "stack: None -> 'default'" in refused.value.message
@@ -262,7 +262,7 @@ async def test_run_without_a_stack_blocks_no_other_run(harness: StoreHarness) ->
 
 async def test_a_deleted_run_leaves_nothing_but_its_fence(harness: StoreHarness) -> None:
     incarnation = await harness.start()
-    await harness.store.envs.register(RUN, "env-1", 1.0, None)
+    await harness.store.envs.register(RUN, "env-1", 1.0)
     await harness.fill(4)
     await harness.give_up(incarnation)
     await harness.lease(incarnation, "b1", 1)
@@ -301,7 +301,7 @@ async def test_every_verb_reports_run_missing_for_an_unknown_run(harness: StoreH
         store.runs.status(run),
         store.dead_letters.replay(run, None),
         store.dead_letters.purge(run, None),
-        store.envs.register(run, "env-1", None, None),
+        store.envs.register(run, "env-1", None),
         store.envs.heartbeat(run, "env-1"),
         store.envs.unregister(run, "env-1"),
         store.journal.record_metrics(run, MetricsRow(source="trainer", step=1, values={"loss": 1.0})),

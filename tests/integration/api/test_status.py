@@ -20,8 +20,8 @@ async def test_status_reports_age_and_staleness_of_the_oldest_ready_group(harnes
     await harness.store.runs.record_version(RUN, incarnation, 3)
     await harness.redis.hset(PREFIX + "group:g00000000", "at", int(time.time() * 1000) - 5000)
     await harness.redis.hset(PREFIX + "group:g00000001", "at", int(time.time() * 1000) - 9000)
-    await harness.store.envs.register(RUN, "here", None, None)
-    await harness.store.envs.register(RUN, "gone", None, None)
+    await harness.store.envs.register(RUN, "here", None)
+    await harness.store.envs.register(RUN, "gone", None)
     await harness.redis.zadd(PREFIX + "envs", {"gone": 1})
     status = await harness.store.runs.status(RUN)
     assert status.oldest_ready_s is not None
@@ -50,10 +50,10 @@ async def test_status_reports_seconds_since_the_last_permit_request_and_submit(h
 async def test_status_reports_seconds_since_the_last_registration(harness: StoreHarness) -> None:
     await harness.start()
     assert (await harness.store.runs.status(RUN)).last_registered_s is None
-    await harness.store.envs.register(RUN, "here", None, None)
+    await harness.store.envs.register(RUN, "here", None)
     await harness.redis.hincrby(PREFIX + "counters", "registered_ms", -60_000)
     assert 60 <= ((await harness.store.runs.status(RUN)).last_registered_s or 0) < 90
-    await harness.store.envs.register(RUN, "here", None, None)  # started again
+    await harness.store.envs.register(RUN, "here", None)  # started again
     again = (await harness.store.runs.status(RUN)).last_registered_s
     assert again is not None
     assert again < 60

@@ -17,7 +17,7 @@
 --                         lowest (incarnation) and highest (step) of all of them
 --
 --   A group, once submitted, is in exactly one of ready, leased, dead, trained, dropped:
---   group:<id>    HASH    digest (32 raw bytes), bytes, sequences, tokens, env_id, step (of
+--   group:<id>    HASH    digest (32 raw bytes), bytes, sequences, env_id, step (of
 --                         the oldest weights that sampled it), seq, at (ms), attempts; batch (that leased it last, while
 --                         known); reason (why it is dead); unusable (why no trainer of /v1 can use it)
 --   payload:<id>  STRING  the group's bytes

@@ -73,8 +73,8 @@ end
 -- facts: digest, bytes, sequences, tokens, env_id, step.
 local function enqueue_new(id, facts)
   local seq = redis.call('HINCRBY', COUNTERS, 'seq', 1)
-  redis.call('HSET', group(id), 'digest', facts.digest, 'bytes', facts.bytes, 'sequences', facts.sequences, 'tokens',
-    facts.tokens, 'env_id', facts.env_id, 'step', facts.step, 'seq', seq, 'at', now(), 'attempts', 0)
+  redis.call('HSET', group(id), 'digest', facts.digest, 'bytes', facts.bytes, 'sequences', facts.sequences, 'env_id',
+    facts.env_id, 'step', facts.step, 'seq', seq, 'at', now(), 'attempts', 0)
   redis.call('ZADD', READY, seq, id)
   count('ready', facts.sequences, facts.bytes, 1)
   count_ready(size_and_env(facts.sequences, facts.env_id), 1)

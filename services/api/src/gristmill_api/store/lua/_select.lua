@@ -82,7 +82,7 @@ local function any_that_sum(seen, wanted, kept)
 end
 
 -- Returns the groups of the batch, {id, size} in order, or nil if there is not a batch yet; and how many groups became dead
--- letters. Whoever calls it by groups has seen that so many are ready.
+-- letters. By groups, the caller has checked that so many are ready.
 local function select_groups(unit, wanted, at, max_attempts, reads_all)
   local by_groups = unit == 'groups'
   local kept, kept_sum, left = {}, 0, {}
