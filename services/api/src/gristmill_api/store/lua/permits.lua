@@ -30,13 +30,12 @@ local out = redis.call('ZCARD', PERMITS)
 local needed = needed_groups()
 local free = needed and needed > 0 and math.max(0, most_out(needed) - out) or 0
 
--- A registered environment that asks is alive. That is recorded once per tenth of its life, because each write is an fsync.
-local alive_until = tonumber(redis.call('ZSCORE', ENVS, holder))
-if alive_until and alive_until - at < env_ttl * 9 / 10 then redis.call('ZADD', ENVS, at + env_ttl, holder) end
+local registered = redis.call('ZSCORE', ENVS, holder)
+if registered then touch(holder, at, env_ttl, env_ttl / 10) end
 
 -- How many more permits a holder with a weight may have: its part of all that may be out.
 local function share()
-  local own = alive_until and tonumber(redis.call('HGET', env(holder), 'weight'))
+  local own = registered and tonumber(redis.call('HGET', env(holder), 'weight'))
   if not own then return math.huge end
   local sum = 0
   for _, name in ipairs(alive(at)) do
