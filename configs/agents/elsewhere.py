@@ -6,6 +6,7 @@ After `make secure` the gateway gives tasks only to programs with the token that
 """
 
 import asyncio
+import contextlib
 import os
 import sys
 import time
@@ -22,18 +23,24 @@ PATIENCE = 120
 
 async def work(gateway):
     """Works on one task after another."""
-    seen = time.monotonic()
-    while time.monotonic() - seen < PATIENCE:
-        try:
-            given = await gateway.post("/agent/task")
-            seen = time.monotonic()
-            if given.status_code == 401:
-                sys.exit(given.text)
-            if given.status_code == 200:  # 204: no task now
-                task, endpoint = (SimpleNamespace(**given.json()[name]) for name in ("task", "endpoint"))
-                await gateway.post(f"/s/{endpoint.key}/reward", json=await result(task, endpoint))
-        except httpx.TransportError:
-            await asyncio.sleep(1)
+    while given := await ask(gateway, "/agent/task"):
+        if given.status_code == 401:
+            sys.exit(given.text)
+        if given.status_code == 200:  # 204: no task now
+            task, endpoint = (SimpleNamespace(**given.json()[name]) for name in ("task", "endpoint"))
+            await ask(gateway, f"/s/{endpoint.key}/reward", json=await result(task, endpoint))
+
+
+async def ask(gateway, path, **body):
+    """Repeats a request while the gateway is away. Returns None if it has been away for PATIENCE seconds."""
+    began = time.monotonic()
+    while time.monotonic() - began < PATIENCE:
+        with contextlib.suppress(httpx.TransportError):
+            given = await gateway.post(path, **body)
+            if given.status_code != 503:  # 503: the rollout goes on in a moment
+                return given
+        await asyncio.sleep(1)
+    return None
 
 
 async def result(task, endpoint):

@@ -116,6 +116,7 @@ def work():
             reported = asked(f"/s/{endpoint['key']}/reward", reward=float(right in messages[-2]["content"]))
             if reported.status_code == 200:
                 break
+            assert reported.status_code == 503, reported.text  # the rollout goes on in a moment
             time.sleep(0.2)
         log.write(f"end {endpoint['key']}\\n")
 

@@ -19,7 +19,7 @@ from gristmill_env.agents import runners
 from gristmill_env.agents.runners import CommandAgent, ExternalAgent, FunctionAgent, checked_result, checked_reward
 from gristmill_env.agents.task import AgentTask, Endpoint
 from gristmill_env.errors import EpisodeError
-from gristmill_env.gateway import Sessions, serving
+from gristmill_env.gateway import Session, Sessions, serving
 
 pytestmark = pytest.mark.slow
 
@@ -192,7 +192,7 @@ async def test_output_of_commands_is_bounded(tmp_path: Path, monkeypatch: pytest
 
 async def test_row_that_cannot_be_sent_is_an_error_of_its_rollout(running: Running, folder: Path) -> None:
     tasks = [AgentTask("2 + 2?", [], None, {"column": value}, 7) for value in (object(), 10**400)]
-    command, elsewhere = CommandAgent(["true"], folder, folder / "agent.log"), ExternalAgent()
+    command, elsewhere = CommandAgent(["true"], folder, folder / "agent.log"), ExternalAgent(Sessions())
     async with FunctionAgent("a.py:silent", folder) as function:
         for run in (
             function.run(tasks[0], ENDPOINT), function.run(tasks[1], ENDPOINT), command.run(tasks[0], ENDPOINT),
@@ -228,7 +228,7 @@ def _runs(pid: int) -> bool:
 
 
 async def test_program_elsewhere_asks_for_a_task_and_reports_a_reward(running: Running) -> None:
-    agent = ExternalAgent()
+    agent = ExternalAgent(Sessions())
     async with (
         serving(Sessions(), "tiny", ("127.0.0.1", 0), {}, agent.routes) as gateway,
         httpx.AsyncClient(base_url=gateway.url) as program,
@@ -250,7 +250,8 @@ async def test_program_elsewhere_asks_for_a_task_and_reports_a_reward(running: R
         await working
         assert session.ended is not None
         assert (session.ended.reward, session.ended.parts) == (0.25, {"right": 1.0})
-        assert (await program.post(path, json={"reward": 0.25})).status_code == 404
+        same, other = {"reward": 0.25, "parts": {"right": 1}}, {"reward": 0.5}
+        assert [(await program.post(path, json=body)).status_code for body in (same, other)] == [200, 404]
         failing = asyncio.create_task(agent.run(TASK, offered, session))
         await program.post("/agent/task")
         await program.post(path, json={"error": "no sandbox", "traceback": "...", "reward": "none"})
@@ -258,9 +259,38 @@ async def test_program_elsewhere_asks_for_a_task_and_reports_a_reward(running: R
             await failing
 
 
+async def test_report_after_a_kill_is_repeated_until_the_rollout_goes_on(running: Running) -> None:
+    sessions = running.gateway.sessions
+    session, first, second = running.session, ExternalAgent(sessions), ExternalAgent(sessions)
+    await session.begin()
+
+    async def kill(killed: Session) -> None:
+        await killed.close()  # as a kill does, this leaves the file
+        sessions.remove(killed)
+
+    async def report(agent: ExternalAgent, reward: float = 0.25) -> int:
+        async with (
+            serving(sessions, "tiny", ("127.0.0.1", 0), {}, agent.routes) as gateway,
+            httpx.AsyncClient(base_url=gateway.url) as program,
+        ):
+            return (await program.post(f"/s/{session.key}/reward", json={"reward": reward})).status_code
+
+    await kill(session)
+    assert await report(first) == 503
+    resumed = running.open(folder=running.folder)
+    working = asyncio.create_task(first.run(TASK, ENDPOINT, resumed))
+    assert await report(first) == 200
+    await working
+    await kill(resumed)  # before the group is complete
+    assert [await report(first), await report(first, 0.5)] == [200, 404]
+    assert await report(second) == 503
+    second.remember(running.open(folder=running.folder))
+    assert await report(second) == 200
+
+
 @pytest.mark.parametrize(("header", "status"), [("", 401), ("Bearer other", 401), ("Bearer word", 200)])
 async def test_task_needs_the_token_if_there_is_one(running: Running, header: str, status: int) -> None:
-    agent = ExternalAgent("word")
+    agent = ExternalAgent(Sessions(), "word")
     async with (
         serving(Sessions(), "tiny", ("127.0.0.1", 0), {}, agent.routes) as gateway,
         httpx.AsyncClient(base_url=gateway.url, headers={"Authorization": header}) as program,
@@ -273,7 +303,7 @@ async def test_task_needs_the_token_if_there_is_one(running: Running, header: st
 
 
 async def test_task_whose_time_is_over_is_not_given_away(running: Running) -> None:
-    agent = ExternalAgent()
+    agent = ExternalAgent(Sessions())
     sessions = [running.open() for _ in range(2)]
     for session in sessions:
         working = asyncio.create_task(agent.run(TASK, Endpoint("", "", session.key, "tiny"), session))
@@ -293,7 +323,7 @@ async def test_time_of_a_program_begins_when_it_gets_the_task(
     logged = asyncio.Event()
     monkeypatch.setattr(runners, "_QUIET", 0.05)
     monkeypatch.setattr(runners.logger, "warning", lambda *_: logged.set())
-    agent = ExternalAgent()
+    agent = ExternalAgent(Sessions())
     offered = Endpoint("", "", running.session.key, "tiny")
     working = asyncio.create_task(agent.run(TASK, offered, running.session, 0.01))
     await logged.wait()  # nobody asks for the task, which costs no time of the rollout

@@ -58,6 +58,8 @@ class AgentPlayer:
         try:
             if session.ended is None:
                 await self._run(item, session)
+            elif isinstance(self.runner, ExternalAgent):
+                self.runner.remember(session)
         except EpisodeError as error:
             session.forget()
             if session.failure is not None:
@@ -124,18 +126,17 @@ async def agents(
     be loaded, and ConfigError if the token's file cannot be read.
     """
     runner: AgentRunner | ExternalAgent
+    gateway_sessions = Sessions(folder=sessions)
     if spec.function is not None:
         runner = FunctionAgent(spec.function, folder, spec.params)
     elif spec.command is not None:
         runner = CommandAgent(spec.command, folder, log, spec.env)
     else:
-        runner = ExternalAgent(read_secret(environ, TOKEN_FILE))
+        runner = ExternalAgent(gateway_sessions, read_secret(environ, TOKEN_FILE))
     address = ("127.0.0.1", PORT if spec.external else 0) if spec.address is None else parse_address(spec.address)
     routes = runner.routes if isinstance(runner, ExternalAgent) else ()
     async with contextlib.AsyncExitStack() as opened:
-        gateway = await opened.enter_async_context(
-            serving(Sessions(folder=sessions), policy.name, address, environ, routes)
-        )
+        gateway = await opened.enter_async_context(serving(gateway_sessions, policy.name, address, environ, routes))
         if not isinstance(runner, ExternalAgent):
             await opened.enter_async_context(runner)
         yield AgentPlayer(spec, runner, gateway, policy, system_prompt, counts)

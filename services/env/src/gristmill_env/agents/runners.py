@@ -26,9 +26,9 @@ from gristmill.redaction import is_secret, redact_text, secrets_in_urls
 from gristmill_env.agents import child as agent_child
 from gristmill_env.agents.task import AgentTask, Endpoint
 from gristmill_env.errors import EpisodeError
-from gristmill_env.gateway import RequestError, Session
+from gristmill_env.gateway import RequestError, Session, Sessions
 from gristmill_env.gateway.server import bearer, read_body
-from gristmill_env.gateway.sessions import digest
+from gristmill_env.gateway.sessions import End, digest
 from gristmill_env.running.code_process import CodeError, CodeProcess, FirstErrors, LostProcessError
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,8 @@ _QUIET = 60.0
 """Seconds without a program that asks for a task, after which a log line says so."""
 _POLL = 20.0
 """Longest wait of a request for a task. The answer then has no task."""
-
+_REPORTS = 4096
+"""Results of ended rollouts that are kept for repeated reports."""
 
 _LARGEST_LOG = 256 << 20
 """Bytes of the file with the output of commands. It is then emptied."""
@@ -220,12 +221,15 @@ class _Offer:
 class ExternalAgent:
     """Programs elsewhere that ask the gateway for a task, work, and report a reward."""
 
-    def __init__(self, token: str | None = None) -> None:
-        """`token`: programs need it for a task; None gives tasks to every program."""
+    def __init__(self, sessions: Sessions, token: str | None = None) -> None:
+        """`sessions`: of the gateway. `token`: programs need it for a task; None gives tasks to every program."""
+        self._sessions = sessions
         self._token = token
         self._offered: asyncio.Queue[_Offer] = asyncio.Queue()
         self._working: dict[str, tuple[Session, asyncio.Future[None]]] = {}
         """The sessions that wait for a reward, by the digests of their keys."""
+        self._ended: dict[str, End] = {}
+        """The results of the newest rollouts: a program whose answer was lost reports its result again."""
         self._busy = 0
         """Tasks that programs have."""
         self._asked = time.monotonic()
@@ -277,21 +281,32 @@ class ExternalAgent:
         except TimeoutError:
             return None
 
+    def remember(self, session: Session) -> None:
+        """Keeps the result of an ended rollout, so that the repetition of its report is accepted."""
+        if session.ended is not None:
+            self._ended[session.digest] = session.ended
+        while len(self._ended) > _REPORTS:
+            del self._ended[next(iter(self._ended))]
+
     async def report(self, key: str, result: Mapping[str, Any], error: object = None) -> bool:
         """Ends the rollout of `key` with its result, which is then on disk, or with the program's error.
 
-        Beside a `reward`, only `parts` count. Returns whether the rollout waits for a result. Raises EpisodeError for a
-        wrong one (`checked_result`).
+        Beside a `reward`, only `parts` count. Returns whether the rollout waits for a result, or has ended with this
+        one. Raises EpisodeError for a wrong one (`checked_result`), and RequestError if the rollout is not resumed yet.
         """
         given = result if error is None else {}
         if "reward" in given:
             given = {name: given.get(name) for name in ("reward", "parts")}
         reward, parts = checked_result(given)
-        session, future = self._working.get(digest(key), (None, None))
+        name = digest(key)
+        session, future = self._working.get(name, (None, None))
         if session is None or future is None or future.done():
-            return False
+            if name not in self._ended:
+                self._sessions.refuse_unresumed(name)
+            return error is None and self._ended.get(name) == End(reward, parts)
         if error is None:
             await session.end(reward, parts)
+            self.remember(session)
         if not future.done():
             if error is None:
                 future.set_result(None)
@@ -332,7 +347,8 @@ class ExternalAgent:
             error = body.pop("error", None)
             waited = await self.report(request.path_params["key"], body, error)
         except (RequestError, EpisodeError) as refused:
-            return JSONResponse({"error": {"code": refused.code, "message": str(refused)}}, 400)
+            status = refused.status if isinstance(refused, RequestError) else 400
+            return JSONResponse({"error": {"code": refused.code, "message": str(refused)}}, status)
         if not waited:
             text = "no rollout of this key waits for a reward: it has ended, or its time is over"
             return JSONResponse({"error": {"code": "unknown_session", "message": text}}, 404)

@@ -153,6 +153,7 @@ class Session:
 
     def prepare(self, request: ChatRequest) -> Prepared:
         """Returns the request's prompt as tokens. Raises RequestError."""
+        self._refuse_closed()
         if request.tools and self._policy.tools is False:
             raise RequestError(
                 400, "no_tool_parser", "the model server parses no tool calls: set MODEL_TOOL_PARSER, or send no tools",
@@ -232,12 +233,15 @@ class Session:
 
     def _refuse_more(self) -> None:
         """Raises RequestError if the rollout may have no further reply."""
-        if self._closed:
-            raise RequestError(410, "session_closed", "the rollout of this session has ended")
+        self._refuse_closed()
         if len(self.turns) + len(self._working) >= self._limits.turns:
             raise RequestError(429, "too_many_turns", f"a rollout may have {self._limits.turns} replies")
         if self.turns.tokens >= self._limits.tokens:
             raise RequestError(429, "too_many_tokens", f"a rollout may have {self._limits.tokens} tokens")
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise RequestError(410, "session_closed", "the rollout of this session has ended")
 
     def _given(self, place: Place, request: ChatRequest) -> tuple[int, ...]:
         options: dict[str, Any] = {"tools": list(request.tools)} if request.tools else {}
@@ -355,12 +359,17 @@ class Sessions:
         for one in digests:
             if (session := self._open.get(one)) is not None:
                 return session
-        if self._folder is not None and any(any(self._folder.rglob(f"*-{one}.jsonl")) for one in digests):
-            raise RequestError(503, "session_not_open", "the rollout goes on in a moment; ask again")
+        for one in digests:
+            self.refuse_unresumed(one)
         raise RequestError(
             401, "unknown_session",
             "no open rollout has this key: send the session's key as the API key, or its base URL as it was given",
         )  # fmt: skip
+
+    def refuse_unresumed(self, key: str) -> None:
+        """Raises RequestError if the session waits for this process to resume it. `key`: the digest of its key."""
+        if key not in self._open and self._folder is not None and any(self._folder.rglob(f"*-{key}.jsonl")):
+            raise RequestError(503, "session_not_open", "the rollout goes on in a moment; ask again")
 
     def remove(self, session: Session) -> None:
         """Requests with the session's key are refused from now on."""
