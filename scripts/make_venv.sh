@@ -53,11 +53,9 @@ eval "$settings"
 export UV_PYTHON_DOWNLOADS=never
 [ -x "$venv/bin/python" ] || .venv/bin/uv venv --quiet --python "${PYTHON:-python3.11}" "$venv"
 
-# Python writes the bytecode of a module when a program first imports it, which costs a first run less than compiling the
-# 36,000 modules of the packages. uv compiles them for the tests, which start many programs at once, and where Python may
-# not write bytecode.
+# Python writes the bytecode of a module when a program first imports it, which costs less than compiling the 36,000
+# modules of the packages. uv compiles them where Python may not write bytecode.
 compile=${PYTHONDONTWRITEBYTECODE:-}
-if [ "$part" = dev ]; then compile=yes; fi
 install() {
     .venv/bin/uv pip install --python "$venv/bin/python" --no-deps ${compile:+--compile-bytecode} "$@" 2>&1 | progress >&2
 }
