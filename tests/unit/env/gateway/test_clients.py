@@ -393,6 +393,21 @@ async def test_text_of_stop_is_sampled_and_not_answered(running: Running, model:
     assert "Thought.\nObservation:" in model.prompts[-1], "as it was sampled"
 
 
+@pytest.mark.parametrize(("said", "stop"), [("A. END", "END"), ("A. Observation: END", "Observation:"), ("A.", None)])
+async def test_messages_name_the_text_that_ended_the_reply(
+    running: Running, model: ScriptedModel, said: str, stop: str | None
+) -> None:
+    model.says = [said, said]
+    asked = anthropic.AsyncAnthropic(base_url=running.gateway.url, api_key=running.session.key, max_retries=0)
+    request: Any = {"model": "tiny", "max_tokens": 64, "messages": QUESTION, "stop_sequences": ["END", "Observation:"]}
+    plain = await asked.messages.create(**request)
+    async with asked.messages.stream(**request) as stream:
+        streamed = await stream.get_final_message()
+    for message in (plain, streamed):
+        reason = "end_turn" if stop is None else "stop_sequence"
+        assert (message.stop_reason, message.stop_sequence) == (reason, stop)
+
+
 async def test_session_of_another_group_is_not_resumed(running: Running) -> None:
     session = running.open(folder=running.folder.with_name("g00000002"))
     assert not session.resumed

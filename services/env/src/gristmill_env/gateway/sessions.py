@@ -203,7 +203,13 @@ class Session:
         self._unread.discard(turn.number)
         prompt = turn.length - len(turn.sampled)
         reason = "tool_calls" if turn.answer.get("tool_calls") else turn.finish_reason
-        return Reply(turn.key.hex()[:24], self._policy.name, dict(turn.answer), reason, prompt, len(turn.sampled))
+        stop_text = None
+        if reason == "stop" and prepared.request.stop:
+            stop_text = self._first_stop(turn.sampled.tolist(), prepared.request.stop)
+        answer = dict(turn.answer)
+        return Reply(
+            turn.key.hex()[:24], self._policy.name, answer, reason, prompt, len(turn.sampled), stop_text
+        )  # fmt: skip
 
     async def begin(self) -> None:
         """Records that a program has the rollout's task. Only then can the session be resumed."""
@@ -298,6 +304,11 @@ class Session:
         for stop in request.stop if answer.get("content") else ():
             answer["content"] = answer["content"].partition(stop)[0]
         return answer
+
+    def _first_stop(self, ids: list[int], stops: Sequence[str]) -> str | None:
+        """Returns the stop text that the reply reached first; None if it ended without one."""
+        text = self._policy.prompts.decode(self._policy.prompts.without_end(ids))
+        return min((stop for stop in stops if stop in text), key=text.index, default=None)
 
     def _open(self, folder: Path, number: int) -> LineFile:
         make_folder(folder)

@@ -90,6 +90,8 @@ class Reply:
     """ "stop", "length" or "tool_calls"."""
     prompt_tokens: int
     completion_tokens: int
+    stop_text: str | None = None
+    """The text of the request's `stop` that ended the answer."""
 
     @property
     def text(self) -> str:

@@ -59,7 +59,7 @@ class Messages(Dialect):
         return {
             **self._begun(reply),
             "content": [block for block, _ in self._blocks(reply)],
-            "stop_reason": self._STOP.get(reply.finish_reason, "end_turn"),
+            **self._stopped(reply),
             "usage": {"input_tokens": reply.prompt_tokens, "output_tokens": reply.completion_tokens},
         }
 
@@ -76,8 +76,7 @@ class Messages(Dialect):
             yield named("content_block_start", index=index, content_block=empty)
             yield named("content_block_delta", index=index, delta=delta)
             yield named("content_block_stop", index=index)
-        stop = {"stop_reason": self._STOP.get(reply.finish_reason, "end_turn"), "stop_sequence": None}
-        yield named("message_delta", delta=stop, usage={"output_tokens": reply.completion_tokens})
+        yield named("message_delta", delta=self._stopped(reply), usage={"output_tokens": reply.completion_tokens})
         yield named("message_stop")
 
     def error(self, error: RequestError) -> JsonObject:
@@ -85,6 +84,11 @@ class Messages(Dialect):
 
     def error_event(self, error: RequestError) -> bytes:
         return event(self.error(error), "error")
+
+    def _stopped(self, reply: Reply) -> JsonObject:
+        if reply.stop_text is not None:
+            return {"stop_reason": "stop_sequence", "stop_sequence": reply.stop_text}
+        return {"stop_reason": self._STOP.get(reply.finish_reason, "end_turn"), "stop_sequence": None}
 
     def _begun(self, reply: Reply) -> JsonObject:
         return {
