@@ -22,6 +22,7 @@ from gristmill import GROUP_MEDIA_TYPE, TrajectoryGroup
 from gristmill_api.app import create_app
 from gristmill_api.atropos import parse
 from gristmill_api.http import content_coding
+from gristmill_api.http.body_limit import UNCOUNTED
 from gristmill_api.routes import groups, journal
 from gristmill_api.settings import Settings
 from gristmill_api.store import runs
@@ -110,6 +111,53 @@ async def test_groups_of_atropos_of_more_than_512_kib_leave_the_event_loop(
         answer = await http.post("/scored_data", content=gzip.compress(body), headers=headers)
         assert (answer.status_code, answer.json()) == (200, {"status": "received"})
     assert threads.off_loop == {"_read": {large}, "from_message": {slow}, "_gunzip": {large}}
+
+
+RIGHT: dict[str, Any] = {"tokens": [[1, 2], [3]], "masks": [[1, 2], [3]], "scores": [1.0, 0.0]}
+WRONG: dict[str, tuple[str, str]] = {
+    "one value": ("", json.dumps({**RIGHT, "scores": [1.0, "x"]})),
+    "several fields": ("", json.dumps({**RIGHT, "tokens": [[1, 2], "x"], "masks": 1, "env_id": 0.5})),
+    "missing fields": ("", json.dumps({"tokens": [[1]]})),
+    "masks that do not fit": ("", json.dumps({**RIGHT, "masks": [[1, 2], []], "images": float("nan")})),
+    "score that is not a number": ("", json.dumps({**RIGHT, "scores": [1.0, float("inf")]})),
+    "message without a role": ("", json.dumps({**RIGHT, "messages": [[{"content": "a"}]]})),
+    "no object": ("", "[1]"),
+    "no JSON": ("", '{"tokens": [1 2]}'),
+    "number of many digits": ("", '{"tokens": ' + "1" * 5000 + "}"),
+    "no list": ("_list", json.dumps(RIGHT)),
+    "group of a list": ("_list", json.dumps([RIGHT, {**RIGHT, "masks": [[1], [3]]}])),
+    "entry of a list": ("_list", json.dumps([RIGHT, 5])),
+}
+
+
+@pytest.mark.parametrize(("path", "text"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize("media_type", ["application/json", "Application/Vnd.x+JSON; charset=utf-8"])
+async def test_large_wrong_bodies_of_atropos_are_refused_off_the_event_loop(
+    http: httpx.AsyncClient, threads: Threads, path: str, text: str, media_type: str
+) -> None:
+    """The answer is FastAPI's own, as for a small body."""
+    headers = {"Content-Type": media_type}
+    small = await http.post(f"/scored_data{path}", content=text.encode(), headers=headers)
+    assert small.status_code in (400, 422)
+    threads.watch(json, "loads")
+    large = await http.post(f"/scored_data{path}", content=text.encode() + b" " * UNCOUNTED, headers=headers)
+    assert threads.off_loop in ({}, {"loads": {True}})
+    assert (large.status_code, large.text) == (small.status_code, small.text)
+
+
+async def test_large_body_of_atropos_is_refused_for_the_first_wrong_entry_of_each_list(http: httpx.AsyncClient) -> None:
+    """To describe a million wrong entries takes ten times as long as to read them."""
+    many = ["x"] * 100_000
+    wrong = {**RIGHT, "tokens": [[1, 2], many, many], "masks": many, "overrides": many, "messages": [many]}
+    places: list[list[str | int]] = [["tokens", 1, 0], ["masks", 0], ["messages"], ["overrides", 0]]
+    requests: list[tuple[str, Any, list[str | int]]] = [
+        ("", wrong, ["body"]),
+        ("_list", [RIGHT, wrong, wrong], ["body", 1]),
+    ]
+    for path, body, at in requests:
+        answer = await http.post(f"/scored_data{path}", json=body)
+        assert answer.status_code == 422
+        assert [problem["loc"] for problem in answer.json()["detail"]] == [at + place for place in places]
 
 
 async def test_audit_of_many_groups_leaves_the_event_loop(

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from fastapi import Depends, Path, Request
-from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict, StringConstraints, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, StringConstraints, TypeAdapter, model_validator
 
 from gristmill.calls import WORD_HEADER
 from gristmill_api.access.settings import Role
+from gristmill_api.http.fast_route import checked
 from gristmill_api.metrics import Metrics
 from gristmill_api.notifications import Notifications
 from gristmill_api.settings import ID_PATTERN, Limits
@@ -36,7 +36,7 @@ async def _context(request: Request) -> Any:
     context: Context = request.app.state.context
     creation = word = None
     if b"creation=" in request.scope["query_string"]:
-        creation = _checked(_CREATION, request.query_params.get("creation"), "query", "creation")
+        creation = checked(_CREATION.validate_python, request.query_params.get("creation"), "query", "creation")
     given = await given_word(request)
     if request.scope.get("role") is Role.ENV:
         word = given or ""
@@ -48,15 +48,7 @@ async def _context(request: Request) -> Any:
 async def given_word(request: Request) -> str | None:
     """Returns the word with which the process that sends the request registers its environments."""
     word = request.headers.get(WORD_HEADER)
-    return None if word is None else _checked(_WORD, word, "header", WORD_HEADER)
-
-
-def _checked(adapter: TypeAdapter[str], value: str | None, *where: str) -> str:
-    try:
-        return adapter.validate_python(value)
-    except ValidationError as error:
-        problems = [{**problem, "loc": where} for problem in error.errors()]
-        raise RequestValidationError(problems) from error
+    return None if word is None else checked(_WORD.validate_python, word, "header", WORD_HEADER)
 
 
 Creation = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{1,64}$")]

@@ -2,27 +2,41 @@
 
 Atropos reads loosely: "1" is 1, true is 1, NaN is accepted. msgspec reads strictly, and ten times as fast. A body that
 needs a conversion, or that is wrong, raises NeedsSlowPath. The models of messages.py then convert or refuse the body as
-Atropos would.
+Atropos would. Of a large body they report only the first wrong entry of each list, which may have millions.
 """
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from collections.abc import Iterable
+from typing import Annotated, Any, Final, get_args, get_origin
 
 import msgspec
-from pydantic import TypeAdapter
+from fastapi import HTTPException
+from fastapi.exceptions import RequestValidationError
+from pydantic import Field, TypeAdapter, create_model
 
 from gristmill_api.atropos.conversion import KEYS, SubmittedGroup, convert
-from gristmill_api.atropos.messages import MOST_GROUPS, Groups, Mismatch, Scored, ScoredData, misfits, unsayable
-from gristmill_api.http.fast_route import NeedsSlowPath
+from gristmill_api.atropos.messages import MOST_GROUPS, Mismatch, Scored, ScoredData, misfits, unsayable
+from gristmill_api.http.fast_route import NeedsSlowPath, checked
 
-T = TypeVar("T")
+
+def _stopping(kind: Any) -> Any:
+    """Returns a type whose lists stop at their first wrong entry."""
+    inner = get_args(kind)
+    if get_origin(kind) is list:
+        return Annotated[list[_stopping(inner[0])], Field(fail_fast=True)]  # type: ignore[misc]
+    return _stopping(inner[0]) | None if type(None) in inner else kind
+
+
 _ONE: Final = msgspec.json.Decoder(Scored)
 _LIST: Final = msgspec.json.Decoder(list[Scored])
-_MODEL = TypeAdapter(ScoredData)
-_MODELS = TypeAdapter(Groups)
+_FIELDS: Any = {name: (_stopping(one.annotation), one.default) for name, one in ScoredData.model_fields.items()}
+_LARGE: Any = create_model(ScoredData.__name__, __base__=ScoredData, **_FIELDS)
+_LARGE_LIST: Any = Annotated[_stopping(list[_LARGE]), Field(max_length=MOST_GROUPS)]
+_MODEL: Final = TypeAdapter[Any](_LARGE)
+_MODELS: Final = TypeAdapter[Any](_LARGE_LIST)
 
 
 def read_one(body: bytes) -> SubmittedGroup:
@@ -48,23 +62,53 @@ def from_message(message: ScoredData) -> SubmittedGroup:
 
 
 def read_one_slowly(body: bytes) -> SubmittedGroup:
-    """The slow path without FastAPI, which would block the event loop while it reads a large body.
+    """The slow path of a large body, without FastAPI, which would block the event loop meanwhile.
 
-    Raises NeedsSlowPath also for a wrong body: FastAPI reports the error as Atropos would.
+    Raises the errors that FastAPI raises for a wrong body.
     """
-    return _slowly(lambda: from_message(_MODEL.validate_python(json.loads(body))))
+    return read_messages([_valid(_MODEL, body)])[0]
 
 
 def read_list_slowly(body: bytes) -> list[SubmittedGroup]:
     """As read_one_slowly, of the body of /scored_data_list."""
-    return _slowly(lambda: [from_message(message) for message in _MODELS.validate_python(json.loads(body))])
+    return read_messages(_valid(_MODELS, body), in_list=True)
 
 
-def _slowly(read: Callable[[], T]) -> T:
+def read_messages(messages: Iterable[ScoredData], *, in_list: bool = False) -> list[SubmittedGroup]:
+    """Returns the groups of messages. Raises RequestValidationError for a message whose parts do not agree."""
+    groups = []
+    for index, message in enumerate(messages):
+        try:
+            groups.append(from_message(message))
+        except Mismatch as error:
+            raise invalid(error, *((index,) if in_list else ())) from error
+    return groups
+
+
+def invalid(mismatch: Mismatch, *at: int) -> RequestValidationError:
+    """Returns the error that FastAPI would raise. `at`: the index of the group in a list."""
+    problem = {"type": "value_error", "loc": ("body", *at, *mismatch.where), "msg": f"Value error, {mismatch}"}
+    return RequestValidationError([problem])
+
+
+def _valid(adapter: TypeAdapter[Any], body: bytes) -> Any:
     try:
-        return read()
+        value = json.loads(body, parse_int=_int, parse_float=_float)
+    except json.JSONDecodeError as error:
+        problem = {"type": "json_invalid", "loc": ("body", error.pos), "msg": "JSON decode error", "input": {}}
+        raise RequestValidationError([{**problem, "ctx": {"error": error.msg}}]) from error
     except (ValueError, RecursionError) as error:
-        raise NeedsSlowPath(str(error)) from error
+        raise HTTPException(400, "There was an error parsing the body") from error
+    return checked(functools.partial(adapter.validate_python, from_attributes=True), value, "body")
+
+
+# Without functions of Python, json.loads would keep the event loop's thread waiting until it has read the whole body.
+def _int(digits: str) -> int:
+    return int(digits)
+
+
+def _float(digits: str) -> float:
+    return float(digits)
 
 
 def _decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import re
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Body, Depends, HTTPException, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from gristmill.logs import line
@@ -237,12 +237,13 @@ def _fast_reader(
 
     async def handle(request: Request) -> Response:
         body = await request.body()
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if not re.fullmatch(r"application/(.+\+)?json", media_type):
             raise NeedsSlowPath
         try:
             groups = await offload(len(body), read, body)
         except Mismatch as error:
-            raise _invalid(error) from error
+            raise parse.invalid(error) from error
         except NeedsSlowPath:
             if len(body) <= UNCOUNTED:
                 raise
@@ -257,24 +258,14 @@ def _fast_reader(
 async def scored_data(ctx: AtroposCtx, request: Request, scored_data: ScoredData) -> Response:
     """Store a group. If its size is not its environment's group size, the group waits in a buffer until the sizes in
     the buffer add up to the group size."""
-    try:
-        group = parse.from_message(scored_data)
-    except Mismatch as error:
-        raise _invalid(error) from error
-    return await _received(ctx, request, group)
+    return await _received(ctx, request, parse.read_messages([scored_data])[0])
 
 
 @router.post("/scored_data_list", response_model=dict[str, Any])
 @fast_path(_fast_reader(parse.read_list, parse.read_list_slowly, _received_list))
 async def scored_data_list(ctx: AtroposCtx, request: Request, scored_data_list: Annotated[Groups, Body()]) -> Response:
     """Store all groups. If one group is wrong or the store has no room, store none of them."""
-    groups: list[SubmittedGroup] = []
-    for index, message in enumerate(scored_data_list):
-        try:
-            groups.append(parse.from_message(message))
-        except Mismatch as error:
-            raise _invalid(error, index) from error
-    return await _received_list(ctx, request, groups)
+    return await _received_list(ctx, request, parse.read_messages(scored_data_list, in_list=True))
 
 
 @router.get("/latest_example", response_model=dict[str, Any])
@@ -300,9 +291,3 @@ async def _store(ctx: AtroposContext, request: Request, groups: Sequence[Submitt
                  state=state)
         )  # fmt: skip
     return sizes
-
-
-def _invalid(mismatch: Mismatch, *at: int) -> RequestValidationError:
-    """Returns the error that FastAPI would raise."""
-    problem = {"type": "value_error", "loc": ("body", *at, *mismatch.where), "msg": f"Value error, {mismatch}"}
-    return RequestValidationError([problem])

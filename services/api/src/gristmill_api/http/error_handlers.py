@@ -124,7 +124,7 @@ def _is_short(value: object) -> bool:
     parts, left = [value], _MOST_QUOTED
     while parts and left > 0:
         part = parts.pop()
-        left -= len(part) + 1 if isinstance(part, str | list | dict) else 1
+        left -= len(part) + 1 if isinstance(part, str | bytes | list | dict) else 1
         if left > 0 and isinstance(part, list | dict):
             parts += part.values() if isinstance(part, dict) else part
     return left > 0

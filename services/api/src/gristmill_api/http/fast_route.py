@@ -25,7 +25,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gristmill_api.http.error_handlers import ErrorFormat
 
-__all__ = ["FastRoute", "NeedsSlowPath", "fast_path", "hot_routes", "route_path"]
+__all__ = ["FastRoute", "NeedsSlowPath", "checked", "fast_path", "hot_routes", "route_path"]
 
 Handler = Callable[[Request], Awaitable[Response]]
 _MARK: Final = "fast_path"
@@ -126,13 +126,13 @@ def _reader(endpoint: Callable[..., Awaitable[Response]], dependant: Dependant) 
         for name, dependency in dependencies:
             given[name] = await dependency(request)  # type: ignore[misc]  # ours are async functions of the request
         for name, adapter in in_path:
-            given[name] = _checked(adapter.validate_python, request.scope["path_params"].get(name), "path", name)
+            given[name] = checked(adapter.validate_python, request.scope["path_params"].get(name), "path", name)
         query_string = request.scope["query_string"].decode("latin-1") if in_query else ""
         query = dict(parse_qsl(query_string, keep_blank_values=True))
         for name, adapter in in_query:
-            given[name] = _checked(adapter.validate_python, query.get(name), "query", name)
+            given[name] = checked(adapter.validate_python, query.get(name), "query", name)
         for name, adapter in in_body:
-            given[name] = _checked(adapter.validate_json, await _json(request), "body")
+            given[name] = checked(adapter.validate_json, await _json(request), "body")
         return await endpoint(**given)
 
     return handle
@@ -146,9 +146,10 @@ async def _json(request: Request) -> bytes:
     return await request.body()
 
 
-def _checked(validate: Callable[[Any], Any], value: str | bytes | None, *where: str) -> Any:
+def checked(validate: Callable[[Any], Any], value: Any, *where: str) -> Any:
+    """Returns the valid value. Raises RequestValidationError, as FastAPI does."""
     try:
         return validate(value)
     except ValidationError as error:
-        problems = [{**problem, "loc": (*where, *problem["loc"])} for problem in error.errors()]
+        problems = [{**problem, "loc": (*where, *problem["loc"])} for problem in error.errors(include_url=False)]
         raise RequestValidationError(problems) from error

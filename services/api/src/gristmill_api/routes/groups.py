@@ -8,8 +8,6 @@ import logging
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
 from redis.exceptions import RedisError
 
 from gristmill import GROUP_MEDIA_TYPE, Example, GroupAudit, GroupError, RowResult, TrajectoryGroup
@@ -20,7 +18,7 @@ from gristmill_api.context import Ctx, GroupId, RequestModel, RunId
 from gristmill_api.errors import ApiProblem
 from gristmill_api.examples import example
 from gristmill_api.http.body_limit import offload
-from gristmill_api.http.fast_route import FastRoute, fast_path
+from gristmill_api.http.fast_route import FastRoute, checked, fast_path
 from gristmill_api.store import Submission
 from gristmill_api.store.keys import row_of
 
@@ -63,7 +61,7 @@ async def submit(
     The body is what `gristmill.TrajectoryGroup.encode` returns. The store keeps the body as it arrived. `result`: a
     `gristmill.RowResult` as JSON, in a run whose rows may rest.
     """
-    found = None if result is None else _result(result)
+    found = None if result is None else checked(RowResult.model_validate_json, result, "query", "result")
     try:
         group = await _read(request, run_id, group_id, holder, ctx.limits.max_body_bytes)
         group = group if found is None else dataclasses.replace(group, result=found)
@@ -112,14 +110,6 @@ async def audit(ctx: Ctx, run_id: RunId) -> Response:
     found = await ctx.store.runs.audit(run_id)
     ids = sum(len(getattr(found, name)) for name in GroupAudit.model_fields)
     return Response(await offload(ids * _ID_BYTES, found.model_dump_json), media_type="application/json")
-
-
-def _result(given: str) -> RowResult:
-    try:
-        return RowResult.model_validate_json(given)
-    except ValidationError as error:
-        problems = [{**problem, "loc": ("query", "result", *problem["loc"])} for problem in error.errors()]
-        raise RequestValidationError(problems) from error
 
 
 async def _read(request: Request, run_id: str, group_id: str, holder: str, limit: int) -> Submission:
