@@ -10,6 +10,7 @@ import tracemalloc
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -243,11 +244,15 @@ def test_writer_that_continues_a_segment_holds_its_groups(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("failing", range(3))
+@pytest.mark.parametrize("disk", ["keeps modes", "is read-only meanwhile", "keeps no modes"])
 def test_groups_of_a_segment_whose_fsync_failed_are_written_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int, disk: str
 ) -> None:
     """The kernel reports a failed fsync once: the next one succeeds although the data are not on disk."""
     write(tmp_path, names(2))
+    if disk != "keeps modes":
+        refused = OSError(errno.EROFS, "Read-only file system") if disk == "is read-only meanwhile" else None
+        monkeypatch.setattr(os, "fchmod", Mock(side_effect=refused))
     inodes: list[int] = []
     fsync = os.fsync
 

@@ -15,6 +15,7 @@ they are written again, to a new segment.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -34,6 +35,8 @@ _SEGMENTS_A_RUN = 8
 _WRITABLE, _NOT_SYNCED = 0o644, 0o444
 """Modes of a segment. The second mode marks it for all processes. It need not survive a power cut: then readers see
 which bytes are on disk."""
+_failed: set[Path] = set()
+"""Segments whose fsync failed in this process. After the failure a file system may take no other mode."""
 _RECENT_BYTES = 96 << 20
 """Bytes of the newest segments whose ids a writer reads when it opens. The API writes less between two calls of `sync`:
 16 MiB and one group of at most API_MAX_BODY_BYTES."""
@@ -142,7 +145,9 @@ class RunWriter:
                 sync(self._folder)
         except OSError:
             self._unsure = True
-            os.fchmod(self._file, _NOT_SYNCED)
+            _failed.add(self._current)
+            with contextlib.suppress(OSError):
+                os.fchmod(self._file, _NOT_SYNCED)
             raise
 
     def close(self) -> None:
@@ -240,7 +245,7 @@ def _ids(path: Path) -> list[str]:
 def _is_synced(path: Path) -> bool:
     """Returns False for a segment whose fsync failed, and for a missing segment."""
     try:
-        return bool(path.stat().st_mode & (_WRITABLE & ~_NOT_SYNCED))
+        return path not in _failed and bool(path.stat().st_mode & (_WRITABLE & ~_NOT_SYNCED))
     except FileNotFoundError:
         return False
 
