@@ -435,9 +435,7 @@ def _check(group: TrajectoryGroup) -> None:
     _finite("rewards", group.rewards)
     if group.rollouts is not None:
         _check_rollouts(group, group.rollouts.tolist())
-    highest = _finite("logprobs", group.logprobs)
-    if highest > 1e-3:
-        raise GroupError("positive_logprob", f"log-probabilities must not be positive, found {highest:.4f}")
+    _not_positive("logprobs", _finite("logprobs", group.logprobs))
     if not group.mask.any():
         raise GroupError("nothing_trained", "no token of the group is trained (an all-zero mask)")
     if not 0 < group.sampling.temperature < float("inf"):
@@ -517,10 +515,17 @@ def _check_plain(name: str, value: object) -> None:
 
 
 def check_submitted(group: TrajectoryGroup) -> None:
-    """Checks `overrides`, `messages` and `meta` of a new group for the readers of runs.
+    """Checks `overrides`, `messages` and `meta` of a new group for the readers of runs, and the log-probabilities of
+    other models.
 
     `decode` does not check this, because a store may have groups from before these checks. Raises GroupError.
     """
+    if group.ref_logprobs is not None:
+        _not_positive("ref_logprobs", float(group.ref_logprobs[group.mask].max()))
+    if group.distill_ids is not None and group.distill_logprobs is not None:
+        trained = group.distill_logprobs.reshape(len(group.mask), -1)[group.mask]
+        taught = trained[group.distill_ids.reshape(len(group.mask), -1)[group.mask] >= 0]
+        _not_positive("distill_logprobs", float(taught.max(initial=0)))
     for name, value in (("overrides", group.overrides), ("messages", group.messages), ("meta", group.meta)):
         if value and is_deeper(value, MAX_DEPTH):
             raise GroupError(
@@ -592,6 +597,12 @@ def _finite(name: str, values: F32) -> float:
     if not (math.isfinite(lowest) and math.isfinite(highest)):
         raise GroupError("not_finite", f"{name} holds NaN or infinity", field=name)
     return highest
+
+
+def _not_positive(name: str, highest: float) -> None:
+    """`highest`: the highest of some log-probabilities. The rounding of log 1 may be positive."""
+    if highest > 1e-3:
+        raise GroupError("positive_logprob", f"{name} must not be positive, found {highest:.4f}", field=name)
 
 
 def _bytes(array: npt.NDArray[Any], dtype: str) -> bytes:

@@ -218,6 +218,24 @@ def test_submitted_messages_are_one_conversation_per_sequence(messages: list[Any
         check_submitted(group)
 
 
+@pytest.mark.parametrize("of_trained", [False, True])
+def test_submitted_logprobs_of_other_models_are_not_positive_where_tokens_are_trained(of_trained: bool) -> None:
+    group = make_group()
+    flat = np.where(group.mask == of_trained, 0.5, -0.5).astype(np.float32)
+    ids = np.stack([np.arange(len(flat)), np.full(len(flat), -1)], axis=1).astype(np.int32)
+    teacher = np.stack([flat, np.full(len(flat), np.nan, np.float32)], axis=1)
+    for fields in (
+        {"ref_logprobs": flat},
+        {"distill_ids": ids.reshape(-1), "distill_logprobs": teacher.reshape(-1)},
+    ):
+        found = dataclasses.replace(group, **fields)
+        if of_trained:
+            with raises(GroupError, "positive_logprob", field=list(fields)[-1]):
+                check_submitted(found)
+        else:
+            check_submitted(found)
+
+
 def test_encode_refuses_a_group_that_no_reader_accepts() -> None:
     group = dataclasses.replace(make_group(), meta={"notes": "x" * (1 << 20)})
     with raises(GroupError, "objects_too_large"):
