@@ -110,7 +110,7 @@ class SavedGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Of a dropped group: its environment."""
     model: str | None = None
     """The model's name at the server."""
-    row: int | None = None
+    row: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] | None = None
     """Row number in the run's order, which continues to count in later epochs; the prompt's number in an evaluation."""
     source: str | None = None
     """Name of the row's source, if the run has `sources`. Each source has its own rows and rewards."""

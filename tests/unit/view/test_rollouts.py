@@ -364,6 +364,31 @@ def test_group_without_logprobs_has_none_in_the_table(tmp_path: Path) -> None:
     assert found[0]["tokens"] == group.tokens[:3].tolist()
 
 
+@pytest.mark.slow
+def test_group_of_unusual_values_costs_the_other_groups_no_rows(tmp_path: Path) -> None:
+    run = RunFolderWriter(tmp_path)
+    odd = {"index": True, "submitted_ms": 1 << 63, "seconds": 1e308, "source": 5, "answer": [], "extracted": [{}, 1]}
+    group = make_group("g00000000")
+    several = make_group("g00000001", lengths=[(1, 70_000), (3, 4)])
+    several.mask[1:70_001:2] = False
+    many = make_group("g00000002", lengths=[(1, 1)] * 40_000)
+    run.archive(replace(group, meta=odd, reward_parts={"": [1e308, None]}), several, many, make_group("g00000003"))
+    run.evaluation("step-000001", "1.1", 1)
+    with (run.path / "evaluations" / "step-000001" / "groups.jsonl").open("ab") as file:
+        file.write(content("g00000004", row=1 << 63))
+    found = rows(run)
+    assert [row["sequence"] for row in found if row["group_id"] == "g00000002"] == [*range(40_000)]
+    assert {row["group_id"]: row["turns"] for row in found if not row["sequence"]} == {
+        "g00000000": 1,
+        "g00000001": 35_000,
+        "g00000002": 1,
+        "g00000003": 1,
+        "step-000001/0": 1,
+    }
+    names = ("index", "submitted_ms", "source", "answer", "extracted")
+    assert {row[name] for row in found if row["group_id"] == "g00000000" for name in names} == {None}
+
+
 def test_evaluation_has_rows_that_are_final_when_it_is_finished(tmp_path: Path) -> None:
     run = RunFolderWriter(tmp_path)
     run.evaluation("step-000020", "1.20", prompts=3, finished=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +30,7 @@ from gristmill.saved import SavedCompletion, SavedGroup, saved_groups
 from gristmill_view.samples import read_tokenizer
 
 _LOG = logging.getLogger(__name__)
-SCHEMA_VERSION: Final = 7
+SCHEMA_VERSION: Final = 8
 OTHER_TRAINING: Final = -1
 """`creation` of an evaluation that an earlier training of the same run id made."""
 
@@ -42,9 +43,9 @@ SCHEMA: Final = pa.schema(
         pa.field("creation", pa.int64()),
         pa.field("step", pa.int32()),
         pa.field("group_id", pa.string()),
-        pa.field("sequence", pa.int16()),
-        pa.field("rollout", pa.int16()),
-        pa.field("branch", pa.int16()),
+        pa.field("sequence", pa.int32()),
+        pa.field("rollout", pa.int32()),
+        pa.field("branch", pa.int32()),
         pa.field("env_id", pa.string()),
         pa.field("row", pa.int64()),
         pa.field("index", pa.int64()),
@@ -66,7 +67,7 @@ SCHEMA: Final = pa.schema(
         pa.field("reward", pa.float32()),
         pa.field("reward_parts", pa.map_(pa.string(), pa.float32())),
         pa.field("finish_reason", pa.string()),
-        pa.field("turns", pa.int16()),
+        pa.field("turns", pa.int32()),
         pa.field("replies", pa.list_(pa.int32())),
         pa.field("messages", pa.string()),
         pa.field("temperature", pa.float32()),
@@ -243,8 +244,10 @@ class Rows:
         step = step_without_record(group.oldest_step, self._run, creation) if record is None else record.step
         staleness = None if step is None else step - 1 - group.oldest_step
         conversations = group.messages if group.messages is not None and len(group.messages) == len(starts) else None
-        extracted = group.extracted
+        extracted, answer_searched = group.extracted, group.answer_searched
         rollouts = group.rollout_of
+        branches = Counter(rollouts)
+        firsts = dict(zip(reversed(rollouts), reversed(range(len(rollouts))), strict=True))
         for index, (tokens, start) in enumerate(zip(group.tokens, starts, strict=True)):
             sampled = group.mask[index]
             sequence = None if record is None else record.sequences.get(index)
@@ -260,7 +263,7 @@ class Rows:
                 group_id=group.group_id,
                 sequence=index,
                 rollout=rollouts[index],
-                branch=index - rollouts.index(rollouts[index]),
+                branch=index - firsts[rollouts[index]],
                 env_id=group.env_id,
                 row=group.row,
                 index=_whole(group.meta.get("index")),
@@ -280,7 +283,7 @@ class Rows:
                 ],
                 finish_reason=group.finish_reasons[index],
                 turns=len(replies) // 2,
-                replies=replies if len(replies) > 2 or rollouts.count(rollouts[index]) > 1 else None,
+                replies=replies if len(replies) > 2 or branches[rollouts[index]] > 1 else None,
                 messages=None if conversations is None else _json(conversations[index]),
                 temperature=group.temperature,
                 outcome=outcome,
@@ -288,7 +291,7 @@ class Rows:
                 acked=True,
                 answer=group.answer,
                 extracted=extracted[index],
-                answer_searched=group.answer_searched,
+                answer_searched=answer_searched,
                 submitted_ms=_whole(group.meta.get("submitted_ms")),
                 seconds=metrics.number(group.meta.get("seconds")),
                 repeated=_repeated(tokens[start:]),
@@ -544,4 +547,6 @@ def _text(value: object) -> str | None:
 
 
 def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and 0 <= value < 1 << 62 else None
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if 0 <= value < 1 << 62 else None
