@@ -185,7 +185,6 @@ async def test_copy_is_counted_with_its_real_size_once_it_is_known() -> None:
     assert bodies.held == MIB - 200_000
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("parts", [[LARGE, None], [b"x", None], [None], [b"x"] * 1000])
 @pytest.mark.parametrize("announced", [True, False])
 async def test_request_whose_body_arrives_too_slowly_gives_its_room_back(
@@ -196,6 +195,20 @@ async def test_request_whose_body_arrives_too_slowly_gives_its_room_back(
         await request(serve(bodies, timeout=0.05), *parts, announced=announced, pause=0.001)
     assert (refused.value.code, refused.value.status, refused.value.retry_after) == ("body_stalled", 503, 1)
     assert bodies.held == 0
+
+
+async def test_fast_part_of_a_body_earns_no_longer_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed: list[float] = []
+    timeout = asyncio.timeout
+
+    def recorded(delay: float) -> asyncio.Timeout:
+        allowed.append(delay)
+        return timeout(delay)
+
+    monkeypatch.setattr(asyncio, "timeout", recorded)
+    await request(serve(Bodies(MIB), limit=16 * MIB), *[LARGE] * 32, *[b"x"] * 8, pause=0.001)
+    assert max(allowed) == allowed[32] == 30.0
+    assert allowed[32:] == sorted(set(allowed[32:]), reverse=True), "each small part after a pause leaves less"
 
 
 async def test_body_that_announces_much_and_sends_little_takes_no_room() -> None:

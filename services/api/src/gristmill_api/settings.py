@@ -54,7 +54,7 @@ class Limits(SettingsModel):
     that waits for up to 10 seconds and is then refused with 503. The API needs several times as much memory."""
     request_timeout_s: Seconds = 30.0
     """Seconds within which the headers of a request arrive after the first byte, or after the connection. The body may
-    take as long, and in addition its time at 16 KiB per second."""
+    fall behind 16 KiB per second by as many seconds."""
     max_stored_bytes: Count = 1024 * MIB
     """Payload bytes held for all runs. Submits beyond that receive 429. Keep it well below Redis' maxmemory."""
     max_run_bytes: Count = 1024 * MIB

@@ -28,7 +28,8 @@ IN_LOOP: Final = 512 * 1024
 _WAIT_S: Final = 10.0
 """Seconds that a request waits for room before it is refused. The client keeps the body meanwhile."""
 _SLOWEST: Final = 16 * 1024
-"""Bytes per second. A body may take `body_timeout` seconds, and in addition the time that it takes at this speed."""
+"""Bytes per second. A body may fall behind this speed by `timeout` seconds. What arrived faster earns no later pause: a
+client could otherwise send most of several bodies at once, and keep the room of all others for an hour."""
 _KEY: Final = "gristmill.body"
 
 
@@ -169,7 +170,7 @@ class BodyLimit:
     """
 
     def __init__(self, app: ASGIApp, limit: int, bodies: Bodies, timeout: float) -> None:
-        """`timeout`: seconds that a body may take, in addition to its time at `_SLOWEST`."""
+        """`timeout`: seconds by which a body may fall behind `_SLOWEST`."""
         self._app = app
         self._limit = limit
         self._bodies = bodies
@@ -183,20 +184,22 @@ class BodyLimit:
         announced = int(header) if header.isdecimal() else self._limit + 1
         received = 0
         complete = False
-        taken = 0.0
+        taken, left = 0.0, self._timeout
         reserved = scope[_KEY] = Reservation(self._bodies)
         now = asyncio.get_running_loop().time
 
         async def part() -> Message:
-            nonlocal taken
+            nonlocal taken, left
             asked = now()
             try:
-                async with asyncio.timeout(self._timeout + received / _SLOWEST - taken):
-                    return await receive()
+                async with asyncio.timeout(left):
+                    message = await receive()
             except TimeoutError as error:
                 raise errors.body_stalled(taken + now() - asked, received) from error
-            finally:
-                taken += now() - asked  # Not the time for which the API itself does not read.
+            waited = now() - asked  # Not the time for which the API itself does not read.
+            taken += waited
+            left = min(self._timeout, left - waited + len(message.get("body", b"")) / _SLOWEST)
+            return message
 
         async def bounded() -> Message:
             nonlocal received, complete
