@@ -12,7 +12,9 @@ from gristmill_env.answers.latex import (
     BASED,
     LETTER_FONT,
     MAX_CHARS,
+    REPEATED,
     TEXT,
+    TRANSPOSE,
     UNREAD,
     has_several_parts,
     mathematics,
@@ -41,6 +43,8 @@ _OF_POINTS = re.compile(
     r"|vec|arc)(?![A-Za-z])|[{},]|(?<![A-Za-z])and(?![A-Za-z])"
 )
 _POINTS = re.compile(r"[A-Z]+(?: [A-Z]+)*")
+_LETTER_UNIT = re.compile(r"[0-9] [A-Za-z](?![A-Za-z])")
+"""A letter that may be a unit or a variable: `2 h` equals `2` and `2h`."""
 _LOOSE_BLANK = re.compile(r"(?<![0-9A-Za-z]) | (?![0-9A-Za-z])")
 
 
@@ -73,9 +77,11 @@ class Answer:
 
     @property
     def read_in_part(self) -> bool:
-        """Whether Math-Verify's parser omits a part: a base, a prime, the rows of a system, or a second quantity."""
+        """Whether Math-Verify's parser omits a part: a base, a prime, a transpose, the rows of a system, …"""
         system = has_system(self.bare) or (self.grid is not None and self.grid.kind == "system")
-        based = self.numeral is not None or any(pattern.search(self.bare) for pattern in (BASED, UNREAD, LETTER_FONT))
+        based = self.numeral is not None or any(
+            pattern.search(self.bare) for pattern in (BASED, UNREAD, LETTER_FONT, TRANSPOSE, REPEATED)
+        )
         return system or based or has_several_parts(self.bare) or any(map(multiplies, TEXT.findall(self.bare)))
 
     @property
@@ -175,7 +181,7 @@ def _read(text: str) -> Answer:
     numeral, grid = (read_numeral(bare), read_grid(bare)) if number is None and len(bare) <= MAX_CHARS else (None, None)
     if numeral is not None and numeral.base == 10:
         number, numeral = Number(numeral.value, percent=False, decimal=True), None
-    latex = mathematics(bare) if number is None else number.latex
+    latex = mathematics(bare) if number is None or _LETTER_UNIT.search(bare) else number.latex
     if numeral is not None or has_system(bare) or (grid is not None and grid.kind == "system"):
         latex = None  # Math-Verify omits the base, and most rows of a system
     return Answer(bare, number, numeral, grid, words_of(bare) if number is None else None, latex)

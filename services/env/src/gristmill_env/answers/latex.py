@@ -7,7 +7,7 @@ import unicodedata
 from functools import lru_cache
 from itertools import pairwise
 
-TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
+TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
 """Text in LaTeX; the group is the text."""
 
 _EMPHASIS = re.compile(r"(?<![\w)*])\*\*(?=\S)([^*]+)(?<=\S)\*\*(?![\w(*])")
@@ -152,10 +152,20 @@ BASED = re.compile(r"[0-9)] ?_|(?<![0-9.])0[xXbBoO][0-9A-Fa-f]|(?<![A-Za-z])base
 _DERIVATIVE = re.compile(
     r"\\frac ?\{ ?(?:d|\\partial(?![A-Za-z])) ?([A-Za-z]?) ?\} ?\{ ?(?:d|\\partial(?![A-Za-z])) ?([A-Za-z]) ?\}"
 )
-UNREAD = re.compile(rf"'|\\prime(?![A-Za-z])|!!|\\ldots|{_DERIVATIVE.pattern}")
-"""Signs that Math-Verify omits or misreads: primes, double factorials, dots, and derivatives, which become 0."""
-LETTER_FONT = re.compile(r"\\(?:mathbf|boldsymbol|bm) ?\{ ?([A-Za-z]) ?\}|\\(?:mathrm|textrm) ?\{ ?([eid]) ?\}")
+REPEATED = re.compile(r"\\(?:overline|bar|dot) ?\{? ?[0-9]")
+"""Repeated digits, whose place Math-Verify loses."""
+UNREAD = re.compile(rf"'|\\not(?![A-Za-z])|\\prime(?![A-Za-z])|!!|\\ldots|{_DERIVATIVE.pattern}")
+"""Signs that Math-Verify omits or misreads: primes, `\\not`, double factorials, dots, and derivatives."""
+LETTER_FONT = re.compile(r"\\(?:mathbf|boldsymbol|bm) ?\{ ?([A-Za-z]) ?\}|\\(?:mathrm|textrm) ?\{ ?([eidT]) ?\}")
 """A letter of mathematics in bold or upright type, which Math-Verify takes for the unit of the number before it."""
+TRANSPOSE = re.compile(r"\^ ?(?:T(?![A-Za-z])|\{ ?(?:T|\\top) ?\}|\\top(?![A-Za-z]))")
+"""A power that Math-Verify omits."""
+_UNIT = re.compile(
+    r"(?:(?P<rest>.*[0-9A-Za-z)\]}]) ?\\(?:text|textrm|mathrm|mbox) ?\{(?! ?[eid] ?\}) ?[A-Za-z](?:[^{}]|\{[^{}]*\})*\}"
+    r"|(?P<before>.*(?:[0-9)\]}]|\\pi)) ?(?<![A-Za-z])(?:cm|mm|km|kg|mg|ml|ft|in|lb|yd))"
+    r"(?: ?\^ ?(?:\{ ?[23] ?\}|[23]))?"
+)
+"""An expression and its unit: `2\\sqrt{3}\\text{ cm}`."""
 _SHORT_SET = re.compile(r"\\mathbb ([A-Z])(?![A-Za-z])")
 _WORD = re.compile(r"(?<![A-Za-z])[A-Za-z]+(?![A-Za-z])")
 _SMALL_WORDS = re.compile(
@@ -193,8 +203,10 @@ def mathematics(bare: str) -> str | None:
         return None
     if any(pattern.search(bare) for pattern in (TWO_NUMBERS, _EXPONENT, BASED, _BOX, _DOTS)) or _is_prose(bare):
         return None
+    if unit := _UNIT.fullmatch(bare):
+        bare = unit["rest"] or unit["before"]
     bare = _SHORT_SET.sub(r"\\mathbb{\1}", LETTER_FONT.sub(lambda letter: letter[1] or letter[2], bare))
-    latex = _LONG_EXPONENT.sub(r"^{\1}", _POWER.sub("^", _DERIVATIVE.sub(r"D_{\1d\2}", bare)))
+    latex = _LONG_EXPONENT.sub(r"^{\1}", _POWER.sub("^", _DERIVATIVE.sub(r"D_{\1d\2}", TRANSPOSE.sub("^{t}", bare))))
     return _FUNCTION.sub(r"\\\1 ", latex).replace("infinity", r"\infty ")
 
 

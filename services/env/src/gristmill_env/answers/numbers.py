@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from fractions import Fraction
+from math import prod
 from typing import Literal
 
 from gristmill_env.answers.latex import TEXT, normalize_latex
@@ -22,6 +23,7 @@ _POWER_OF_TEN = r"10 ?\^ ?(?:\{ ?([+-]?[0-9]{1,3}) ?\}|([0-9]))"
 _DECIMAL = re.compile(rf"({_PLAIN})(?:[eE]([+-]?[0-9]{{1,3}}))?(?![0-9A-Za-z,.])")
 _SCIENTIFIC = re.compile(rf"(?:({_PLAIN}) ?(?:\\times|\\cdot|\*)(?![A-Za-z]) ?)?{_POWER_OF_TEN}(?![0-9A-Za-z,.!^])")
 _REPEATING = re.compile(r"([0-9]*)\.([0-9]*) ?\\(?:overline|bar|dot) ?(?:\{ ?([0-9]+) ?\}|([0-9]))(?![0-9A-Za-z,.!^])")
+_DOUBLE_FACTORIAL = re.compile(r"([0-9]{1,2}) ?!!(?![0-9A-Za-z!^])")
 _MAX_EXPONENT = 308
 
 
@@ -76,6 +78,8 @@ def normalized_number(bare: str) -> Number | None:
             return None
         value: Fraction | None = whole + over / under
         decimal = False
+    elif match := _DOUBLE_FACTORIAL.match(body):
+        value, decimal = Fraction(prod(range(int(match[1]), 0, -2))), False
     elif match := _REPEATING.match(body):
         value, decimal = _repeating(match[1] or "0", match[2], match[3] or match[4]), False
     elif match := _SCIENTIFIC.match(body):
@@ -233,10 +237,12 @@ Suffix = Literal["nothing", "percent", "unit"]
 
 _PERCENT = re.compile(r"\\?%|percent|per cent|percentage points?", re.IGNORECASE)
 _DEGREES = re.compile(r"\^ ?(?:\\circ|\{ ?\\circ ?\}) ?[CF]?|degrees?(?: (?:celsius|fahrenheit))?", re.IGNORECASE)
-_POWER = re.compile(r"\^\{?[23]\}?")
-_BETWEEN = re.compile(r"[\s/.-]+")
+_POWER = re.compile(r"\^ ?(?:\{ ?-?[1-3] ?\}|[23])")
+_BETWEEN = re.compile(r"(?:[\s/.-]|\\cdot(?![A-Za-z]))+")
+_QUOTIENT = re.compile(r"\\frac ?\{([^{}]*)\} ?\{([^{}]*)\}")
 _SHORT = re.compile(r"cm|mm|km|kg|mg|ml|mL|ft|in|lb|oz|hr|yd|mi|GB|MB|TB")
-_SHORT_LATER = re.compile(rf"{_SHORT.pattern}|of|a|per|h|s|m|g|L")
+_SYMBOL = re.compile(rf"{_SHORT.pattern}|[mshgL]")
+_SHORT_LATER = re.compile(rf"{_SYMBOL.pattern}|of|a|per")
 _OTHER_NUMBER = re.compile(
     r"or|and|plus|minus|times|over|divided|not|than|more|less|hal(?:f|ves)|(?:third|quarter|fourth|fifth|sixth|eighth|tenth)s?"
     r"|(?:hundred|thousand|million|billion|trillion)(?:th)?s?|(?:dozen|score|pair|couple)s?|squared|cubed|factorial"
@@ -249,9 +255,9 @@ _MAX_WORDS = 4
 def read_suffix(rest: str) -> Suffix | None:
     """Returns the kind of the text after a number; None if the text may change the number: "or 73", "million", "x^2".
 
-    The kind of unit is ignored, as in the graders of MATH.
+    The kind of unit is ignored, as in the graders of MATH. A letter next to a number is algebra: `72m`, but not `72 m`.
     """
-    opened = TEXT.sub(r" \1 ", rest)
+    opened = _QUOTIENT.sub(r" \1/\2 ", TEXT.sub(r" \1 ", rest))
     bare = opened.strip()
     if not bare:
         return "nothing"
@@ -264,7 +270,7 @@ def read_suffix(rest: str) -> Suffix | None:
     words = [word for word in _BETWEEN.split(_POWER.sub("", bare)) if word]
     if not words or len(words) > _MAX_WORDS or any(map(_OTHER_NUMBER.fullmatch, words)):
         return None
-    first_short = _SHORT_LATER if opened != rest else _SHORT  # 72 m is algebra, 72\text{ m} is not
+    first_short = _SHORT_LATER if opened != rest else _SYMBOL
     known = [_is_unit(words[0], first_short), *(_is_unit(word, _SHORT_LATER) for word in words[1:])]
     return "unit" if all(known) else None
 

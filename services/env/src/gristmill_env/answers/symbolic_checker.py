@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 import sympy
-from math_verify import LatexExtractionConfig, parse, verify
+from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
-from gristmill_env.answers.comparison import may_agree, read_answer
+from gristmill_env.answers.comparison import compare, may_agree, read_answer
 from gristmill_env.answers.latex import TWO_NUMBERS
 from gristmill_env.answers.symbolic_pool import Check, Outcome
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
-_LATEX = [LatexExtractionConfig()]
+_DEFAULTS = LatexExtractionConfig()
+_LATEX = LatexExtractionConfig(normalization_config=replace(_DEFAULTS.normalization_config, units=False))
+"""Without the units that Math-Verify omits: it takes the last letter of `3x + 2t` for one."""
 _DIGITS = 30
 _SMALL_OPERATIONS = 60
 _SMALL_POWER = 12
@@ -67,10 +70,22 @@ def _extract(gold: str, text: str, tolerance: float) -> Outcome:
     if verify(golds, found, timeout_seconds=None):
         same = may_agree(*(read_answer(str(side[-1])) for side in (golds, found)))
         same = same and not (_is_joined(golds) or _is_joined(found) or _far_apart(golds, found))
-        return Outcome.SAME if same else Outcome.DIFFERENT
-    if not golds or isinstance(golds[0], str):
+    elif not golds or isinstance(golds[0], str):
         return Outcome.UNREADABLE_GOLD
-    return Outcome.SAME if found and _close(golds[0], found[0], tolerance) else Outcome.DIFFERENT
+    else:
+        same = bool(found) and _close(golds[0], found[0], tolerance)
+    return Outcome.SAME if same and _differ_by_units((gold, golds), (text, found), tolerance) else Outcome.DIFFERENT
+
+
+def _differ_by_units(gold: tuple[str, list[Any]], other: tuple[str, list[Any]], tolerance: float) -> bool:
+    """Whether Math-Verify omitted only units of two texts that it finds equal, and no letters of mathematics."""
+    whole = [parse(text, [_LATEX, ExprExtractionConfig()], parsing_timeout=None) for text, _ in (gold, other)]
+    if not all(whole) or all(str(a[-1]) == str(b[-1]) for a, (_, b) in zip(whole, (gold, other), strict=True)):
+        return True
+    decision = compare(*(read_answer(str(side[-1])) for side in whole), tolerance)
+    if isinstance(decision, bool):
+        return decision
+    return all(_decide(pair.gold, pair.extracted, tolerance) is Outcome.SAME for pair in decision)
 
 
 def _is_joined(read: list[Any]) -> bool:
@@ -85,7 +100,7 @@ def _parsed(latex: str) -> list[Any] | None:
 
     `latex` is put in a box, because Math-Verify does not parse a bare `\\dfrac{9}{7}`.
     """
-    read = parse(rf"\boxed{{{latex}}}", extraction_config=_LATEX, parsing_timeout=None)
+    read = parse(rf"\boxed{{{latex}}}", extraction_config=[_LATEX], parsing_timeout=None)
     return read if read and not isinstance(read[0], str) else None
 
 
