@@ -72,6 +72,12 @@ def test_dpo_takes_the_pair_that_differs_most_and_prefers_no_truncated_answer() 
     assert paired(worse)[0] == [("a", "b")]
 
 
+def test_dpo_pairs_only_answers_to_one_prompt() -> None:
+    own = [{"role": "user", "content": "Other?"}, {"role": "assistant", "content": "b"}]
+    branches = group(completion("a", 1.0), completion("b", 0.5, messages=own), completion("c", 0.2))
+    assert paired(branches) == ([("a", "c")], {LeftOut.OWN_PROMPT: 1})
+
+
 def test_exports_join_a_prefilled_answer_into_one_message() -> None:
     messages = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "<think>"}]
     begun = group(completion("2</think>", 1.0), completion("3</think>", 0.5), messages=messages)

@@ -218,6 +218,17 @@ async def test_source_without_messages_keeps_several_turns_as_one_text(folder: P
     assert not out.exists()
 
 
+async def test_text_of_sequences_with_different_prompts_is_not_exported(folder: Path, console: Console) -> None:
+    prompts = PromptBuilder.load("tokenizer")
+    size = len(prompts.build("1 + 1?").token_ids)
+    run = archive(folder / "run", prompts, [1], untrained=[size, size + 1])  # the first prompt is longer by two tokens
+    (found,) = groups_of(run)
+    assert found.prompt_tokens == size
+    assert [c.mask for c in found.completions] == [[False, False, True, True, True, True], None]
+    with raises(SavedError, "turns_unknown", row=1):
+        await sft(settings_of(), SftOptions(saved=run, out=folder / "out.jsonl"), console)
+
+
 async def test_text_of_several_turns_is_not_exported_from_a_file_of_atropos(folder: Path, console: Console) -> None:
     tokens = [1, 2, 3, 4, 5]
     line = {"tokens": [tokens, tokens], "scores": [1.0, 0.0], "masks": [[-100, 2, -100, 4, 5], [-100, 2, 3, 4, 5]]}

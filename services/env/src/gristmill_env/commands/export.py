@@ -30,6 +30,7 @@ class LeftOut(StrEnum):
     CUT = "cut short"
     LOW = "of too low a score"
     NOT_BEST = "not among the best of their group"
+    OWN_PROMPT = "with a prompt of their own"
     NO_PAIR = "groups without two that differ enough"
 
 
@@ -112,9 +113,12 @@ def dpo(run: RunSettings, options: DpoOptions, console: Console) -> Coroutine[An
 def pairs(group: SavedGroup, options: DpoOptions, left_out: Counter[LeftOut]) -> Iterator[ConversationPair | TextPair]:
     """Yields the group's rows, largest difference first.
 
-    A truncated completion may be the worse of a pair, never the better; ties do not form pairs.
+    A truncated completion may be the worse of a pair, never the better; ties do not form pairs. Nor do completions
+    whose first turn is not the model's, because a pair has one prompt.
     """
-    scored = distinct(group, left_out)
+    found_scored = distinct(group, left_out)
+    scored = [(total, one) for total, one in found_scored if one.turns[0].get("role") == "assistant"]
+    left_out[LeftOut.OWN_PROMPT] += len(found_scored) - len(scored)
     found = [
         (better - worse, chosen, rejected, better, worse)
         for at, (better, chosen) in enumerate(scored)

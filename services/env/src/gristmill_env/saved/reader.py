@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -182,8 +183,10 @@ def _saved(
     conversations = conversations_of(messages, len(sequences))
     shared, rests = split_conversations(conversations) if conversations is not None else (None, [])
     completions = []
+    # The branches of an agent's rollout differ in their prompts: all after the common beginning belongs to the branch.
+    prompts = [one.tokens[: prompt_length(one.trained, where)] for one in sequences]
+    start = len(commonprefix(prompts))
     for number, (tokens, trained, logprobs, own) in enumerate(sequences):
-        start = prompt_length(trained, where)
         mask, rest = trained[start:], rests[number] if rests else []
         completions.append(
             SavedCompletion(
@@ -196,7 +199,7 @@ def _saved(
                 **own,
             )
         )
-    prompt_ids = sequences[0].tokens[: prompt_length(sequences[0].trained, where)]
+    prompt_ids = prompts[0][:start]
     text = decode(prompt_ids, True) if shared is None else None
     return SavedGroup(
         prompt=content_of(shared[-1]) if shared else text or "",
