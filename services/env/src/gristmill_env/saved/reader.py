@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from os.path import commonprefix
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -185,7 +184,8 @@ def _saved(
     completions = []
     # The branches of an agent's rollout differ in their prompts: all after the common beginning belongs to the branch.
     prompts = [one.tokens[: prompt_length(one.trained, where)] for one in sequences]
-    start = len(commonprefix(prompts))
+    differs = (at for at, tokens in enumerate(zip(*prompts, strict=False)) if len(set(tokens)) > 1)
+    start = next(differs, min(map(len, prompts)))
     for number, (tokens, trained, logprobs, own) in enumerate(sequences):
         mask, rest = trained[start:], rests[number] if rests else []
         completions.append(
