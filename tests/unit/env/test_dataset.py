@@ -328,6 +328,7 @@ def test_file_with_a_single_object_is_a_single_row(tmp_path: Path, name: str) ->
         ("rows.jsonl", b'{"question": "a"}\n{"question": "a"} {"question": "b"}\n', "dataset_unreadable", 2),
         ("rows.jsonl", b'{"question": "a"}\n\n{"question": "caf\xe9"}\n', "dataset_unreadable", 3),
         ("rows.csv", b"question,answer\ncaf\xe9,2\n", "dataset_unreadable", 2),
+        ("rows.csv", b'question,answer\na,1\nb,"2\nc,3\n', "dataset_unreadable", 3),
         ("rows.json", b'[{"question": "a"},\n{"question": }]', "dataset_unreadable", 2),
     ],
 )
@@ -617,6 +618,46 @@ def test_number_of_a_row_is_written_as_a_person_does_and_other_values_are_not_te
         return
     item = dataset.item(0)
     assert (item.answer if place == "answer_field" else item.prompt.removeprefix("Q: ")) == text
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ value | trim }}", "{{ value | upper }}", "{{ '%s' % value }}", "{{ '{}'.format(value) }}",
+        "{{ 'x' | replace('x', value) }}", "{{ '%s' | format(value) }}", "{{ nested.at | trim }}",
+        "{% for one in nested.all %}{{ one | trim }}{% endfor %}",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(("value", "text"), [(72.0, "72"), (Decimal("72.00"), "72"), (None, None), (math.nan, None)])
+def test_filters_of_a_template_write_no_value_that_is_not_text(
+    monkeypatch: pytest.MonkeyPatch, template: str, value: Any, text: str | None
+) -> None:
+    row = {"value": value, "nested": {"at": value, "all": [value]}}
+    monkeypatch.setattr(dataset_module, "load_rows", lambda *_: ("rows", [row]))
+    dataset = load(prompt_template=template, answer_field=None)
+    if text is None:
+        with raises(DatasetError, "not_text", row=0):
+            dataset.item(0)
+    else:
+        assert dataset.item(0).prompt == text
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt"),
+    [
+        ("{{ hint or 'none' }}", "none"),
+        ("{{ hint | default('none', true) }}", "none"),
+        ("{% if hint is none and hint == none and not hint %}none{% endif %}", "none"),
+        ("{{ [hint, 'a'] | reject('none') | join }}", "a"),
+        ("{{ {'a': hint, 'b': number} | tojson }}", '{"a": null, "b": 3}'),
+        ("{{ number // 2 + 0.5 }}", "1.5"),
+    ],
+)
+def test_template_may_test_null_and_write_it_as_json(
+    monkeypatch: pytest.MonkeyPatch, template: str, prompt: str
+) -> None:
+    monkeypatch.setattr(dataset_module, "load_rows", lambda *_: ("rows", [{"hint": None, "number": 3.0}]))
+    assert load(prompt_template=template, answer_field=None).item(0).prompt == prompt
 
 
 @pytest.mark.parametrize(

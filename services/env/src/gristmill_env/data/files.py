@@ -294,7 +294,7 @@ def _not_a_row(value: object) -> str:
 def _read_csv(path: Path, most: int | None, columns: Columns) -> Rows:
     csv.field_size_limit(_LONGEST_CELL)
     rows: list[Row] = []
-    reader = csv.DictReader(_lines(path))
+    reader = csv.DictReader(_lines(path), strict=True)
     try:
         names = list(reader.fieldnames or ())
         _check_columns(names)
@@ -305,7 +305,8 @@ def _read_csv(path: Path, most: int | None, columns: Columns) -> Rows:
                 raise _BrokenError(reader.line_num, reason, "too_many_cells", **values)
             rows.append(_note(columns, row))
     except csv.Error as error:
-        raise _BrokenError(reader.line_num + 1, error) from error
+        reason = f"{error}; a quote that begins a cell ends it, too, and a quote inside is written twice"
+        raise _BrokenError(reader.line_num + 1, reason) from error
     return rows
 
 

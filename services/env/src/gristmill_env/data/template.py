@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Collection, Iterable, Mapping
+from decimal import Decimal
 from typing import Any
 
 import jinja2
@@ -20,6 +23,54 @@ def _written(value: object) -> Any:
     return value if isinstance(value, jinja2.Undefined) else text_of(value)
 
 
+class _NotText:
+    """A value that a template may test. Writing it, also through a filter, raises NotTextError."""
+
+    def __str__(self) -> str:
+        raise NotTextError
+
+    __repr__ = __str__
+
+    def __format__(self, spec: str) -> str:
+        raise NotTextError
+
+
+class _NotFinite(_NotText, float):
+    """NaN or an infinity."""
+
+
+class _Null(_NotText):
+    def __bool__(self) -> bool:
+        return False
+
+    def __eq__(self, other: object) -> bool:
+        return other is None or isinstance(other, _Null)
+
+    __hash__ = object.__hash__
+
+
+def _for_template(value: Any) -> Any:
+    """Returns a row's value as a template gets it. A whole float is an integer, which every filter writes as "72"."""
+    if value is None:
+        return _Null()
+    if isinstance(value, float | Decimal):
+        if not math.isfinite(value):
+            return _NotFinite(value)
+        return int(value) if text_of(value).lstrip("-").isdecimal() else value
+    if isinstance(value, Mapping):
+        return {key: _for_template(inner) for key, inner in value.items()}
+    return [_for_template(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _to_json(value: Any, **options: Any) -> str:
+    return json.dumps(value, allow_nan=False, default=_of_null, **options)
+
+
+def _of_null(value: Any) -> None:
+    if not isinstance(value, _Null):
+        raise NotTextError
+
+
 def _join(values: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
     """Replaces Jinja's `join`, which writes None as "None" and NaN as "nan"."""
     if attribute is not None:
@@ -33,6 +84,8 @@ _JINJA = jinja2.sandbox.ImmutableSandboxedEnvironment(
     finalize=_written,
 )  # fmt: skip
 _JINJA.filters |= {"join": _join, "string": _written}
+_JINJA.tests["none"] = lambda value: value is None or isinstance(value, _Null)
+_JINJA.policies["json.dumps_function"] = _to_json
 
 
 class PromptTemplate:
@@ -69,14 +122,11 @@ class PromptTemplate:
         """
         where = f"row {index} of {label}"
         try:
-            prompt = self._template.render(row)
+            prompt = self._template.render(_for_template(row))
         except NotTextError as error:
-            raise DatasetError(
-                "not_text",
-                f"prompt_template writes {error} of {where}; it must be text (column {self._without_text(row)})",
-                row=index,
-                field=self._without_text(row),
-            ) from error
+            name, reason = self._without_text(row)
+            text = f"prompt_template writes {reason or error} of {where}; it must be text (column {name})"
+            raise DatasetError("not_text", text, row=index, field=name) from error
         except Exception as error:  # a template calls methods of any value, with any error
             text = f"prompt_template fails for {where}: {type(error).__name__}: {error}"
             raise DatasetError("template_failed", text, row=index, field="prompt_template") from error
@@ -85,11 +135,11 @@ class PromptTemplate:
             raise DatasetError("half_character", text, row=index, field="prompt_template")
         return prompt
 
-    def _without_text(self, row: Mapping[str, Any]) -> str:
-        """Returns the first column of the template whose value is not text; "prompt_template" if all are."""
+    def _without_text(self, row: Mapping[str, Any]) -> tuple[str, NotTextError | None]:
+        """Returns the template's first column whose value is not text, and its error; "prompt_template" if all are."""
         for name in self._names:
             try:
                 text_of(row.get(name))
-            except NotTextError:
-                return name
-        return "prompt_template"
+            except NotTextError as error:
+                return name, error
+        return "prompt_template", None
