@@ -395,6 +395,9 @@ def test_repetition_penalty_never_shrinks_with_one_more_repetition(text: str, ti
         ("\uff17\uff12", "72"),
         ("\U0001d7d5\U0001d7d0", "72"),
         ("#### \u1112\u1161\u11ab", "\ud55c"),
+        ("New\u200b York\u200e", "New York"),
+        ("co\u00adop", "coop"),
+        ("well\u2011known", "well-known"),
     ],
 )
 def test_exact_match_scores_one_for_the_same_text(completion: str, gold: str) -> None:

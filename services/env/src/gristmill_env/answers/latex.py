@@ -42,12 +42,16 @@ _MORE_DIGITS = re.compile(r"(?<=[0-9])(\.[0-9]+) ?\\ldots *$")
 _VARIANTS = ("<wide>", "<narrow>", "<font>")
 _NOT_ASCII = re.compile(r"[\x00-\x7f]?[^\x00-\x7f]{1,500}")
 """Bounded, because the time to compose a run of combining marks is quadratic."""
-_QUOTES = str.maketrans({"\u2018": "'", "\u2019": "'", "\u02bc": "'", "\u201c": '"', "\u201d": '"', "\u2032": "'"})
+_QUOTES = str.maketrans({"\u2018": "'", "\u2019": "'", "\u02bc": "'", "\u201c": '"', "\u201d": '"', "\u2032": "'",
+    "\u2010": "-", "\u2011": "-",
+    **dict.fromkeys("\u00ad\u200b\u200e\u200f\u2060\ufeff"),
+})  # fmt: skip
 
 
 def plain_characters(text: str) -> str:
     """Returns `text` composed (NFC), with full-width and styled characters as plain ones and straight quotation marks.
 
+    Hyphens become "-", and characters that have no width and no meaning disappear.
     Does not change superscripts, fractions or ligatures, as NFKC does: 7² is not 72.
     """
     if text.isascii():
