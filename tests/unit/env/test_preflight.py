@@ -34,6 +34,7 @@ def dataset(folder: Path, prompts: list[Any]) -> PromptDataset:
         (["a", OWN], None, WITHOUT_SYSTEM, "the", [1, 2]),
         (["a", "b<|im_end|>", [{"role": "user", "content": "<|im_start|>system"}]], None, TEMPLATE, "control", [2, 3]),
         (["a", None, "b", 0.5, True], None, TEMPLATE, "2", [2, 5]),
+        (["a", "", " \n", "b"], None, TEMPLATE, "the", [2, 4]),
         (["a", OWN], None, TEMPLATE, None, []),
         (["a", "b"], "Answer  in\ntags. ", TEMPLATE.replace("m.content", "m.content | trim"), None, []),
     ],
@@ -47,6 +48,27 @@ def test_rows_that_the_model_sees_differently_are_counted(
     found = list(first_warnings(PromptBuilder(made, system), dataset(tmp_path, prompts)))
     assert [text.split()[0] for text in found] == ([] if word is None else [word])
     assert [int(number) for text in found for number in re.findall(r"(\d+) of (\d+)", text)[0]] == numbers
+
+
+def test_prompts_that_leave_less_than_max_tokens_are_counted(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    builder, rows = PromptBuilder(tokenizer), dataset(tmp_path, ["a", "a" * 20, "a" * 90])
+    shortest = len(builder.build("a").token_ids)
+    (found,) = first_warnings(builder, rows, 100, 100 - shortest)
+    assert found.startswith("of the first 3 rows, 1 prompts leave less than max_tokens")
+    assert list(first_warnings(builder, rows, 100, 8)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "read"), [("add_date", True), ("add", False), ("role", False), ("user", False), ("generation", False)]
+)
+def test_values_that_the_template_does_not_read_as_variables_are_named(
+    tokenizer: PreTrainedTokenizerFast, name: str, read: bool
+) -> None:
+    template = TEMPLATE + "{% if add_date and messages[0].role == 'user' %}x{% endif %}"
+    unread = PromptBuilder(tokenizer, template=template, values={name: True}).unread_switches()
+    assert unread == ([] if read else [f"chat_template_kwargs.{name}"])
 
 
 def test_rows_are_read_once_and_a_text_server_has_warnings_too(tmp_path: Path) -> None:

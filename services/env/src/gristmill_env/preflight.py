@@ -52,13 +52,22 @@ class FirstRows:
         return CheckError("rows_unusable", text, count=len(problems), of=self.read)
 
 
-def first_warnings(prompts: PromptBuilder, dataset: PromptDataset) -> Iterator[str]:
-    """Yields the sentences that `serve` logs at its start. Does not raise: a row's own error drops the row later."""
+def first_warnings(
+    prompts: PromptBuilder, dataset: PromptDataset, limit: int | None = None, max_tokens: int = 0
+) -> Iterator[str]:
+    """Yields the sentences that `serve` logs at its start. Does not raise: a row's own error drops the row later.
+
+    `limit`: of prompt and completion together; None: unknown. `max_tokens`: of a completion.
+    """
     rows = FirstRows.of(dataset)
     if (unusable := rows.unusable()) is not None:
         yield str(unusable)
     with contextlib.suppress(PromptError):
         yield from row_warnings(prompts, rows.items)
+        if limit is not None and prompts.has_tokenizer:
+            lengths = [len(prompts.build(item.messages).token_ids) for item in rows.items[:_RENDERED]]
+            for warning in squeezed_prompts(lengths, limit, max_tokens):
+                yield f"of the first {len(lengths)} rows, {warning}"
 
 
 def row_warnings(prompts: PromptBuilder, items: Sequence[Item]) -> Iterator[str]:
@@ -68,6 +77,8 @@ def row_warnings(prompts: PromptBuilder, items: Sequence[Item]) -> Iterator[str]
     """
     if not items:
         return
+    if empty := sum(not item.prompt.strip() for item in items):
+        yield f"the prompt of {empty} of {len(items)} rows is empty; correct prompt_field, or remove the rows"
     yield from _system_prompts(prompts, items)
     if not prompts.has_tokenizer:
         return
@@ -83,6 +94,15 @@ def row_warnings(prompts: PromptBuilder, items: Sequence[Item]) -> Iterator[str]
                 f"control tokens are in the text of {sum(map(bool, found))} of {len(items)} rows ({shown}): the model "
                 "reads them as ends of turns, not as text; remove them from the rows"
             )
+
+
+def squeezed_prompts(lengths: Sequence[int], limit: int, max_tokens: int) -> Iterator[str]:
+    """Yields a sentence if prompts, of these lengths in tokens, leave some room for a completion, but not enough."""
+    if squeezed := sum(limit - max_tokens < length < limit for length in lengths):
+        yield (
+            f"{squeezed} prompts leave less than max_tokens ({max_tokens}) within {limit} tokens, so that their "
+            "completions are cut earlier; raise max_token_length, or lower max_tokens"
+        )
 
 
 def _system_prompts(prompts: PromptBuilder, items: Sequence[Item]) -> Iterator[str]:

@@ -104,7 +104,9 @@ async def serve(run: RunSettings, environ: Mapping[str, str]) -> None:
         session.server.refuse_text_only()
         for source in session.sources:
             of = "" if source.task.name is None else f"source '{source.task.name}': "
-            for warning in first_warnings(source.generator.prompts, source.task.dataset):
+            part = source.task.run.config
+            limits = part.max_token_length, part.dataset.max_tokens
+            for warning in first_warnings(source.generator.prompts, source.task.dataset, *limits):
                 logger.warning("%s%s", of, warning)
         measures = []
         for task in evaluation_tasks(run) if config.steps_per_eval > 0 and config.by_evaluation() else ():

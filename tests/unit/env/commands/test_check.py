@@ -87,7 +87,8 @@ async def test_check_reports_the_checks_of_other_services_and_fails_with_them(fo
 async def test_check_warns_about_settings_that_are_probably_mistakes(folder: Path, console: Console) -> None:
     lines = await checked(folder, console, "--max_tokens", "201", "--max_token_length", "200", "--top_p", "0.9")
     warned = [line.split()[1] for line in lines if line.startswith("warning: ")]
-    assert warned == ["top_p", "max_tokens"]
+    assert warned == ["top_p", "max_tokens", "20"]
+    assert lines[-1] == "nothing is wrong, with 3 warnings, see above"
 
 
 async def test_check_warns_about_rows_that_the_model_sees_differently(folder: Path, console: Console) -> None:

@@ -26,7 +26,7 @@ from gristmill_env.evaluation.plan import (
     number_of_prompts,
     seen_in_training,
 )
-from gristmill_env.preflight import FirstRows, row_warnings
+from gristmill_env.preflight import FirstRows, row_warnings, squeezed_prompts
 from gristmill_env.rewards import Sample, Scorer, WeightedReward
 from gristmill_env.rewards.scorer import FULL
 from gristmill_env.rollouts.prompts import Prompt, load_tokenizer
@@ -67,6 +67,12 @@ class _Findings:
     rows: FirstRows = field(default_factory=lambda: FirstRows([], 0, []))
     refused: list[str] = field(default_factory=list)
     """Reports of the rows that the source's environment refuses."""
+    warnings: int = 0
+
+    def warn(self, console: Console, text: str) -> None:
+        """Shows a warning, and counts it."""
+        self.warnings += 1
+        say(console, f"warning: {text}")
 
 
 async def check(run: RunSettings, console: Console, more: Iterable[Check] = ()) -> None:
@@ -79,7 +85,7 @@ async def check(run: RunSettings, console: Console, more: Iterable[Check] = ()) 
     for task in tasks:
         say(console, f"{_of(task)}{task.dataset.label}: {len(task.dataset)} rows")
     for warning in run.warnings():
-        say(console, f"warning: {warning}")
+        found.warn(console, warning)
     try:
         run.check_trainer()
     except ConfigError as error:
@@ -90,7 +96,7 @@ async def check(run: RunSettings, console: Console, more: Iterable[Check] = ()) 
             say(console, f"\nsource {task.name}", style="bold")
         async with task:
             trials.append(await _check(task, console, found))
-    await _check_evaluations(run, tasks, console)
+    await _check_evaluations(run, tasks, console, found)
     for one in await asyncio.to_thread(list, more):
         style = {"ok": "", "warning": "yellow", "failed": "red"}[one.state]
         say(console, f"{one.state:<8}{one.name:<17} {one.text}", style=style)
@@ -107,8 +113,10 @@ async def check(run: RunSettings, console: Console, more: Iterable[Check] = ()) 
     silent = [name for trial, task in zip(trials, tasks, strict=True) for name in _silent(trial, task)]
     if silent:
         say(console, f"nothing is wrong as far as was tried; no value came from {', '.join(silent)}")
-        return
-    say(console, "all is well")
+    elif found.warnings:
+        say(console, f"nothing is wrong, with {found.warnings} warning{'s' if found.warnings > 1 else ''}, see above")
+    else:
+        say(console, "all is well")
 
 
 def _of(task: Task) -> str:
@@ -149,7 +157,7 @@ async def _check_agent(run: RunSettings, console: Console, found: _Findings) -> 
         found.problems.append(error)
 
 
-async def _check_evaluations(run: RunSettings, tasks: Sequence[Task], console: Console) -> None:
+async def _check_evaluations(run: RunSettings, tasks: Sequence[Task], console: Console, found: _Findings) -> None:
     """Loads the evaluation sets, if there are any, and warns if their rows are training rows. Raises as `Task.load`."""
     for task in evaluation_tasks(run) if run.config.by_evaluation() else ():
         async with task:
@@ -158,7 +166,7 @@ async def _check_evaluations(run: RunSettings, tasks: Sequence[Task], console: C
             say(console, f"evaluation{of}: {dataset.label}: {prompts} of {len(dataset)} rows")
             training = [one.dataset for one in tasks if one.name == task.name] or [one.dataset for one in tasks]
             if seen := count_training_rows(dataset, prompts, *training):
-                say(console, f"warning: {seen_in_training(seen, prompts)}")
+                found.warn(console, seen_in_training(seen, prompts))
 
 
 async def _show_prompts(
@@ -199,9 +207,9 @@ async def _show_prompts(
             _show_prompt(console, item, prompt)
     try:
         for warning in row_warnings(prompts, found.rows.items):
-            say(console, f"warning: {warning}")
+            found.warn(console, warning)
     except PromptError as error:  # of a template that refuses the rows' own messages, but not the environment's
-        say(console, f"warning: {error}")
+        found.warn(console, str(error))
     if tokenizer is None:
         say(console, f"no token counts: {why}")
         return None
@@ -212,8 +220,8 @@ async def _show_prompts(
     wanted = run.config.server.model_name
     held = () if manifest is None else (manifest.name, manifest.requested, manifest.weights_path)
     if manifest is not None and name == manifest.tokenizer_path and wanted not in (None, *held):
-        text = f"warning: the tokenizer is of {manifest.name}, which the model service holds, not of {wanted}"
-        say(console, f"{text}; lengths differ. Start that model, or set --tokenizer_name")
+        text = f"the tokenizer is of {manifest.name}, which the model service holds, not of {wanted}; lengths differ"
+        found.warn(console, f"{text}. Start that model, or set --tokenizer_name")
     if lengths:
         _show_lengths(run, console, lengths, limit, found)
     return tokenizer
@@ -237,10 +245,8 @@ def _show_lengths(run: RunSettings, console: Console, lengths: list[int], limit:
     if too_long == len(lengths):
         text = f"every prompt is longer than max_token_length {limit} allows"
         found.problems.append(CheckError("all_prompts_too_long", text, limit=limit))
-    wanted = run.config.dataset.max_tokens
-    squeezed = sum(limit - wanted < length <= limit - 1 for length in lengths)
-    if squeezed:
-        say(console, f"{squeezed} prompts leave less than max_tokens ({wanted}) within {limit}")
+    for warning in squeezed_prompts(lengths, limit, run.config.dataset.max_tokens):
+        found.warn(console, warning)
 
 
 def _show_gold(console: Console, gold: GoldCheck, found: _Findings) -> None:

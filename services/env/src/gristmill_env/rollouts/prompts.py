@@ -217,7 +217,9 @@ class PromptBuilder:
         if self._tokenizer is None or not self._options:
             return []
         opening = [user("Hi")]
-        unread = [f"chat_template_kwargs.{name}" for name in self._values if name not in str(self._template)]
+        # The words that may be variables: not an attribute, and not the first word of a text.
+        words = set(re.findall(r"\w+", re.sub(r"[.'\"]\w+", " ", str(self._template))))
+        unread = [f"chat_template_kwargs.{name}" for name in self._values if name not in words]
         options = self._options.keys() - self._values.keys()
         if "thinking" in options and "reasoning_effort" not in options:  # an effort implies thinking
             both = [self._render(opening, {"thinking": on, "enable_thinking": on}) for on in (True, False)]

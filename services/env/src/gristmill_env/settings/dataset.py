@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 from pydantic_core import PydanticCustomError
@@ -138,11 +138,11 @@ class DatasetConfig(Settings):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Values for the chat template, e.g. {enable_thinking: false, add_date: true}."""
 
-    stop: list[str] = Field(default_factory=list)
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
     """Texts that end a completion, in addition to the model's own end token. They stay in the completion, and are
     trained on."""
 
-    stop_token_ids: list[int] = Field(default_factory=list)
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] = Field(default_factory=list)
     """Tokens that end a completion. They stay in it."""
 
     eval_dataset_name: str | None = None
