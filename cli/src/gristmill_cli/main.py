@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gristmill.deployment import API_URL, MODEL_URL, Deployment
+from gristmill.deployment import Deployment
 from gristmill.errors import FileError, GristmillError
 from gristmill.folders import default_roots
 from gristmill_cli import commands
@@ -66,11 +66,11 @@ def _place(options: argparse.Namespace) -> Place:
         environ["GRISTMILL_API_TOKEN_FILE"] = str(options.token_file)
     deployment = Deployment.read(environ)
     return Place(
-        api=options.api or deployment.api_url or API_URL,
+        api=options.api or deployment.api_url or deployment.default_api_url,
         token=deployment.api_token,
         roots=tuple(options.runs or default_roots()),
         models_dir=deployment.models_dir,
-        model_url=deployment.model_url or MODEL_URL,
+        model_url=deployment.model_url or deployment.default_model_url,
         model_named=deployment.model_url is not None,
     )
 

@@ -8,11 +8,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.text import Text
 
-from gristmill.deployment import MODEL_URL
 from gristmill.errors import ApiError, ApiUnreachable, ErrorCode, GristmillError
 from gristmill.folders import RunFolder, list_runs
 from gristmill.group import Tokenizer
@@ -70,8 +70,9 @@ class RunView:
             found = run_id or find_run(self._client)
             if found is not None:
                 self._client.get_run(found)
-                shown = self._place.model_named or self._model_answers()
-                urls = split_urls(self._place.model_url) if shown else []
+                urls = split_urls(self._place.model_url)
+                if not self._place.model_named:  # the default, where another program may answer
+                    urls = [url for url in urls if doctor.port_use(urlsplit(url).port or 0) == "ours"]
                 self._reader = ApiReader(self._client, found, model_urls=urls, follow=follow)
                 return found
             self._problem = f"the API at {self._place.api} has no run"
@@ -115,9 +116,6 @@ class RunView:
     def samples(self, limit: int) -> list[Sample]:
         """Returns the newest completions; none without a live API."""
         return read_samples(self._client, self.run_id, self._tokenizer, limit) if self.live else []
-
-    def _model_answers(self) -> bool:
-        return doctor.port_use(9001) == "ours" if self._place.model_url == MODEL_URL else True
 
 
 def status(options: argparse.Namespace, place: Place, console: Console) -> int:

@@ -44,6 +44,9 @@ class Deployment:
     api_token: str | None = field(default=None, repr=False)
     """Token for the trajectory API, from the file that GRISTMILL_API_TOKEN_FILE names. The token is in a file because
     other users can read a process' command line and environment."""
+    default_api_url: str = API_URL
+    """Used if neither a variable nor a setting names a URL: on this machine, at the port of the variable API_PORT."""
+    default_model_url: str = MODEL_URL
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Deployment:
@@ -68,7 +71,14 @@ class Deployment:
             metrics_address=get("METRICS_ADDRESS"),
             gateway_address=get("GATEWAY_ADDRESS"),
             api_token=read_secret(environ, "GRISTMILL_API_TOKEN_FILE"),
+            default_api_url=_at_port(environ.get("API_PORT"), API_URL),
+            default_model_url=_at_port(environ.get("MODEL_PORT"), MODEL_URL),
         )
+
+
+def _at_port(port: str | None, url: str) -> str:
+    """Returns the URL at a port. Kubernetes sets variables such as API_PORT to other texts, which do not count."""
+    return f"{url.rpartition(':')[0]}:{port}" if port and port.isdecimal() else url
 
 
 class Manifest(BaseModel):

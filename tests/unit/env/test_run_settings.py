@@ -118,6 +118,23 @@ def test_command_line_overrides_variables_which_override_file_and_defaults(tmp_p
     assert told.config.server.base_url == "http://told:3"
 
 
+def test_exported_ports_are_the_defaults_that_a_file_overrides(tmp_path: Path) -> None:
+    folder = config_file(tmp_path, "server_configs: [{timeout: 7}]\n")
+    ports = {"GRISTMILL_CONFIG_DIR": folder, "API_PORT": "8010", "MODEL_PORT": "9011"}
+    config = read("--config sums", **ports).config
+    assert (config.rollout_server_url, config.server.base_url) == ("http://127.0.0.1:8010", "http://127.0.0.1:9011")
+    assert config.server.timeout == 7
+    linked = {"API_PORT": "tcp://10.0.0.1:8000", "MODEL_PORT": ""}  # as Kubernetes sets them
+    config = read("--config sums", **ports | linked).config
+    assert (config.rollout_server_url, config.server.base_url) == ("http://127.0.0.1:8000", "http://127.0.0.1:9001")
+    variables = {"GRISTMILL_API_URL": "http://api:1", "GRISTMILL_MODEL_URL": "http://model:2"}
+    config = read("--config sums", **ports | variables).config
+    assert (config.rollout_server_url, config.server.base_url) == ("http://api:1", "http://model:2")
+    folder = config_file(tmp_path, "rollout_server_url: http://file:1\nserver_configs: [{base_url: http://file:2}]\n")
+    config = read("--config sums", **ports | {"GRISTMILL_CONFIG_DIR": folder}).config
+    assert (config.rollout_server_url, config.server.base_url) == ("http://file:1", "http://file:2")
+
+
 def test_variable_with_several_addresses_gives_each_server_the_settings_of_the_file(tmp_path: Path) -> None:
     folder = config_file(tmp_path, "server_configs: [{base_url: http://file:2, timeout: 7}]\n")
     urls = "http://one:9001,dns+http://model:9001"

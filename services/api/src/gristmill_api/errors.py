@@ -236,7 +236,7 @@ def config_differs(
     """`half` is "environment" or "trainer"; `old` the recorded settings, `new` those that came now. `living`: the
     environments without which the run, of which no step is finished, would be replaced."""
     message = f"run {run_id!r} is recorded with other {half} settings: {'; '.join(_differences(old, new))}."
-    remedy = "Use the old settings, or choose another run id (RUN_ID) for a new run."
+    remedy = "Use the old settings, or choose another run id (RUN_ID, or --run_id) for a new run."
     if living:
         # First, because a long list of differences is cut.
         message = f"run {run_id!r} has living environments: {_names(living)}; {message}"
@@ -251,12 +251,14 @@ def other_creation(run_id: str, given: str | None, current: str) -> ApiProblem:
         409,
         f"the call is for creation {given!r} of run {run_id!r}, which was deleted; this run is creation {current!r}.",
         f"Start the process again. A trainer: move the run's folder (runs/{run_id}) away to train from the beginning, "
-        "or choose another run id (RUN_ID).",
+        "or choose another run id (RUN_ID, or --run_id).",
     )
 
 
 def finished(run_id: str) -> ApiProblem:
-    return ApiProblem("finished", 409, f"run {run_id!r} is finished.", "Choose another run id (RUN_ID) for a new run.")
+    return ApiProblem(
+        "finished", 409, f"run {run_id!r} is finished.", "Choose another run id (RUN_ID, or --run_id) for a new run."
+    )
 
 
 def bad_config(message: str) -> ApiProblem:

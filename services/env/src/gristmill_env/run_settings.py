@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from gristmill import ConfigError, Deployment
 from gristmill.assignments import parse_assignments
+from gristmill.deployment import API_URL, MODEL_URL
 from gristmill.errors import UnknownKeyError
 from gristmill.hyperparameters import Hyperparameters, check_run_block, completed_block
 from gristmill.model_servers import split_urls
@@ -164,14 +165,19 @@ def _overridden(in_file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[st
 
 def _from_environment(deployment: Deployment, in_file: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    if deployment.api_url:
-        values["rollout_server_url"] = deployment.api_url
+    if api_url := deployment.api_url or _unless_default(
+        deployment.default_api_url, API_URL, "rollout_server_url", in_file
+    ):
+        values["rollout_server_url"] = api_url
     listed = in_file.get("server_configs")
     # GRISTMILL_MODEL_URL cannot select one server from a list.
-    if deployment.model_url and not (isinstance(listed, list) and len(listed) > 1):
+    if not (isinstance(listed, list) and len(listed) > 1):
         # Each server of the list has the settings of the single server in the file.
         single = listed[0] if isinstance(listed, list) and listed and isinstance(listed[0], Mapping) else {}
-        values["server_configs"] = [{**single, "base_url": url} for url in split_urls(deployment.model_url)]
+        if model_url := deployment.model_url or _unless_default(
+            deployment.default_model_url, MODEL_URL, "base_url", single
+        ):
+            values["server_configs"] = [{**single, "base_url": url} for url in split_urls(model_url)]
     if deployment.run_id:
         values["run_id"] = deployment.run_id
     if deployment.metrics_address:
@@ -189,6 +195,11 @@ def _from_environment(deployment: Deployment, in_file: Mapping[str, Any]) -> dic
                 places = [{} if _has_address(source) else place for source, place in zip(sources, places, strict=True)]
             values["sources"] = places
     return values
+
+
+def _unless_default(url: str, default: str, key: str, section: Mapping[str, Any]) -> str | None:
+    """Returns the URL of an exported port; None if the port is the usual one, or if the file names an address."""
+    return None if url == default or key in section else url
 
 
 def _at_gateway(task: Mapping[str, Any], address: str) -> dict[str, Any]:

@@ -36,7 +36,6 @@ from gristmill import (
     read_rollouts,
 )
 from gristmill.check import Check, read_memory
-from gristmill.deployment import MODEL_URL
 from gristmill.folders import ROLLOUTS_FOLDER, RunFolder
 from gristmill.model_servers import split_urls
 from gristmill.receipts import RECEIPTS_FILE, ReceiptState, read_receipts
@@ -97,7 +96,8 @@ def before_run(config: str, environ: Mapping[str, str]) -> Iterator[Check]:
 def check_settings(settings: TrainerSettings, temperature: float, deployment: Deployment) -> Iterator[Check]:
     """Yields the checks of a training with these settings. `temperature`: of the run's completions."""
     manifest = Manifest.find(deployment.models_dir)
-    servers = ServerList(split_urls(settings.base_url or deployment.model_url or MODEL_URL), patience=0.0)
+    urls = split_urls(settings.base_url or deployment.model_url or deployment.default_model_url)
+    servers = ServerList(urls, patience=0.0)
     served: dict[ModelServer, dict[str, Any]] = {}
     silent: list[Check] = []
     for server in servers:

@@ -31,10 +31,10 @@ class TrainerSettings(Hyperparameters):
     model_name: str | None = None
     """Model to train: a hub id, a folder, or the name of the served model. Default: the model that the server runs."""
     rollout_server_url: str | None = None
-    """Trajectory API. Default: GRISTMILL_API_URL, else http://127.0.0.1:8000."""
+    """Trajectory API. Default: GRISTMILL_API_URL, else port API_PORT (8000) of this machine."""
     base_url: str | None = None
     """Model server that receives the weights, with or without /v1; several servers with commas between them. Default:
-    GRISTMILL_MODEL_URL, else http://127.0.0.1:9001."""
+    GRISTMILL_MODEL_URL, else port MODEL_PORT (9001) of this machine."""
     atropos_run: str | None = None
     """Train on the run that Atropos' environments feed, by its id: the API's ATROPOS_RUN, usually `default`. Default:
     the run that an environment of this stack opens."""

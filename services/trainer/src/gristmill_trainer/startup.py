@@ -23,7 +23,6 @@ from gristmill import (
     TrajectoryGroup,
 )
 from gristmill.archive.trained import TRAINED_FOLDER
-from gristmill.deployment import API_URL, MODEL_URL
 from gristmill.lines import JsonlWriter
 from gristmill.metrics import METRICS_FILE
 from gristmill.model_servers import split_urls
@@ -167,12 +166,12 @@ class _MainStart:
             self._registry = self._stack.enter_context(
                 metrics_endpoint(here.metrics_address or deployment.metrics_address, self._environ)
             )
-            self._api_url = here.rollout_server_url or deployment.api_url or API_URL
+            self._api_url = here.rollout_server_url or deployment.api_url or deployment.default_api_url
             api = self._stack.enter_context(
                 SyncClient(self._api_url, token=deployment.api_token, patience=stop.patience)
             )
             self._api = api
-            urls = split_urls(here.base_url or deployment.model_url or MODEL_URL)
+            urls = split_urls(here.base_url or deployment.model_url or deployment.default_model_url)
             self._servers = ServerList(urls, stop.patience)
 
     def find_run(self) -> _Plan:

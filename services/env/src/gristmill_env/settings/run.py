@@ -74,7 +74,8 @@ class ServerConfig(Settings):
 
     base_url: ServerUrl = MODEL_URL
     """Its address, with or without /v1. dns+http://HOST:PORT is one server for each address of the name.
-    GRISTMILL_MODEL_URL overrides the address of a single server in the YAML, and may be a list with commas."""
+    GRISTMILL_MODEL_URL overrides the address of a single server in the YAML, and may be a list with commas. MODEL_PORT
+    is the port of the default."""
 
     api_key: SecretStr | None = None
     """Sent as a bearer token; write ${VAR} to keep it out of the file. Never recorded."""
@@ -172,7 +173,7 @@ class EnvConfig(Settings):
     """Format of the YAML: its keys and defaults. Default: recognised by the keys (docs/from-atropos.md)."""
 
     rollout_server_url: Url = API_URL
-    """The trajectory API. GRISTMILL_API_URL overrides the YAML."""
+    """The trajectory API. GRISTMILL_API_URL overrides the YAML. API_PORT is the port of the default."""
 
     max_token_length: int = Field(default=2048, ge=2)
     """Most tokens of prompt and completion together. Prompts that leave no room are skipped and counted."""

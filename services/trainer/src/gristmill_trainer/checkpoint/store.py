@@ -322,7 +322,7 @@ def _of_an_earlier_run(store: CheckpointStore, found: Path) -> CheckpointError:
     return CheckpointError(
         "checkpoint_of_earlier_run",
         f"checkpoint {found} {why}. To continue from its weights: --resume {found}. To begin from the first weights: "
-        f"move {store.folder} away, or choose another run id (RUN_ID)",
+        f"move {store.folder} away, or choose another run id (RUN_ID, or --run_id)",
         path=found,
     )
 
