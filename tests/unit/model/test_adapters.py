@@ -72,7 +72,9 @@ def test_first_adapter_is_all_zeros_and_loads_in_peft(tmp_path: Path) -> None:
     assert {name.replace(".default", "") for name in adapted.state_dict() if ".lora_" in name} == tensors.keys()
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/inference/v1/generate"])
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/chat/completions", "/inference/v1/generate", "/v1/responses", "/v1/messages"]
+)
 @pytest.mark.parametrize("named", [{}, {"model": None}, {"model": ""}, {"model": "served"}])
 def test_request_for_the_served_model_is_sent_to_its_adapter(path: str, named: dict[str, Any]) -> None:
     scope, body = _passed_on(path, json.dumps({"token_ids": [1, 2], **named}).encode())

@@ -23,7 +23,11 @@ NAME: Final = "lora"
 """vLLM's name for the adapter. Clients still send the model's name."""
 SERVED_MODEL: Final = "GRISTMILL_SERVED_MODEL"
 """Variable that holds the served name. MODEL is no substitute, because MODEL may hold a revision."""
-PATHS: Final = frozenset({"/v1/completions", "/v1/chat/completions", "/inference/v1/generate"})
+PATHS: Final = frozenset({
+    "/v1/completions", "/v1/chat/completions", "/v1/chat/completions/batch", "/v1/responses", "/v1/messages",
+    "/inference/v1/generate", "/invocations", "/generative_scoring", "/cohere/v2/chat", "/v1/systemone",
+})  # fmt: skip
+"""vLLM's routes that sample from the model, or score with it."""
 ADAPTER_NUMBER: Final = 1
 """vLLM's number for the adapter that it was started with."""
 
