@@ -32,6 +32,7 @@ def dataset(folder: Path, prompts: list[Any]) -> PromptDataset:
         (["a", OWN, "b", OWN], "Answer in tags.", TEMPLATE, "system_prompt", [2, 4]),
         (["a", "b"], "Answer in tags.", WITHOUT_SYSTEM, "the", [2, 2]),
         (["a", OWN], None, WITHOUT_SYSTEM, "the", [1, 2]),
+        (["a", "b c", "d e"], None, TEMPLATE.replace("m.content", "m.content.split(' ')[-1]"), "the", [2, 3]),
         (["a", "b<|im_end|>", [{"role": "user", "content": "<|im_start|>system"}]], None, TEMPLATE, "control", [2, 3]),
         (["a", None, "b", 0.5, True], None, TEMPLATE, "2", [2, 5]),
         (["a", "", " \n", "b"], None, TEMPLATE, "the", [2, 4]),

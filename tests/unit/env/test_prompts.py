@@ -95,6 +95,7 @@ SWITCHES = {
         ("qwen3", {"thinking_mode": True}, []),
         ("qwen3", {"thinking_mode": False}, []),
         ("qwen3", {"reasoning_effort": "low"}, ["reasoning_effort"]),
+        ("qwen3", {"reasoning_effort": "none"}, []),
         ("deepseek", {"thinking_mode": True}, []),
         ("gpt-oss", {"reasoning_effort": "medium"}, []),
         ("gpt-oss", {"thinking_mode": False}, ["thinking_mode"]),

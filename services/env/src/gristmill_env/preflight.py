@@ -18,7 +18,7 @@ from gristmill_env.rollouts.prompts import PromptBuilder
 ROWS = 1000
 """Rows that are read, in the run's order."""
 _RENDERED = 20
-"""Rows whose prompts are rendered to look for their system message."""
+"""Rows whose prompts are rendered to look for their messages."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def row_warnings(prompts: PromptBuilder, items: Sequence[Item]) -> Iterator[str]
         return
     if empty := sum(not item.prompt.strip() for item in items):
         yield f"the prompt of {empty} of {len(items)} rows is empty; correct prompt_field, or remove the rows"
-    yield from _system_prompts(prompts, items)
+    yield from _messages_left_out(prompts, items)
     if not prompts.has_tokenizer:
         return
     for setting in prompts.unread_switches():
@@ -105,7 +105,7 @@ def squeezed_prompts(lengths: Sequence[int], limit: int, max_tokens: int) -> Ite
         )
 
 
-def _system_prompts(prompts: PromptBuilder, items: Sequence[Item]) -> Iterator[str]:
+def _messages_left_out(prompts: PromptBuilder, items: Sequence[Item]) -> Iterator[str]:
     own = sum(item.messages[0]["role"] == "system" for item in items)
     if prompts.system_prompt and own:
         yield (
@@ -115,13 +115,16 @@ def _system_prompts(prompts: PromptBuilder, items: Sequence[Item]) -> Iterator[s
     if not prompts.has_tokenizer:
         return
     tried = items[:_RENDERED]
-    lost = 0
+    lost: Counter[str] = Counter()
     for item in tried:
         prompt = prompts.build(item.messages)
-        system = [str(message["content"]) for message in prompt.messages if message["role"] == "system"]
-        lost += any(" ".join(text.split()) not in " ".join(prompt.text.split()) for text in system)
-    if lost:
-        yield (
-            f"the system message is missing in the prompts of {lost} of {len(tried)} rows: the chat template leaves it "
-            "out; write the instructions into prompt_template instead"
-        )
+        shown = " ".join(prompt.text.split())
+        lost.update({str(m["role"]) for m in prompt.messages if " ".join(str(m["content"]).split()) not in shown})
+    for role, remedy in (
+        ("system", "write the instructions into prompt_template instead"), ("user", "use another chat_template"),
+    ):  # fmt: skip
+        if lost[role]:
+            yield (
+                f"the {role} message is missing in the prompts of {lost[role]} of {len(tried)} rows: the chat template "
+                f"leaves it out, or changes it; {remedy}"
+            )

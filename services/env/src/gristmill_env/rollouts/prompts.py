@@ -226,7 +226,10 @@ class PromptBuilder:
             unread += ["thinking_mode"] if both[0] == both[1] else []
         if "reasoning_effort" in options:
             efforts = {"low", "high", self._options["reasoning_effort"]}
-            texts = {self._render(opening, {"reasoning_effort": effort}) for effort in efforts}
+            texts = {
+                self._render(opening, {"reasoning_effort": effort, "thinking": on, "enable_thinking": on})
+                for effort, on in ((effort, effort != "none") for effort in efforts)  # an effort implies thinking
+            }
             unread += ["reasoning_effort"] if len(texts) == 1 else []
         return unread
 
