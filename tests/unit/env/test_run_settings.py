@@ -288,6 +288,18 @@ def test_the_shipped_configs_are_valid(name: str) -> None:
         ("trainer: {overlong_buffer: 300}", ["trainer.overlong_buffer"]),
         ("dataset: {max_tokens: 64}\ntrainer: {overlong_buffer: 64}", ["trainer.overlong_buffer"]),
         ("dataset: {max_tokens: 64}\ntrainer: {overlong_buffer: 63}", []),
+        ("trainer: {training_steps: 5, warmup_steps: 6}", ["trainer.warmup_steps"]),
+        ("trainer: {training_steps: 5}\ndataset: {min_tokens: 5, length_warmup_steps: 6}", ["length_warmup_steps"]),
+        (
+            "dataset: {max_tokens: 64, reward_functions: [{type: soft_overlong, params: {max_tokens: 65}}, "
+            "{type: length, params: {target_tokens: 65}}, {type: cosine_length, params: {max_tokens: 64}}]}",
+            ["max_tokens", "target_tokens"],
+        ),
+        (
+            "environment: guess\n"
+            "dataset: {max_tokens: 8, reward_functions: [{type: length, params: {target_tokens: 65}}]}",
+            [],
+        ),
         ("reward_timeout: 700", ["reward_timeout"]),
         ("thinking_mode: false\nreasoning_effort: high", ["thinking_mode"]),
         ("dataset: {min_tokens: 5}", ["min_tokens"]),

@@ -11,6 +11,9 @@ from gristmill_env.settings.run import EnvConfig, EvalHandling, TimeoutAction
 
 _WANDB = ("wandb_name", "num_rollouts_to_keep", "num_rollouts_per_group_for_logging", "min_items_sent_before_logging")
 
+_COUNTING = ("length", "soft_overlong", "cosine_length")
+"""Rewards that count the tokens of a completion."""
+
 
 def warnings_of(config: EnvConfig, trainer: Mapping[str, Any]) -> list[str]:
     """Returns one sentence per setting, which begins with its key. `trainer`: the hyperparameters, as far as known."""
@@ -42,6 +45,15 @@ def _of_sampling(config: EnvConfig, trainer: Mapping[str, Any]) -> Iterator[str]
             f"max_tokens is {dataset.max_tokens}, above max_token_length, {longest}, which "
             "limits prompt and completion together; lower max_tokens or raise max_token_length"
         )
+    steps = trainer.get("training_steps")
+    if isinstance(steps, int) and dataset.length_warmup_steps > steps:
+        yield f"length_warmup_steps is {dataset.length_warmup_steps}, above trainer.training_steps, {steps}; lower it"
+    if config.environment.type == "dataset" and config.agent is None:
+        for reward in dataset.rewards():
+            for key in ("target_tokens", "max_tokens"):
+                wanted = reward.params.get(key)
+                if isinstance(wanted, int) and reward.type in _COUNTING and wanted > dataset.max_tokens:
+                    yield f"{key} of reward {reward.type} is {wanted}, above max_tokens, {dataset.max_tokens}; lower it"
     buffer = trainer.get("overlong_buffer")
     if isinstance(buffer, int) and buffer >= dataset.max_tokens:
         yield f"trainer.overlong_buffer is {buffer}, not below max_tokens, {dataset.max_tokens}: every completion loses"
@@ -60,6 +72,9 @@ def _contradictions(config: EnvConfig, trainer: Mapping[str, Any]) -> Iterator[s
             )
     if config.group_size == 1:
         yield "group_size is 1: the advantage is the reward itself, and ensure_scores_are_not_same has no effect"
+    warmup, steps = trainer.get("warmup_steps"), trainer.get("training_steps")
+    if isinstance(warmup, int) and isinstance(steps, int) and warmup > steps:
+        yield f"trainer.warmup_steps is {warmup}, above trainer.training_steps, {steps}; lower it"
     for key, loss in (("seq_len", "trains only its beginning"), ("token_budget", "drops it")):
         limit = trainer.get(key)
         if isinstance(limit, int) and limit < longest:
