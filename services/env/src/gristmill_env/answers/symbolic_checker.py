@@ -82,7 +82,8 @@ def _differ_by_units(gold: tuple[str, list[Any]], other: tuple[str, list[Any]], 
     whole = [parse(text, [_LATEX, ExprExtractionConfig()], parsing_timeout=None) for text, _ in (gold, other)]
     if not all(whole) or all(str(a[-1]) == str(b[-1]) for a, (_, b) in zip(whole, (gold, other), strict=True)):
         return True
-    decision = compare(*(read_answer(str(side[-1])) for side in whole), tolerance)
+    one, other_answer = (read_answer(str(side[-1])) for side in whole)
+    decision = compare(one, other_answer, tolerance)
     if isinstance(decision, bool):
         return decision
     return all(_decide(pair.gold, pair.extracted, tolerance) is Outcome.SAME for pair in decision)
