@@ -13,7 +13,10 @@ from gristmill_api import errors
 def test_config_differs_lists_every_leaf_old_to_new() -> None:
     old = {"dataset": {"name": "gsm8k", "split": "train"}, "group_size": 4, "seed": 1}
     new = {"dataset": {"name": "gsm8k", "split": "test"}, "group_size": 8}
-    message = errors.config_differs("a", "environment", old, new).message
+    problem = errors.config_differs("a", "environment", old, new)
+    message = problem.message
+    assert "RUN_ID" in problem.remedy
+    assert "--run_id" in problem.remedy
     assert "dataset.split: 'train' -> 'test'; group_size: 4 -> 8; seed: 1 -> unset" in message
     assert "name" not in message
 
