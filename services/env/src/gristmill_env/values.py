@@ -59,6 +59,14 @@ def whole(text: str) -> str:
     return text if text.isascii() else _HALF.sub("\ufffd", text)
 
 
+def message_of(error: BaseException) -> str:
+    """Returns the text of an error of a user's code. The code's `__str__` may fail."""
+    try:
+        return whole(str(error))
+    except Exception as unreadable:  # noqa: BLE001  the user's code
+        return f"<its __str__ raised {type(unreadable).__name__}>"
+
+
 def is_storable(value: Any) -> bool:
     """Returns whether JSON and msgpack can hold the value unchanged: no date, bytes, NaN or integer beyond 64 bits."""
     if value is None or isinstance(value, str | bool):

@@ -24,6 +24,7 @@ from gristmill_env.data.files import SUFFIXES, FileRows, Rows
 from gristmill_env.errors import DatasetError
 from gristmill_env.options import Option, checked_options
 from gristmill_env.settings.dataset import DatasetConfig
+from gristmill_env.values import message_of
 
 logger = logging.getLogger(__name__)
 
@@ -261,7 +262,7 @@ def _from_function(place: str, config: DatasetConfig, folder: Path | None) -> tu
     except (Exception, SystemExit) as error:  # the user's code
         frames = traceback.extract_tb(error.__traceback__)[1:]
         at = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-        text = f"{label} failed after {len(rows)} rows: {type(error).__name__}: {error}{at}"
+        text = f"{label} failed after {len(rows)} rows: {type(error).__name__}: {message_of(error)}{at}"
         raise DatasetError("rows_failed", text, label=label, row=len(rows), error=type(error).__name__) from error
     if end is None and len(rows) > MOST_MADE:
         text = f"{label} has more than {MOST_MADE:,} rows, or no end; set how many to take, such as split: train[:1000]"

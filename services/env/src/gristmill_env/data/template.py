@@ -15,7 +15,7 @@ from jinja2 import nodes
 
 from gristmill.settings import did_you_mean
 from gristmill_env.errors import DatasetError
-from gristmill_env.values import NotTextError, half_characters, text_of
+from gristmill_env.values import NotTextError, half_characters, message_of, text_of
 
 
 def _written(value: object) -> Any:
@@ -128,7 +128,7 @@ class PromptTemplate:
             text = f"prompt_template writes {reason or error} of {where}; it must be text (column {name})"
             raise DatasetError("not_text", text, row=index, field=name) from error
         except Exception as error:  # a template calls methods of any value, with any error
-            text = f"prompt_template fails for {where}: {type(error).__name__}: {error}"
+            text = f"prompt_template fails for {where}: {type(error).__name__}: {message_of(error)}"
             raise DatasetError("template_failed", text, row=index, field="prompt_template") from error
         if any(True for _ in half_characters(prompt)):
             text = f"prompt_template writes half a character for {where}"

@@ -16,6 +16,7 @@ from gristmill_env.environments.returned import EnvironmentName, checked_reward,
 from gristmill_env.errors import ROW_ERRORS, EpisodeError
 from gristmill_env.outages import may_pass
 from gristmill_env.running.host import Failed, run, threads_end
+from gristmill_env.values import message_of
 
 _MOMENT = 0.5
 """Seconds that a method has to end before its environment is closed, when its rollout is cancelled or overran."""
@@ -128,7 +129,7 @@ class Rollout:
         if isinstance(error, ROW_ERRORS):
             return error
         name = f"{self._name}.{self._method}"
-        text = redact_text(f"{name}: {type(error).__name__}: {error}")
+        text = redact_text(f"{name}: {type(error).__name__}: {message_of(error)}")
         wrapped = EpisodeError("environment_raised", text, method=name, error=type(error).__name__)
         wrapped.may_pass = may_pass(error)
         wrapped.__cause__ = error

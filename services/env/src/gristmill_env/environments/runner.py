@@ -23,6 +23,7 @@ from gristmill_env.environments.returned import EnvironmentName
 from gristmill_env.errors import ROW_ERRORS, EnvError, EpisodeError
 from gristmill_env.running.code_process import CodeError, CodeProcess, FirstErrors, LostProcessError
 from gristmill_env.running.host import GRACE, Failed, run
+from gristmill_env.values import message_of
 
 logger = logging.getLogger(__name__)
 
@@ -198,7 +199,7 @@ class EnvironmentRunner:
                 raise EpisodeError(
                     "row_not_picklable",
                     f"row {item.index} cannot be sent to the process of {self.factory.name}: "
-                    f"{type(error).__name__}: {error}",
+                    f"{type(error).__name__}: {message_of(error)}",
                     row=item.index,
                 ) from error
         return self._pickled[1]

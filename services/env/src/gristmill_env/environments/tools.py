@@ -23,6 +23,7 @@ from gristmill_env.errors import EpisodeError
 from gristmill_env.gather import gather
 from gristmill_env.outages import may_pass
 from gristmill_env.running.host import run
+from gristmill_env.values import message_of
 
 _LONGEST_ERROR = 1000
 """Characters of an exception's text in a message."""
@@ -184,4 +185,4 @@ async def _result(call: ToolCall, tools: Mapping[str, Callable[..., Any]]) -> st
     except (Exception, SystemExit) as error:
         if may_pass(error):
             raise
-        return f"Error: {type(error).__name__}: {error}"[:_LONGEST_ERROR]
+        return f"Error: {type(error).__name__}: {message_of(error)}"[:_LONGEST_ERROR]

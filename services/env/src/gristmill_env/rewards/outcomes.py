@@ -12,7 +12,7 @@ from gristmill.redaction import redact_text
 from gristmill_env.errors import EnvError, RewardError
 from gristmill_env.outages import may_pass
 from gristmill_env.running.limiter import CallError
-from gristmill_env.values import whole
+from gristmill_env.values import message_of
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,10 @@ def failure_of(reward: str, error: BaseException, hint: str = "") -> Failure:
     """Returns the failure for an `error` of a reward or of its call. `hint`: text added to a TypeError."""
     if isinstance(error, EnvError):
         cause = None if isinstance(error, CallError) else error
-        text = whole(redact_text(str(error)))
+        text = redact_text(message_of(error))
         return Failure(reward, text, error.code, error.values, cause, may_pass=may_pass(error))
     kind = type(error).__name__
-    text = whole(redact_text(f"{kind}: {error}{hint if isinstance(error, TypeError) else ''}"))
+    text = redact_text(f"{kind}: {message_of(error)}{hint if isinstance(error, TypeError) else ''}")
     return Failure(reward, text, "reward_raised", {"error": kind}, error, may_pass=may_pass(error))
 
 

@@ -31,6 +31,7 @@ from gristmill.plugins import import_error
 from gristmill.settings import did_you_mean
 from gristmill_env.errors import RewardError
 from gristmill_env.options import Option, checked_options
+from gristmill_env.values import message_of
 
 ENTRY_POINTS = "gristmill.rewards"
 """Entry point group with which a package provides rewards."""
@@ -82,8 +83,9 @@ class Definition:
         except RewardError:
             raise
         except Exception as error:  # the user's __init__
-            reason = f"reward '{self.name}' cannot be made with these params: {type(error).__name__}: {error}"
-            raise RewardError("reward_not_made", reason, reward=self.name, error=type(error).__name__) from error
+            kind = type(error).__name__
+            reason = f"reward '{self.name}' cannot be made with these params: {kind}: {message_of(error)}"
+            raise RewardError("reward_not_made", reason, reward=self.name, error=kind) from error
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from gristmill_env.errors import RewardError
 from gristmill_env.rewards.inputs import ANSWER, PLURALS, RowSchema, Sample, private, resolve
 from gristmill_env.rewards.outcomes import Outcomes, answer_of, failure_of, outcomes_of, short
 from gristmill_env.rewards.registry import ExtractAnswer, Later
+from gristmill_env.values import message_of
 
 
 @dataclass(frozen=True)
@@ -176,8 +177,9 @@ class FunctionReward(CallableReward):
         try:
             found: object = self.extract_answer(completion, private(row))
         except Exception as error:  # the user's code
-            reason = f"reward '{self.name}' cannot say what a completion states: {type(error).__name__}: {error}"
-            raise RewardError("reward_raised", reason, reward=self.name, error=type(error).__name__) from error
+            kind = type(error).__name__
+            reason = f"reward '{self.name}' cannot say what a completion states: {kind}: {message_of(error)}"
+            raise RewardError("reward_raised", reason, reward=self.name, error=kind) from error
         if found is not None and not isinstance(found, str):
             reason = f"extract_answer of reward '{self.name}' returned {short(found)}; it must be text or None"
             raise RewardError("value_invalid", reason, reward=self.name)

@@ -20,6 +20,7 @@ from gristmill_env.errors import RewardError
 from gristmill_env.options import refuse_unknown
 from gristmill_env.rewards.inputs import RowSchema, Sample, known_tokens, private
 from gristmill_env.rewards.reward import BoundReward, CallableReward
+from gristmill_env.values import message_of
 
 _IDS = "completion_ids"
 _COMPLETIONS = frozenset({"prompts", "completions", _IDS})
@@ -128,8 +129,9 @@ def trl_reward(name: str, target: Callable[..., Any], params: Mapping[str, Any])
         try:
             target = target(**params)
         except Exception as error:  # the user's code
-            reason = f"TRL reward '{name}' cannot be made with these params: {type(error).__name__}: {error}"
-            raise RewardError("reward_not_made", reason, reward=name, error=type(error).__name__) from error
+            kind = type(error).__name__
+            reason = f"TRL reward '{name}' cannot be made with these params: {kind}: {message_of(error)}"
+            raise RewardError("reward_not_made", reason, reward=name, error=kind) from error
         params = {}
         if not callable(target) or not _takes_completions(target):
             raise RewardError(

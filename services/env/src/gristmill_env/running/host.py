@@ -34,7 +34,7 @@ import msgspec
 from gristmill import GristmillError
 from gristmill_env.errors import EnvError
 from gristmill_env.outages import may_pass
-from gristmill_env.values import whole
+from gristmill_env.values import message_of, whole
 
 _HEAD = struct.Struct("<I")
 """The length of a message."""
@@ -113,7 +113,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
             number=number,
             code=None if known is None else known.code,
             error=type(error).__name__,
-            text=whole(str(error)[:_LONGEST]),
+            text=message_of(error)[:_LONGEST],
             values={} if known is None else {name: plain(value) for name, value in known.values.items()},
             may_pass=may_pass(error),
             trace=whole("".join(traceback.format_exception(error))[-_LONGEST_TRACE:]),

@@ -41,6 +41,17 @@ def refuses(completion: str) -> float:
     return 1.0
 
 
+class MuteError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def raises_mute(completion: str) -> float:
+    if completion == "bad":
+        raise MuteError
+    return 1.0
+
+
 async def raises_async(completion: str) -> float:
     await asyncio.sleep(0)
     return raises(completion)
@@ -65,6 +76,7 @@ def group_with_a_nan(completions: list[str]) -> list[float]:
     [
         (raises, "reward_raised", {"error": "KeyError"}),
         (raises_async, "reward_raised", {"error": "KeyError"}),
+        (raises_mute, "reward_raised", {"error": "MuteError"}),
         (leaves, "reward_raised", {"error": "SystemExit"}),
         (cancels_itself, "reward_raised", {"error": "CancelledError"}),
         (refuses, "picture_missing", {"path": "a.png"}),
