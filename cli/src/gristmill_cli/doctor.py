@@ -29,6 +29,7 @@ from gristmill.check import Check, read_memory
 from gristmill.errors import ConfigError
 from gristmill.folders import RunFolder
 from gristmill.trouble import CODES
+from gristmill_cli.local.options import PORTS, read_port
 from gristmill_view import run_checks
 
 if TYPE_CHECKING:
@@ -282,11 +283,10 @@ def _missing(package: str) -> Check | None:
 
 # --- Measuring -------------------------------------------------------------------------------------------------
 def examine(environ: Mapping[str, str], folder: Path) -> Machine:
-    """Measures this machine. `environ`: with API_PORT, MODEL_PORT, HF_ENDPOINT. `folder`: where runs are kept."""
-    ports = {
-        name: int(value) if (value := environ.get(name, "")).isdecimal() else default
-        for name, default in (("API_PORT", 8000), ("MODEL_PORT", 9001))
-    }
+    """Measures this machine. `environ`: with API_PORT, MODEL_PORT, HF_ENDPOINT. `folder`: where runs are kept.
+
+    Raises ConfigError for a port that is none."""
+    ports = {name.upper(): read_port(name, environ) for name in PORTS}
     hub = (environ.get("HF_ENDPOINT") or _HUB).rstrip("/")
     offline = environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
     gpus, driver = _read_gpus()

@@ -149,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
     served.set_defaults(name="model")
     served.add_argument("action", choices=["start", "stop", "status"])
     served.add_argument("--model", help="tiny, smollm2, a path, a hub id (MODEL, tiny)")
-    served.add_argument("--model_port", type=int, metavar="PORT", help="its port (MODEL_PORT, 9001)")
+    served.add_argument("--model_port", metavar="PORT", help="its port (MODEL_PORT, 9001)")
     served.add_argument("--state_dir", type=Path, metavar="FOLDER", help="models and published weights, as for `run`")
     placed = command("slurm", commands.slurm, "a training on the nodes of a Slurm cluster")
     placed.add_argument("config", help="name or path of a run's YAML")

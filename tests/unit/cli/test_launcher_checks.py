@@ -27,6 +27,7 @@ from gristmill_cli.local.launcher import main, watch
 from gristmill_cli.local.options import command, read_options
 from gristmill_cli.local.processes import LocalStack, LocalStackError
 from gristmill_cli.local.services import Services
+from gristmill_cli.main import main as commands
 
 pytestmark = pytest.mark.slow
 
@@ -183,6 +184,45 @@ def test_launcher_refuses_a_taken_port(refusal: Launch, port: str) -> None:
     assert "error [port_taken]: " in error
     assert str(number) in error
     assert f"--{port}" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where"),
+    [
+        (["--api_port=99999"], "--api_port 99999"),
+        (["--model_port=-5"], "--model_port -5"),
+        (["--api_port=0"], "--api_port 0"),
+        (["--api_port=80a"], "--api_port 80a"),
+        (["--api_port=9444", "--model_port=9444"], "port 9444"),
+    ],
+)
+def test_launcher_refuses_a_port_that_is_none(refusal: Launch, arguments: list[str], where: str) -> None:
+    assert f"error [port_invalid]: {where} " in refusal(*arguments)
+
+
+@pytest.mark.parametrize("command", [["run"], ["model", "status"], ["doctor"]])
+def test_port_of_a_variable_that_is_none_is_an_error_of_the_variable(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    monkeypatch.setenv("MODEL_PORT", "90o1")
+    assert commands(command) == 1
+    assert capsys.readouterr().err.startswith("error [port_invalid]: MODEL_PORT=90o1 ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--training_steps=0"], "'total_steps'"),
+        (["--run_id=a/b"], "'run_id'"),
+        (["--set", "group_size=0"], "'group_size'"),
+        (["--set", "trainer=[a"], "--set trainer=[a"),
+    ],
+)
+def test_wrong_value_of_the_command_line_is_not_said_to_be_in_the_file(
+    refusal: Launch, arguments: list[str], named: str
+) -> None:
+    [line] = refusal(*arguments).splitlines()
+    assert re.match(rf"error \[\w+\]: command line: {re.escape(named)}", line), line
 
 
 def test_launcher_refuses_a_finished_run_with_the_next_commands(refusal: Launch, tmp_path: Path) -> None:

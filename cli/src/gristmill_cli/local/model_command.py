@@ -15,7 +15,7 @@ from gristmill import GristmillError
 from gristmill.check import Check
 from gristmill.deployment import env_file
 from gristmill_cli import doctor
-from gristmill_cli.local.options import ROOT, read_dotenv, require_clone
+from gristmill_cli.local.options import ROOT, read_dotenv, read_port, require_clone
 from gristmill_cli.local.processes import LocalStackError, listens
 from gristmill_cli.local.services import MODEL_COMMAND, MODEL_PYTHON, model_environ
 from gristmill_cli.local.warm_server import WarmServer
@@ -30,7 +30,7 @@ def main(options: argparse.Namespace) -> int:
     """Starts or stops the model server, or shows its state. Returns the exit code. Raises GristmillError."""
     require_clone("model")
     read_dotenv()
-    port = options.model_port or int(os.environ.get("MODEL_PORT") or "9001")
+    port = read_port("model_port", os.environ, options.model_port)
     state = (options.state_dir or STATE).absolute()
     server = WarmServer(state / "models", port)
     if options.action == "stop":

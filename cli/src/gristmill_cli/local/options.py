@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,8 +82,8 @@ def read_options(arguments: Sequence[str], prog: str) -> argparse.Namespace:
     parser.add_argument("--fresh", action="store_true", help="start the run again; its files so far are set apart")
     parser.add_argument("--verbose", action="store_true", help="print the output of all services")
     parser.add_argument("--close", metavar="RUN", help="end a run and exit: no training")
-    parser.add_argument("--api_port", type=int, default=environ.get("API_PORT") or "8000", metavar="PORT")
-    parser.add_argument("--model_port", type=int, default=environ.get("MODEL_PORT") or "9001", metavar="PORT")
+    parser.add_argument("--api_port", metavar="PORT", help="of the trajectory API (API_PORT, 8000)")
+    parser.add_argument("--model_port", metavar="PORT", help="of the model server (MODEL_PORT, 9001)")
     parser.add_argument("--state_dir", default=str(ROOT / ".gristmill"), help="Redis data, models, published weights")
     parser.add_argument("--runs_dir", default=str(ROOT / "runs"), help="metrics, checkpoints, final models, logs")
     parser.add_argument(
@@ -109,10 +110,33 @@ def read_options(arguments: Sequence[str], prog: str) -> argparse.Namespace:
         and value not in (None, [])
         and str(value) != parser.get_default(name)
     }
+    for name in PORTS:
+        setattr(options, name, read_port(name, environ, vars(options)[name]))
+    if options.api_port == options.model_port:
+        raise ConfigError(
+            "port_invalid",
+            f"port {options.api_port} is that of the trajectory API and of the model server: choose another port with "
+            "--api_port or --model_port",
+            port=options.api_port,
+        )
     preset = PRESETS[options.preset or "quickstart"]
     options.config = options.config or preset.config
     options.model = options.model or preset.model
     return options
+
+
+PORTS = {"api_port": 8000, "model_port": 9001}
+"""The ports of the services, by their flags. The variables have the same names in capital letters."""
+
+
+def read_port(name: str, environ: Mapping[str, str], given: str | None = None) -> int:
+    """Returns a port of `PORTS`: `given` by its flag, or else by its variable. Raises ConfigError."""
+    where, text = f"--{name} ", given
+    if text is None:
+        where, text = f"{name.upper()}=", environ.get(name.upper()) or str(PORTS[name])
+    if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) < 2**16:
+        raise ConfigError("port_invalid", f"{where}{text} is not a port: name a number from 1 to 65535", name=name)
+    return int(text)
 
 
 def command(options: argparse.Namespace, **other: object) -> str:
