@@ -355,7 +355,8 @@ class PermitSession:
                 await self._api.abandon_permits(self._run_id, self._holder, creation=self.creation)
                 await self._api.leave_env(self._run_id, self._holder, creation=self.creation)
         except (TimeoutError, GristmillError) as error:
-            _LOG.warning("permits could not be given back (%s); they expire by themselves", error or "no answer")
+            why = str(error) or f"no answer within {_GOODBYE:g} s"
+            _LOG.warning("permits could not be given back (%s); they expire by themselves", why)
 
 
 class Slots:
