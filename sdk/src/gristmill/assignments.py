@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel
 
 from gristmill.errors import ConfigError, UnknownKeyError
-from gristmill.settings import did_you_mean, inner_model, is_mapping, only_models, put
+from gristmill.settings import did_you_mean, inner_model, is_mapping, only_models, put, yaml_problem
 
 _FLOAT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+", re.ASCII)
 """A number such as 1e-5, which PyYAML reads as text."""
@@ -49,7 +49,7 @@ def read_assignment(word: str) -> tuple[str, Any]:
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise _invalid(word, f"the value is not valid YAML: {error}") from error
+        raise _invalid(word, f"the value is not valid YAML: {yaml_problem(error)}") from error
     return key, float(value) if isinstance(value, str) and _FLOAT.fullmatch(value) else value
 
 

@@ -41,10 +41,13 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
 
 
-def parse(model: type[M], values: Mapping[str, Any], where: str) -> M:
+def parse(
+    model: type[M], values: Mapping[str, Any], where: str, over: Mapping[str, Mapping[str, Any]] | None = None
+) -> M:
     """Validates `values` as `model`. Secrets in `values` are redacted from then on.
 
-    Raises ConfigError with one line for every wrong key. Each line names `where`, the source of the values.
+    Raises ConfigError with one line for every wrong key. Each line names the source of the value: `where`, or the first
+    of `over` that has the key. `over`: the sources that override `where`, the strongest first; `values` has theirs.
     """
     remember_secrets(values)
     _check_characters(values, where)
@@ -52,7 +55,7 @@ def parse(model: type[M], values: Mapping[str, Any], where: str) -> M:
         return model.model_validate(values)
     except ValidationError as error:
         found = _as_written(error, values)
-        lines = [_explain(model, item, where) for item in found]
+        lines = [_explain(model, item, _source(item["loc"], over or {}) or where) for item in found]
         unknown = any(item["type"] == "extra_forbidden" for item in found)
         problems = {_key(item): _PROBLEMS.get(item["type"], item["type"]) for item in found}
         message = "\n".join(dict.fromkeys(lines))
@@ -116,7 +119,7 @@ def load_yaml(path: Path, environ: Mapping[str, str] | None = None) -> dict[str,
         message = f"{path}, line {line}: '{key}' is set again (first in line {first}); keep one of them"
         raise ConfigError("duplicate_key", message, path=path, key=key, line=line, first=first) from twice
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError("invalid_yaml", f"{path} is not valid YAML: {_yaml_problem(error)}", path=path) from error
+        raise ConfigError("invalid_yaml", f"{path} is not valid YAML: {yaml_problem(error)}", path=path) from error
     if not isinstance(loaded, dict):
         raise ConfigError("not_a_mapping", f"{path} must hold key: value pairs at its top level", path=path)
     filled = _fill(loaded, os.environ if environ is None else environ, str(path))
@@ -124,7 +127,7 @@ def load_yaml(path: Path, environ: Mapping[str, str] | None = None) -> dict[str,
     return filled
 
 
-def _yaml_problem(error: Exception) -> str:
+def yaml_problem(error: Exception) -> str:
     """Returns the problem in one line, with its place. PyYAML's text is of several lines and names no file."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
@@ -341,6 +344,21 @@ def _explain(model: type[BaseModel], error: dict[str, Any], where: str) -> str:
     message = _INSTANCE.sub("", error["msg"]).removeprefix("Value error, ")
     found = redact(error["input"], str(location[-1]) if location else "")
     return f"{where}: '{key}': {message}" + ("" if written else f" (found {found!r}).")
+
+
+def _source(location: Sequence[int | str], over: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Returns the first source that has a value at the location. A source may have a part of a section: it has none."""
+    for name, source in over.items():
+        here: Any = source
+        for part in location:
+            inside = part in here if isinstance(here, Mapping) else isinstance(here, list) and part in range(len(here))
+            if not inside:
+                break
+            here = here[part]
+        else:
+            if not isinstance(here, Mapping):
+                return name
+    return None
 
 
 def _key(error: Mapping[str, Any]) -> str:

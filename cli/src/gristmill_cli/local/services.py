@@ -128,8 +128,9 @@ class Services:
     def env_flags(self) -> list[str]:
         """Returns the environment's flags."""
         # The environment records the number of steps, so that the trainer and a later start agree on it.
-        steps = self.options.training_steps
-        flags = ["--config", self.options.config, *(["--total_steps", str(steps)] if steps else [])]
+        given = {"run_id": self.options.run_id or None, "total_steps": self.options.training_steps}
+        flags = ["--config", self.options.config]
+        flags += [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
         # The trainer's keys are in the record of the run, from which the trainer reads them.
         return flags + [word for assignment in self.options.set for word in ("--set", assignment)]
 

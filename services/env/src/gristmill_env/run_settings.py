@@ -134,10 +134,11 @@ class RunSettings:
         given = merge(given, assigned)
         path = find_config(name, deployment.config_dir) if name is not None else None
         in_file = read_file(path, environ, given.get("config_format")) if path is not None else {}
-        values = merge(merge(_overridden(in_file, given), _from_environment(deployment, in_file)), given)
+        variables = _from_environment(deployment, in_file)
+        values = merge(merge(_overridden(in_file, given), variables), given)
         where = str(path) if path is not None else _COMMAND_LINE
         try:
-            config = parse(EnvConfig, values, where)
+            config = parse(EnvConfig, values, where, {_COMMAND_LINE: given, "GRISTMILL_* variables": variables})
             check_run_block(config.trainer_block(), config.group_size, f"{where}: trainer")
         except UnknownKeyError as error:
             if could_be_of_atropos(in_file):
