@@ -18,7 +18,7 @@ from gristmill_env.commands import EvaluateOptions, ProcessOptions
 from gristmill_env.commands.evaluate import run_evaluate
 from gristmill_env.commands.process import process
 from gristmill_env.commands.try_items import try_items
-from gristmill_env.errors import InferenceError
+from gristmill_env.errors import EvaluationError, InferenceError
 from gristmill_env.evaluation.folder import read_evaluation
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved import read_groups
@@ -163,6 +163,22 @@ async def test_half_a_character_in_the_error_of_a_reward_loses_no_group(
     await process(run, ProcessOptions(groups=1, out=tmp_path / "groups"), console)
     (group,) = read_groups(tmp_path / "groups" / "groups.jsonl")
     assert group.completions[0].error == "mine: ValueError: half \ufffd"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"), [("raise KeyError('gone')", "mine: KeyError: 'gone'"), ("return None", "returned None")]
+)
+async def test_evaluate_ends_with_the_first_error_if_no_completion_has_a_score(
+    tmp_path: Path, failing_server: FailingServer, console: Console, body: str, said: str
+) -> None:
+    (tmp_path / "mine.py").write_text(f"def mine(completion):\n    {body}\n")
+    run = launch(tmp_path, Server(failing_server, set()).url)
+    dataset = run.config.dataset.model_copy(update={"reward_functions": [str(tmp_path / "mine.py:mine")]})
+    run = dataclasses.replace(run, config=run.config.model_copy(update={"dataset": dataset}))
+    with raises(EvaluationError, "nothing_scored", completions=5, folder=tmp_path / "out") as raised:
+        await run_evaluate(run, EvaluateOptions(out=tmp_path / "out"), console)
+    assert said in str(raised.value)
+    assert not (tmp_path / "out" / "results.json").exists()
 
 
 async def test_try_shows_the_error_of_a_row_instead_of_the_item(

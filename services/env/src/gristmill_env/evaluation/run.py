@@ -23,7 +23,14 @@ from gristmill.permits import Slots
 from gristmill.saved import SavedGroup
 from gristmill_env.console import Steps
 from gristmill_env.data import Item, PromptDataset
-from gristmill_env.errors import ROW_ERRORS, BusyEvaluationError, InferenceError, RewardError, reason_of
+from gristmill_env.errors import (
+    ROW_ERRORS,
+    BusyEvaluationError,
+    EvaluationError,
+    InferenceError,
+    RewardError,
+    reason_of,
+)
 from gristmill_env.evaluation.folder import EXTRACTION, EvaluationFolder, judged, skipped
 from gristmill_env.evaluation.plan import (
     count_training_rows,
@@ -76,7 +83,8 @@ async def evaluate(
     """Evaluates the missing prompts of `file.plan`, and writes the results. Keeps finished prompts after any error.
 
     `scorer`: the rewards by which `generate` scores. Raises InferenceError when the model server does not answer or
-    refuses every prompt, and RewardError when the correctness reward fails to extract every answer.
+    refuses every prompt, EvaluationError when no completion gets a score, and RewardError when the correctness reward
+    fails to extract every answer.
     """
     started, resumed, plan = time.time(), len(file.done), file.plan
     missing = iter([number for number in range(plan.prompts) if number not in file.done])
@@ -96,6 +104,7 @@ async def evaluate(
 
     def conclude() -> Evaluated:
         groups = file.finish()
+        _check_scored(groups, file.folder)
         _check_extraction(groups, f"{scorer.correctness.name}.{EXTRACTION}")
         summary = summarise(plan, groups)
         evaluated = Evaluated(plan, summary, file.folder, started=started, ended=time.time(), resumed=resumed)
@@ -107,6 +116,17 @@ async def evaluate(
         await gather(work() for _ in range(workers))
     # On a thread, because serve continues with rollouts meanwhile.
     return await asyncio.to_thread(conclude)
+
+
+def _check_scored(groups: Sequence[SavedGroup], folder: Path) -> None:
+    """Raises EvaluationError with the first error if there are completions and none of them has a score."""
+    completions = [completion for group in groups for completion in group.completions]
+    if not completions or any(value is not None for one in completions for value in one.scores.values()):
+        return
+    failures = (f"{name}: {error}" for one in completions for name, error in one.errors.items())
+    first = next(failures, "the rewards returned None")
+    text = f"none of {len(completions)} completions has a score: {first} ({folder} has all completions and errors)"
+    raise EvaluationError("nothing_scored", text, completions=len(completions), folder=folder)
 
 
 def _check_extraction(groups: Sequence[SavedGroup], name: str) -> None:
