@@ -487,6 +487,12 @@ TABLE: list[tuple[str, list[str], list[str]]] = [
         [r"2\sqrt{3}c", r"3\sqrt2\text{ cm}"],
     ),
     ("2h", ["2 h", "h+h"], ["2", "2s", "2t", "h", "3h"]),
+    (
+        "2",
+        [r"2\text{ m}", r"2\mathrm{m}", r"2\text{ N}", r"2\,\mathrm{V}", r"2\text{ N m}", r"2\text{ kHz}"],
+        [r"2\mathrm{x}", r"2\text{x}", r"2x\mathrm{y}"],
+    ),
+    ("n", [], [r"n\text{ is even}", r"n\text{ for all }m"]),
     ("5t", ["5 t"], ["5", "5s", "5l", "t"]),
     ("3x+2t", ["2t+3x"], ["3x+2", "3x+2s", "3x+2m"]),
     ("x = 2t", ["2t"], ["x = 2", "2"]),

@@ -160,12 +160,20 @@ REPEATED = re.compile(r"\\(?:overline|bar|dot) ?\{? ?[0-9]")
 """Repeated digits, whose place Math-Verify loses."""
 UNREAD = re.compile(rf"'|\\not(?![A-Za-z])|\\prime(?![A-Za-z])|!!|\\ldots|{_DERIVATIVE.pattern}")
 """Signs that Math-Verify omits or misreads: primes, `\\not`, double factorials, dots, and derivatives."""
-LETTER_FONT = re.compile(r"\\(?:mathbf|boldsymbol|bm) ?\{ ?([A-Za-z]) ?\}|\\(?:mathrm|textrm) ?\{ ?([eidT]) ?\}")
+_VARIABLE = "[BDEGIMO-SUX-Za-fi-ln-rt-z]"
+"""A letter that is not the symbol of a unit."""
+LETTER_FONT = re.compile(
+    r"\\(?:mathbf|boldsymbol|bm) ?\{ ?([A-Za-z]) ?\}|"
+    rf"\\(?:mathrm|text|textrm) ?\{{ ?({_VARIABLE}) ?\}}"
+)
 """A letter of mathematics in bold or upright type, which Math-Verify takes for the unit of the number before it."""
-TRANSPOSE = re.compile(r"\^ ?(?:T(?![A-Za-z])|\{ ?(?:T|\\top) ?\}|\\top(?![A-Za-z]))")
+TRANSPOSE = re.compile(
+    r"\^ ?(?:T(?![A-Za-z])|\{ ?(?:T|\\top|\\(?:mathrm|text) ?\{ ?T ?\}) ?\}|\\top(?![A-Za-z])|\\mathrm ?\{ ?T ?\})"
+)
 """A power that Math-Verify omits."""
 _UNIT = re.compile(
-    r"(?:(?P<rest>.*[0-9A-Za-z)\]}]) ?\\(?:text|textrm|mathrm|mbox) ?\{(?! ?[eid] ?\}) ?[A-Za-z](?:[^{}]|\{[^{}]*\})*\}"
+    rf"(?:(?P<rest>.*[0-9A-Za-z)\]}}]) ?\\(?:text|textrm|mathrm|mbox) ?\{{(?! ?{_VARIABLE} ?\}}) ?[A-Za-z]"
+    r"(?:[^{}]|\{[^{}]*\})*\}"
     r"|(?P<before>.*(?:[0-9)\]}]|\\pi)) ?(?<![A-Za-z])(?:cm|mm|km|kg|mg|ml|ft|in|lb|yd))"
     r"(?: ?\^ ?(?:\{ ?[23] ?\}|[23]))?"
 )
@@ -208,6 +216,8 @@ def mathematics(bare: str) -> str | None:
     if any(pattern.search(bare) for pattern in (TWO_NUMBERS, _EXPONENT, BASED, _BOX, _DOTS)) or _is_prose(bare):
         return None
     if unit := _UNIT.fullmatch(bare):
+        if unit["rest"] and _SMALL_WORDS.search(bare, unit.end("rest")):
+            return None  # a statement, such as "n is even"
         bare = unit["rest"] or unit["before"]
     bare = _SHORT_SET.sub(r"\\mathbb{\1}", LETTER_FONT.sub(lambda letter: letter[1] or letter[2], bare))
     latex = _LONG_EXPONENT.sub(r"^{\1}", _POWER.sub("^", _DERIVATIVE.sub(r"D_{\1d\2}", TRANSPOSE.sub("^{t}", bare))))
