@@ -186,6 +186,7 @@ def decode_line(line: bytes) -> dict[str, Any] | None:
             row = msgspec.json.decode(line)
         except msgspec.DecodeError:  # NaN, which Python's json writes and JSON does not have
             row = json.loads(line)
+            json.dumps(row, ensure_ascii=False).encode()  # Half of a surrogate pair is not text that JSON can hold.
     except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None

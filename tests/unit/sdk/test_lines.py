@@ -37,6 +37,12 @@ def test_file_that_changed_is_read_as_if_for_the_first_time(tmp_path: Path, befo
     assert read_growing_jsonl(path) == read_jsonl(path)
 
 
+def test_line_with_half_of_a_surrogate_pair_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(lines(1) + '{"step": 2, "text": "\\ud83d"}\n{"step": 3, "text": "\\ud83d\\ude00"}\n')
+    assert [row["step"] for row in read_jsonl(path)] == [1, 3]
+
+
 def test_file_that_was_replaced_is_read_whole(tmp_path: Path) -> None:
     """A resumed trainer writes the rows that it keeps to a new file."""
     path = tmp_path / "metrics.jsonl"

@@ -150,10 +150,11 @@ ODD: tuple[object, ...] = (
     10**400,
     -1,
     {},
+    {"odd": 1.0},
 )
 FIELDS = (
     "pass@1", "prompts", "pass@1_stderr", "reward_mean", "reward_parts", "seconds", "staleness", "rejected", "receipts",
-    "tokens", "policy_version", "rollout_logprob_diff_mean", "skipped", "loss", "other",
+    "receipts.", "tokens", "policy_version", "rollout_logprob_diff_mean", "skipped", "loss", "other",
 )  # fmt: skip
 
 

@@ -204,24 +204,26 @@ def _receipts(facts: Facts, rows: Sequence[Mapping[str, Any]]) -> Receipts | Non
             for server, receipt in sorted(last.items())
         ]
         return Receipts(proven=found.proven, publications=found.publications, newest=newest)
-    counted = [(row, count) for row in rows if (count := row.get("receipts") or _flat_receipts(row))]
+    counted = [(row, states) for row in rows if (states := _receipt_states(row))]
     if not counted:
         return None
     row, states = counted[-1]
     together = NewestReceipt(
         server="",
         version="",
-        state=next(state for state in ("failed", "unproven", "ok") if state in states),
+        state=states[0],
         difference=_number(row.get("receipt_difference")),
         change=_number(row.get("receipt_change")),
         seconds=_number(row.get("receipt_seconds")) or 0.0,
     )
-    good = sum({*count} == {"ok"} for _, count in counted)
+    good = sum(states == ["ok"] for _, states in counted)
     return Receipts(proven=good, publications=len(counted), newest=[together])
 
 
-def _flat_receipts(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name.partition(".")[2]: value for name, value in row.items() if name.startswith("receipts.")}
+def _receipt_states(row: Mapping[str, Any]) -> list[str]:
+    """Returns the states of a row's receipts, the worst first."""
+    counts = row.get("receipts") or {name.partition(".")[2] for name in row if name.startswith("receipts.")}
+    return [state for state in ("failed", "unproven", "ok") if state in counts]
 
 
 def _version_step(facts: Facts) -> int:
