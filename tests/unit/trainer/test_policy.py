@@ -17,6 +17,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, Qwen3MoeConfig, Qwen
 
 from gristmill_trainer.errors import ModelError
 from gristmill_trainer.policy import Lora, ModelSource, Policy
+from gristmill_trainer.policy.source import config_without_attention
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 61,
@@ -85,3 +86,13 @@ def test_model_does_not_choose_the_code_of_its_attention(model_dir: Path, tmp_pa
     (folder / "config.json").write_text(json.dumps({**config, key: named}))
     policy = Policy(ModelSource.of(str(folder)), "cpu")
     assert policy.model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(
+    "named", [{"text_config": "owner/repository"}, {"": "eager", "vision_config": "owner/repository"}]
+)
+def test_parts_of_a_model_do_not_choose_the_code_of_their_attention(tmp_path: Path, named: dict[str, str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3", "attn_implementation": named}))
+    config = config_without_attention(str(tmp_path))
+    chosen = [one._attn_implementation for one in (config, config.text_config, config.vision_config)]
+    assert chosen == [None] * 3

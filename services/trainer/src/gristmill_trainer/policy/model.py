@@ -25,7 +25,7 @@ from gristmill_trainer.policy.lora import (
     without_adapters,
 )
 from gristmill_trainer.policy.scoring import prepare
-from gristmill_trainer.policy.source import ModelSource, attention_options
+from gristmill_trainer.policy.source import ModelSource, config_without_attention
 
 _LOG = logging.getLogger(__name__)
 _Revert = Callable[[Any, dict[str, torch.Tensor]], dict[str, torch.Tensor]]
@@ -72,7 +72,7 @@ class Policy:
                 whole,
                 dtype=weights_dtype(self.device, lora),
                 trust_remote_code=False,
-                **attention_options(whole),
+                config=config_without_attention(whole),
             )
         except (OSError, ValueError) as error:
             raise ModelError("model_unreadable", f"cannot load the model '{whole}': {error}", model=whole) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from transformers import AutoConfig
 
@@ -35,19 +35,14 @@ class ModelSource:
         return cls(model, model, None, max_model_len)
 
 
-_ATTENTION: Final = "sdpa"
-
-
-def attention_options(model: str) -> dict[str, Any]:
-    """Returns the options of from_pretrained that replace the attention that the config of `model` names, if it does.
+def config_without_attention(model: str) -> Any:
+    """Returns the config of `model` without the attention that it or one of its parts names: transformers chooses one.
 
     transformers would fetch the code of an attention such as `owner/repository`. Models bring data only.
     """
     config = AutoConfig.from_pretrained(model, trust_remote_code=False)
-    if config._attn_implementation is None:
-        return {}
-    config._attn_implementation = _ATTENTION
-    return {"config": config, "attn_implementation": _ATTENTION}
+    config._attn_implementation = None  # also in the configs of its parts
+    return config
 
 
 def find_model(model_name: str | None, manifest: Manifest | None, served: dict[str, Any]) -> ModelSource:
