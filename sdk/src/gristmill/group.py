@@ -602,7 +602,9 @@ def _finite(name: str, values: F32) -> float:
 def _not_positive(name: str, highest: float) -> None:
     """`highest`: the highest of some log-probabilities. The rounding of log 1 may be positive."""
     if highest > 1e-3:
-        raise GroupError("positive_logprob", f"{name} must not be positive, found {highest:.4f}", field=name)
+        raise GroupError(
+            "positive_logprob", f"log-probabilities must not be positive, found {highest:.4f} in {name}", field=name
+        )
 
 
 def _bytes(array: npt.NDArray[Any], dtype: str) -> bytes:
