@@ -8,6 +8,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from gristmill.errors import FileError
 from gristmill_trainer.errors import TrainerError
 
 
@@ -17,4 +18,5 @@ def writing(path: Path, kind: type[TrainerError] = TrainerError, remedy: str = "
     try:
         yield
     except (OSError, SafetensorError) as error:
-        raise kind("write_failed", f"{path} cannot be written: {error}. {remedy}".strip(), path=path) from error
+        why = FileError.of(error) if isinstance(error, OSError) and error.errno else error
+        raise kind("write_failed", f"{path} cannot be written: {why}. {remedy}".strip(), path=path) from error

@@ -38,20 +38,26 @@ def test_checkpoint_store_keeps_the_last_by_version_not_by_step(training: Traini
     assert store.load(newest).progress.version.incarnation == 2
 
 
-@pytest.mark.parametrize("size", [4, 4096, 30_000])
+@pytest.mark.parametrize(("size", "file"), [(4, "model"), (4096, "model"), (30_000, "model"), (4, "optimizer.pt")])
 def test_checkpoint_without_disk_space_leaves_the_previous_checkpoint(
-    training: Training, tmp_path: Path, size: int
+    training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, file: str
 ) -> None:
-    """As on a full disk: no process may write a file larger than this many bytes."""
+    """As on a full disk: no process may write a file larger than this many bytes. `file`: the first that is larger."""
     store = CheckpointStore(tmp_path, kept=2)
     store.save(training.state, progress(1))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
-        with raises(CheckpointError, "write_failed", path=tmp_path / "step-000002"):
+        with (
+            raises(CheckpointError, "write_failed", path=tmp_path / "step-000002") as raised,
+            monkeypatch.context() as patch,
+        ):
+            if file != "model":
+                patch.setattr(type(training.state), "save_model", lambda state, folder: None)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
             store.save(training.state, progress(2))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "File too large" in str(raised.value), "the system's reason"
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
     store.save(training.state, progress(2))
     assert store.newest() == tmp_path / "step-000002"

@@ -222,7 +222,9 @@ def _load(file: Path) -> dict[str, Any]:
 def _save(state: dict[str, Any], path: Path) -> None:
     try:
         torch.save(state, path)
-    except RuntimeError as error:  # torch reports a full disk by RuntimeError.
+    except RuntimeError as error:  # torch reports a full disk by RuntimeError, without the system's reason.
+        with path.open("ab") as file:
+            file.write(bytes(1 << 20))
         raise OSError(f"{path.name}: {error}") from error
 
 
