@@ -148,7 +148,11 @@ def test_context_of_a_failure_is_the_end_of_its_log_without_lines_of_success(
     assert lines == [f"  line {number}\\x1b" for number in range(88, 100)]
     log.write_text(
         "an error of the start before\n--- started 2026-11-26 12:00:00, process 1\n"
-        "Traceback\n" + "12:00:00 env     INFO    score prompt=g1\n" * 100 + "12:00:01 env     ERROR   no reward\n"
+        "Traceback\n"
+        + "12:00:00 env     INFO    score prompt=g1\n" * 100
+        + 'INFO:     127.0.0.1:4 - "POST /collective_rpc HTTP/1.1" 200 OK\n' * 9
+        + "(EngineCore pid=7) INFO 11-27 04:00:00 [core.py:9] reloaded\n" * 9
+        + "12:00:01 env     ERROR   no reward\n"
     )
     show_context(log)
     assert capsys.readouterr().out.splitlines() == ["  Traceback", "  12:00:01 env     ERROR   no reward"]

@@ -253,5 +253,8 @@ def test_run_ends_when_its_server_has_ended(server: WarmServer) -> None:
     os.kill(record.pid, signal.SIGKILL)
     while record.alive:
         time.sleep(0.01)
-    with raises(LocalStackError, "service_ended"):
+    server.log.write_text('INFO:     127.0.0.1:4 - "POST /collective_rpc HTTP/1.1" 200 OK\n')
+    with raises(LocalStackError, "service_ended") as ended:
         server.raise_if_ended()
+    assert "200 OK" not in str(ended.value), "the last line is of work that went well"
+    assert "the same command" in str(ended.value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import shlex
 import sys
 import threading
@@ -26,7 +25,7 @@ from gristmill.lines import read_jsonl
 from gristmill.logs import escaped
 from gristmill.metrics import METRICS_FILE
 from gristmill_cli.local.options import PROGRAM, command
-from gristmill_cli.local.processes import STARTED, LocalStack
+from gristmill_cli.local.processes import STARTED, WENT_WELL, LocalStack
 from gristmill_cli.terminal import Command, summary
 from gristmill_view.facts import ApiReader, Facts, Service, read_files
 from gristmill_view.overview import current_rows, overview
@@ -41,8 +40,6 @@ _REPORT_SECONDS = 30.0
 """Longest wait for the report of the run, which the API writes."""
 _CONTEXT_LINES = 12
 """Lines of a failed service's log that are shown before its error."""
-_WENT_WELL: Final = re.compile(r"\d\d:\d\d:\d\d \S+ +(?:DEBUG|INFO) ")
-"""A line of `gristmill.logs`."""
 
 
 class LocalRun:
@@ -229,7 +226,7 @@ def show_context(log: Path | None) -> None:
     _, started, written = log.read_text(encoding="utf-8", errors="replace").rpartition(STARTED)
     if started:
         _, _, written = written.partition("\n")
-    lines = [text for text in written.splitlines() if not _WENT_WELL.match(text)][-_CONTEXT_LINES:]
+    lines = [text for text in written.splitlines() if not WENT_WELL.match(text)][-_CONTEXT_LINES:]
     for line in lines:
         print(f"  {escaped(line)}", flush=True)
 

@@ -40,6 +40,8 @@ _HARMLESS = re.compile(
     r"RotaryEmbedding: Failed to load weights"
     r"|^nanobind: |^ - (?:leaked |\.\.\. skipped remainder)|^See https://nanobind\."
 )
+WENT_WELL = re.compile(r"(?:\d\d:\d\d:\d\d \S+ +|\([^)]*\) )?(?:DEBUG|INFO)\b")
+"""The begin of a log line of Gristmill, vLLM or uvicorn about work that went well."""
 _SERVERS = frozenset({"redis", "api", "model"})
 _WITHOUT_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _PRCTL = getattr(ctypes.CDLL(None), "prctl", None)

@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gristmill import Manifest, ManifestError, connections
 from gristmill.disk import write_file
-from gristmill_cli.local.processes import GRACE, LocalStackError, answers, listens
+from gristmill_cli.local.processes import GRACE, WENT_WELL, LocalStackError, answers, listens
 from gristmill_model.revision import revision
 from gristmill_model.settings import Settings, named
 
@@ -198,9 +198,9 @@ class WarmServer:
         return f"it has the weights {version} of a run, and the next command resets them"
 
     def raise_if_ended(self) -> None:
-        """Raises LocalStackError if the server has ended."""
+        """Raises LocalStackError if the server has ended, while a run used it."""
         if self.record() is None:
-            raise self._ended()
+            raise self._ended("; the same command starts a model server, and continues the run")
 
     def _complete(self, record: Record) -> Record:
         """Waits until the server answers, and adds its manifest to the record. Restores a replaced manifest."""
@@ -268,10 +268,12 @@ class WarmServer:
                 url=self.url,
             ) from error
 
-    def _ended(self) -> LocalStackError:
+    def _ended(self, remedy: str = "") -> LocalStackError:
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        last = next((line for line in reversed(lines) if line.strip()), "it printed nothing")
-        return LocalStackError("service_ended", f"the model server ended: {last} (log: {self.log})", log=self.log)
+        wrong = (line for line in reversed(lines) if line.strip() and not WENT_WELL.match(line))
+        last = next(wrong, "it reported no error, as if it was killed")
+        text = f"the model server at {self.url} ended: {last} (log: {self.log}){remedy}"
+        return LocalStackError("service_ended", text, log=self.log)
 
     def _write(self, record: Record) -> Record:
         write_file(self._file, record.model_dump_json(indent=2).encode(), mode=0o600)
