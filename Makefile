@@ -116,8 +116,9 @@ docs: $(DEV_READY) #- build the documentation as a site in site/, and check its 
 wheels: $(READY) #- build the wheels of all packages into dist/
 	for folder in sdk view cli services/*/; do $(VENV)/uv build --quiet --wheel --out-dir dist "$$folder" || exit 1; done
 
+# In one process: mypy gives its workers three seconds to start, which a busy machine does not keep.
 types: $(DEV_READY) #- check the types of all Python files with mypy
-	$(VENV)/mypy -n 2 sdk/src view/src cli/src services/*/src scripts tests benchmarks
+	$(VENV)/mypy sdk/src view/src cli/src services/*/src scripts tests benchmarks
 
 unit: quick #- run the unit tests
 	@$(SIDE_BY_SIDE) 3 unit-torch unit-env unit-rest
