@@ -24,9 +24,12 @@ TEMPLATE = (
 )
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def no_torch_in_processes() -> Iterator[None]:
-    """Processes that tests start do without torch, as in the image of `env`. Its import would take seconds in each."""
+    """Processes that tests start do without torch, as in the image of `env`. Its import would take seconds in each.
+
+    It ends with the module, because `make test-long` runs trainers in the same session.
+    """
     folder = str(Path(__file__).parents[2] / "support" / "no_torch")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", folder, prepend=os.pathsep)
