@@ -29,7 +29,7 @@ async def test_run_trains_under_a_prefix(api: ApiServer) -> None:
 
 
 def test_documentation_has_the_prefix(api: ApiServer) -> None:
-    assert httpx.get(f"{api.url}/openapi.json").json()["servers"] == [{"url": "/rig"}]
+    assert httpx.get(f"{api.url}/openapi.json", timeout=60).json()["servers"] == [{"url": "/rig"}]
 
 
 def test_both_protocols_keep_their_errors_under_a_prefix(api: ApiServer) -> None:
