@@ -120,10 +120,12 @@ def where(options: argparse.Namespace) -> str:
     equal = {"group_id": options.group, "env_id": options.env, "finish_reason": options.finish_reason}
     equal |= {"outcome": options.outcome}
     conditions += [f"{column} = {literal(value)}" for column, value in equal.items() if value is not None]
-    if options.reward_min is not None:
-        conditions.append(f"reward >= {options.reward_min!r}")
-    if options.reward_max is not None:
-        conditions.append(f"reward <= {options.reward_max!r}")
+    for flag, sign, bound in (("--reward-min", ">=", options.reward_min), ("--reward-max", "<=", options.reward_max)):
+        if bound is None:
+            continue
+        if not math.isfinite(bound):
+            raise _invalid(flag, str(bound), "a finite number")
+        conditions.append(f"reward {sign} {bound!r}")
     if options.text is not None:
         text = literal(options.text)
         conditions.append(f"(contains(lower(prompt), lower({text})) OR contains(lower(completion), lower({text})))")
@@ -145,6 +147,8 @@ def _invalid(flag: str, value: str, wanted: str) -> ConfigError:
 
 def rollouts(options: argparse.Namespace, place: Place, console: Console) -> int:
     """Prints single completions."""
+    if options.limit < 1:
+        raise _invalid("--limit", str(options.limit), "a number of rows, at least 1")
     columns = "*" if options.json else ", ".join(_COLUMNS)
     order = f"{options.order} {'ASC' if options.ascending else 'DESC'} NULLS LAST, group_id, sequence"
     query = f"SELECT {columns} FROM rollouts WHERE {where(options)} ORDER BY {order} LIMIT {options.limit:d}"

@@ -103,6 +103,20 @@ def test_launcher_refuses_a_run_that_cannot_work(
     assert named in error
 
 
+@pytest.mark.parametrize(
+    ("flag", "code"),
+    [
+        ("--resume=runs/gone/checkpoints/step-000020", "checkpoint_missing"),
+        (f"--resume={ROOT}", "checkpoint_missing"),
+        ("--policy_loss=gone.py:loss", "plugin_file_missing"),
+        (f"--policy_loss={ROOT / 'configs' / 'agents' / 'two_steps.py'}:gone", "plugin_attribute_missing"),
+    ],
+)
+def test_launcher_refuses_files_of_the_training_that_do_not_exist(refusal: Launch, flag: str, code: str) -> None:
+    error = refusal(flag)
+    assert f"error [{code}]: " in error
+
+
 @pytest.mark.parametrize("model", ["tinny", "gone/for/good", "./gone", str(ROOT)])
 def test_launcher_refuses_a_model_that_does_not_exist(refusal: Launch, model: str) -> None:
     error = refusal(f"--model={model}").replace("'", "")

@@ -567,6 +567,8 @@ def test_metrics_of_steps_have_flat_names(tmp_path: Path) -> None:
     [
         *(["--step", text] for text in ("abc", "-1", "1-", "1-x", "1-2-3", "1.5", "٣")),
         *(["--part", text] for text in ("x", "x=", "=1", "x=nan", "x=inf", "a=b=c")),
+        *([name, text] for name in ("--reward-min", "--reward-max") for text in ("nan", "-inf")),
+        *(["--limit", text] for text in ("0", "-1")),
     ],
 )
 def test_filter_of_rollouts_that_is_not_a_number_is_one_line(

@@ -20,6 +20,8 @@ from gristmill_cli.local.services import MODEL_PYTHON, Services
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.session import load_task
 from gristmill_model.settings import named
+from gristmill_trainer.errors import CheckpointError
+from gristmill_trainer.hooks import load_function
 from gristmill_trainer.settings import TrainerSettings
 
 
@@ -40,6 +42,7 @@ def check(services: Services) -> Plan:
     """
     run = RunSettings.read(services.env_flags(), {**os.environ, **services.environ}, "gristmill run")
     settings = _trainer_settings(services, run)
+    _check_named_files(services, settings, run.run_id)
     _check_finished(services, run.run_id, settings.training_steps)
     for part in run.by_source():
         if part.config.dataset.dataset_path is not None:
@@ -102,6 +105,21 @@ def _trainer_settings(services: Services, run: RunSettings) -> TrainerSettings:
     settings = parse(TrainerSettings, layers, where)
     settings.check_whole_groups(run.config.group_size, where)
     return settings
+
+
+def _check_named_files(services: Services, settings: TrainerSettings, run_id: str) -> None:
+    """Loads the user's loss, and looks for the checkpoint to begin with, which the run may have pruned since then."""
+    if settings.policy_loss is not None:
+        load_function(settings.policy_loss, "policy_loss")
+    checkpoints = services.runs_dir / run_id / "checkpoints"
+    named = settings.resume not in ("auto", "never") and not any(checkpoints.glob("step-*"))
+    if named and not Path(settings.resume, "trainer_state.json").is_file():
+        raise CheckpointError(
+            "checkpoint_missing",
+            f"--resume names {settings.resume}, which is not a folder of a checkpoint; "
+            "name one such as runs/RUN/checkpoints/step-000020",
+            resume=settings.resume,
+        )
 
 
 def _check_finished(services: Services, run_id: str, training_steps: int) -> None:
