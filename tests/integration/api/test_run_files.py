@@ -16,6 +16,7 @@ from tests.support.grids import rest_is_long
 from gristmill import PolicyVersion, RunRecord, RunState, SyncClient
 from gristmill.archive.run_file import RUN_FILE, read_run_file
 from gristmill_api.store import keys
+from gristmill_api.store.runs import MOST_UNTAKEN_RUNS
 
 RUN = "run-1"
 
@@ -96,6 +97,20 @@ def test_api_that_starts_again_writes_nothing_new_and_no_folder_that_was_removed
     until_written(tmp_path / "later" / RUN_FILE, api.get_run("later"))
     assert (tmp_path / "kept" / RUN_FILE).stat().st_ino == inode
     assert not (tmp_path / "removed").exists()
+
+
+def test_folder_of_a_run_that_made_room_before_a_trainer_took_it_is_removed(api: SyncClient, tmp_path: Path) -> None:
+    for name in range(MOST_UNTAKEN_RUNS):
+        api.create_run(f"untaken-{name}", {}, 2)
+    until_written(tmp_path / "untaken-0" / RUN_FILE, api.get_run("untaken-0"))
+    until_written(tmp_path / "untaken-1" / RUN_FILE, api.get_run("untaken-1"))
+    (tmp_path / "untaken-1" / "notes.txt").write_text("A user's file")
+    for name in range(2):
+        api.create_run(f"new-{name}", {}, 2)
+    until_all_are_written(api, tmp_path)
+    assert not (tmp_path / "untaken-0").exists()
+    assert read_run_file(tmp_path / "untaken-1" / RUN_FILE).state == RunState.FINISHED
+    assert (tmp_path / "untaken-1" / "notes.txt").exists()
 
 
 def test_disk_that_fails_delays_no_request_and_is_logged_once(

@@ -104,10 +104,8 @@ class RunFiles:
             if not await self._runs.was_deleted(run_id):
                 self._report_lost(record, f"Redis has {len(revisions) or 'no'} other runs")
                 continue
-            # It ended and was deleted before the file said so.
             with contextlib.suppress(OSError):  # Then the next start of the API tries again.
-                ended = record.model_copy(update={"state": RunState.FINISHED})
-                await asyncio.to_thread(write_run_file, self._runs_dir / run_id, ended)
+                await asyncio.to_thread(_write_deleted, self._runs_dir / run_id, record)
 
     def _report_lost(self, record: RunRecord, instead: str) -> None:
         if self._lost.get(record.run_id) == record.creation:
@@ -139,6 +137,16 @@ def _write(folder: Path, record: RunRecord, *, begins: bool) -> RunRecord | None
     if newer is None or newer.creation != record.creation:
         write_run_file(folder, record)
     return newer
+
+
+def _write_deleted(folder: Path, record: RunRecord) -> None:
+    """Writes that a run ended that was deleted before its file said so. Of a run without a trainer, nothing stays: any
+    environment may open such runs, as many as it likes."""
+    if record.incarnation == 0 and [entry.name for entry in folder.iterdir()] == [RUN_FILE]:
+        (folder / RUN_FILE).unlink()
+        folder.rmdir()
+    else:
+        write_run_file(folder, record.model_copy(update={"state": RunState.FINISHED}))
 
 
 def _is_newer(file: RunRecord, record: RunRecord) -> bool:

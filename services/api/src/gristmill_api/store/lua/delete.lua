@@ -64,7 +64,8 @@ if left <= 0 then return {'MORE'} end
 
 unlink(redis.call('LRANGE', LATEST, 0, -1), example)
 local facts = redis.call('HMGET', DELETED, 'run_id', 'incarnation')
-redis.call('SET', FENCE, facts[2], 'PX', fence_ttl)
+-- Without a trainer there is nothing to fence off; the key then only says that the run was deleted.
+redis.call('SET', FENCE, facts[2], 'PX', facts[2] == '0' and 3600000 or fence_ttl)
 redis.call('SREM', DELETING, facts[1])
 redis.call('UNLINK', DELETED, COUNTERS, READY_BY_SIZE, TRAINED, ACKED, PERMITS, HOLDERS, REISSUE, LAPSED, DROPPED, DROPS,
   TOMBSTONES, DIFFICULTY, RESTING, FATES, VERSIONS, CLAIMS, CLAIMANTS, LATEST, LOG, ATROPOS, NAMES)
