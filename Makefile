@@ -64,7 +64,7 @@ secure: ## create tokens and a Redis password for Compose and make local; ARGS=-
 # Two lanes of tests at the same time, in each the cheapest failure first. Images are built from the first second.
 test: ## run what CI runs: lint, docs, types, unit, page, integration and end-to-end tests
 	scripts/run_lanes.sh "packages images" \
-	  "dev lint docs unit @packages browser integration-loop" "@dev types @packages integration-store @images e2e"
+	  "dev lint docs unit @packages integration-loop" "@dev types @packages integration-store @images e2e browser"
 
 # First the targets with ##, then those with #- for work on Gristmill itself.
 help: ## list the targets

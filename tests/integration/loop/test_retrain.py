@@ -25,7 +25,6 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from tests.support.grids import rest_is_long
 from tests.support.ports import free_port
 from tests.support.recorded_run import EVERY, RUN, STEPS, record
 from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis, start_vllm
@@ -40,6 +39,9 @@ from gristmill_cli.main import main
 from gristmill_trainer.checkpoint.digests import DIGESTS_FILE, lineage, read_digests
 from gristmill_view.pack import open_run
 from gristmill_view.run_source import RunSource
+
+pytestmark = pytest.mark.long
+"""Recording a run takes minutes: `make test` has unit/trainer/replay/test_again.py and test_resume_on_leases.py."""
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +150,6 @@ def test_verify_finds_every_checkpoint_of_a_killed_run_equal(run: Path) -> None:
     assert [path.name for path in run.parent.iterdir()] == [RUN]
 
 
-@pytest.mark.long
 def test_retrained_run_has_the_checkpoint_files_of_the_original(run: Path) -> None:
     assert gristmill_process(run, "retrain", RUN).returncode == 0
     retrained = run.parent / f"{RUN}-retrained"
@@ -164,7 +165,6 @@ def test_retrained_run_has_the_checkpoint_files_of_the_original(run: Path) -> No
     assert min(row["effective_sample_size"] for row in again) > 0.99, "the run was on policy"
 
 
-@pytest.mark.long
 def test_verify_names_the_first_checkpoint_that_differs_and_the_software(run: Path) -> None:
     file = run / DIGESTS_FILE
     rows = [json.loads(line) for line in file.read_text().splitlines()]
@@ -179,7 +179,6 @@ def test_verify_names_the_first_checkpoint_that_differs_and_the_software(run: Pa
     assert "torch: 2.0.0 in the original" in done.stdout
 
 
-@pytest.mark.long
 def test_verify_from_a_checkpoint_on_disk_trains_the_steps_after_it(run: Path) -> None:
     done = gristmill(run, "retrain", RUN, "--verify", "--at", "5")
     assert done.returncode == 0
@@ -218,7 +217,6 @@ def test_missing_model_is_named(run: Path) -> None:
     assert (done.returncode, code_of(done)) == (1, "model_missing")
 
 
-@pytest.mark.long
 def test_other_model_takes_the_place_of_a_missing_one(run: Path) -> None:
     model = lose_the_model(run)
     assert gristmill(run, "retrain", RUN, "--verify", "--until", "2", "--model", model).returncode == 0
@@ -228,7 +226,6 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return read_jsonl(folder / "metrics.jsonl")
 
 
-@pytest.mark.long
 def test_other_settings_act_after_the_step_and_make_the_data_off_policy(run: Path) -> None:
     done = gristmill(run, "retrain", RUN, "--objective", "cispo", "--learning_rate", "5e-4", "--at", "3", "--out", "b")
     assert done.returncode == 0
@@ -249,7 +246,6 @@ def test_other_settings_act_after_the_step_and_make_the_data_off_policy(run: Pat
     )  # fmt: skip
 
 
-@pytest.mark.long
 def test_retraining_stops_at_a_small_effective_sample_size_unless_forced(run: Path) -> None:
     high = ["retrain", RUN, "--learning_rate", "0.01"]
     done = gristmill(run, *high)
@@ -260,7 +256,6 @@ def test_retraining_stops_at_a_small_effective_sample_size_unless_forced(run: Pa
     assert len(rows_of(run.parent / f"{RUN}-retrained")) == STEPS, "the second retraining replaces the first"
 
 
-@pytest.mark.long
 def test_setting_with_the_recorded_value_changes_nothing(run: Path) -> None:
     done = gristmill(run, "retrain", RUN, "--objective", "dapo", "--until", "2")
     assert done.returncode == 0
@@ -269,7 +264,7 @@ def test_setting_with_the_recorded_value_changes_nothing(run: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "code"),
-    rest_is_long(
+    [
         (["--verify", "--learning_rate", "1"], "verify_with_settings"),
         (["--out", "../elsewhere"], "run_id_invalid"),
         (["--out", RUN], "folder_taken"),
@@ -278,8 +273,7 @@ def test_setting_with_the_recorded_value_changes_nothing(run: Path) -> None:
         (["--verify", "--until", "1"], "nothing_compared"),
         (["--objectiv", "cispo"], "unknown_flag"),
         (["--learning_rate", "fast"], "invalid_settings"),
-        first=4,
-    ),
+    ],
 )
 def test_wrong_arguments_are_refused(run: Path, arguments: list[str], code: str) -> None:
     done = gristmill(run, "retrain", RUN, *arguments)
@@ -287,7 +281,6 @@ def test_wrong_arguments_are_refused(run: Path, arguments: list[str], code: str)
     assert [path.name for path in run.parent.iterdir()] == [RUN]
 
 
-@pytest.mark.long  # unit/trainer/replay/test_again.py has a bisect in `make test`
 @pytest.mark.parametrize("metric", ["grad_norm", "kl_rollout"])
 def test_bisect_finds_the_sequence_that_causes_a_spike(run: Path, metric: str) -> None:
     """The log-probabilities and the advantages of one sequence are spoilt in the archive."""
@@ -311,7 +304,6 @@ def test_bisect_finds_the_sequence_that_causes_a_spike(run: Path, metric: str) -
     assert all(abs(left - usual) < 0.2 * abs(value - usual) for left in rest), done.stdout
 
 
-@pytest.mark.long
 def test_bisect_in_a_terminal_opens_the_sequence_on_the_page(run: Path, tmp_path: Path) -> None:
     opened, browser = tmp_path / "opened", tmp_path / "browser"
     browser.write_text(f'#!/bin/sh\necho "$1" > {shlex.quote(str(opened))}\n')
@@ -342,7 +334,6 @@ def test_bisect_of_a_metric_that_no_sequence_causes_is_refused(run: Path) -> Non
     assert (done.returncode, code_of(done)) == (1, "metric_unknown")
 
 
-@pytest.mark.long
 def test_fork_continues_live_from_a_step_as_a_new_run(
     vllm: Vllm, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -384,7 +375,6 @@ def test_fork_continues_live_from_a_step_as_a_new_run(
     assert again.returncode == 0, "the pack has the checkpoint from which the fork began"
 
 
-@pytest.mark.long
 def test_packed_run_is_verified_on_another_machine(packed: Path) -> None:
     done = gristmill(packed, "retrain", str(packed), "--verify")
     assert done.returncode == 0
@@ -392,7 +382,6 @@ def test_packed_run_is_verified_on_another_machine(packed: Path) -> None:
     assert [path.name for path in packed.parent.iterdir()] == [packed.name]
 
 
-@pytest.mark.long
 def test_packed_run_is_retrained_into_the_folder_of_runs(packed: Path) -> None:
     assert gristmill(packed, "retrain", str(packed), "--until", "2").returncode == 0
     retrained = packed.parent / f"{RUN}-retrained"
@@ -401,14 +390,12 @@ def test_packed_run_is_retrained_into_the_folder_of_runs(packed: Path) -> None:
         assert asyncio.run(source.compare([RUN, retrained.name]))["after"] == {RUN: 0, retrained.name: 0}
 
 
-@pytest.mark.long
 def test_bisect_searches_a_packed_run(packed: Path) -> None:
     done = gristmill(packed, "bisect", str(packed), "--metric", "grad_norm", "--step", "3")
     assert done.returncode == 0
     assert f"(gristmill view {packed}): http://127.0.0.1:8080/view/{RUN}/group/" in done.stdout
 
 
-@pytest.mark.long
 def test_fork_of_a_packed_run_is_prepared_in_the_folder_of_runs(packed: Path) -> None:
     """A pack has no checkpoint, so the steps up to the fork are trained again."""
     done = gristmill(packed, "fork", str(packed), "--at", "2")
@@ -443,7 +430,6 @@ def test_fork_refuses_an_unknown_setting_of_the_trainer(run: Path) -> None:
 COMMANDS = re.findall(r"^gristmill (.+)$", (ROOT / "docs" / "reproduce.md").read_text(), re.MULTILINE)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_of_the_documentation_work_as_printed(run: Path, command: str) -> None:
     assert len(COMMANDS) == 5
@@ -452,7 +438,6 @@ def test_commands_of_the_documentation_work_as_printed(run: Path, command: str) 
     assert "the archive has the groups of all 6 steps" in done.stdout
 
 
-@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_real_model_of_135_million_parameters_is_retrained_bit_for_bit(tmp_path: Path) -> None:
     output, models, weights = Output(), tmp_path / "models", tmp_path / "weights"
