@@ -21,7 +21,9 @@ from benchmarks import machine
 from benchmarks.trainer.shapes import REAL, SHAPES, Shape, save
 
 from gristmill import Hyperparameters, PolicyVersion
-from gristmill_trainer.checkpoint import BackgroundSave, CheckpointStore, Progress
+from gristmill_trainer.checkpoint.background import BackgroundSave
+from gristmill_trainer.checkpoint.contents import Progress
+from gristmill_trainer.checkpoint.store import CheckpointStore
 from gristmill_trainer.model_state import LearnerState
 from gristmill_trainer.optimizer import build_optimizer
 from gristmill_trainer.policy import ModelSource, Policy

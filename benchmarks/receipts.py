@@ -34,8 +34,8 @@ _TIMED = """
 import json, sys, time
 from gristmill_trainer import loop
 from gristmill_trainer.__main__ import main
-from gristmill_trainer.publish import Publisher
-from gristmill_trainer.receipts import Receipts
+from gristmill_trainer.publish.publisher import Publisher
+from gristmill_trainer.receipts.receipts import Receipts
 target = sys.argv.pop(1)
 times = {"own": [], "server": [], "wait": []}
 def timed(name, call):

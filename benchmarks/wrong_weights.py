@@ -23,7 +23,8 @@ from transformers import AutoModelForCausalLM
 from gristmill_trainer.data.types import Sample
 from gristmill_trainer.doctor import made_up_probes
 from gristmill_trainer.policy import ModelSource, Policy
-from gristmill_trainer.receipts import Probe, Probes, ProbeScores, distance, first_bound, own_scores, scale
+from gristmill_trainer.receipts.probes import Probe, Probes, ProbeScores, distance, own_scores, scale
+from gristmill_trainer.receipts.receipts import first_bound
 
 ROUNDING: Final = torch.finfo(torch.bfloat16).eps
 

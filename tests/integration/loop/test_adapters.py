@@ -24,7 +24,9 @@ from gristmill.receipts import RECEIPTS_FILE, read_receipts
 from gristmill_cli.local.processes import LocalStack
 from gristmill_trainer.doctor import after_run
 from gristmill_trainer.policy import Lora, ModelSource, Policy
-from gristmill_trainer.publish import FilesystemTransport, ModelServer, ModelServers, claim_publishing
+from gristmill_trainer.publish.pool import ModelServers
+from gristmill_trainer.publish.publisher import FilesystemTransport, claim_publishing
+from gristmill_trainer.publish.servers import ModelServer
 
 RANK = 4
 NAME, COMMIT = "owner/tiny", "a" * 40

@@ -28,8 +28,9 @@ from gristmill_env.settings.run import ServerConfig
 from gristmill_env.settings.task import AgentSpec
 from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.policy import Policy as Trained
-from gristmill_trainer.publish import FilesystemTransport, ModelServer, claim_publishing
-from gristmill_trainer.publish import ModelServers as Published
+from gristmill_trainer.publish.pool import ModelServers as Published
+from gristmill_trainer.publish.publisher import FilesystemTransport, claim_publishing
+from gristmill_trainer.publish.servers import ModelServer
 
 OPENAI = """
 from openai import OpenAI

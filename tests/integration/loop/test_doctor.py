@@ -17,8 +17,9 @@ from gristmill import Manifest, PolicyVersion
 from gristmill_cli.local.processes import LocalStack, answers
 from gristmill_model import server
 from gristmill_model.settings import Settings as ModelSettings
-from gristmill_trainer.publish import ModelServer, claim_publishing
-from gristmill_trainer.receipts import Cause
+from gristmill_trainer.publish.publisher import claim_publishing
+from gristmill_trainer.publish.servers import ModelServer
+from gristmill_trainer.receipts.diagnosis import Cause
 from gristmill_view import sql
 from gristmill_view.pack import open_run
 

@@ -27,7 +27,9 @@ from gristmill.lines import read_jsonl
 from gristmill.receipts import RECEIPTS_FILE, read_receipts
 from gristmill_cli.local.processes import LocalStack, listens
 from gristmill_trainer.policy import ModelSource, Policy
-from gristmill_trainer.publish import FilesystemTransport, ModelServer, ModelServers, claim_publishing
+from gristmill_trainer.publish.pool import ModelServers
+from gristmill_trainer.publish.publisher import FilesystemTransport, claim_publishing
+from gristmill_trainer.publish.servers import ModelServer
 from gristmill_view.facts import read_files
 
 FILES = {

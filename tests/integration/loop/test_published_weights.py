@@ -17,7 +17,9 @@ from tests.support.stack import Vllm
 from gristmill import Manifest, PolicyVersion
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.policy import ModelSource, Policy
-from gristmill_trainer.publish import FilesystemTransport, ModelServer, ModelServers, ServerList, claim_publishing
+from gristmill_trainer.publish.pool import ModelServers
+from gristmill_trainer.publish.publisher import FilesystemTransport, claim_publishing
+from gristmill_trainer.publish.servers import ModelServer, ServerList
 
 PROMPT = [40 + place % 20 for place in range(300)]
 """Longer than a block of the prefix cache (128 tokens on a CPU), so that the cache takes part."""

@@ -26,7 +26,9 @@ from gristmill.lines import read_jsonl
 from gristmill_cli.local.processes import LocalStack
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.policy import ModelSource, Policy
-from gristmill_trainer.publish import FilesystemTransport, ModelServer, ModelServers, claim_publishing
+from gristmill_trainer.publish.pool import ModelServers
+from gristmill_trainer.publish.publisher import FilesystemTransport, claim_publishing
+from gristmill_trainer.publish.servers import ModelServer
 
 PUBLISH = "/gristmill/publish"
 
@@ -161,7 +163,7 @@ _PUBLISHING = """
 import sys
 from pathlib import Path
 from gristmill import PolicyVersion
-from gristmill_trainer.publish import ModelServer
+from gristmill_trainer.publish.servers import ModelServer
 url, token, folder = sys.argv[1:]
 step = 0
 while True:
@@ -259,7 +261,7 @@ def test_missing_weights_folder_is_reported_as_a_temporary_error(vllm: Vllm, fol
 _STOPS_ITSELF = """
 import os, signal, sys
 from gristmill_trainer.__main__ import main
-from gristmill_trainer.publish import FilesystemTransport
+from gristmill_trainer.publish.publisher import FilesystemTransport
 check = FilesystemTransport._check
 def stop_before_the_server_hears(self, path):
     check(self, path)

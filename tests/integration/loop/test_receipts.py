@@ -62,7 +62,7 @@ def test_every_publication_of_a_run_is_proven(vllm: Vllm, tmp_path: Path) -> Non
 _PUBLISHES_ELSEWHERE = """
 import sys
 from gristmill_trainer.__main__ import main
-from gristmill_trainer.publish import ModelServer
+from gristmill_trainer.publish.servers import ModelServer
 publish = ModelServer.publish
 def elsewhere(self, path, version):
     publish(self, path.with_name("1.1") if version.step == 2 else path, version)

@@ -14,7 +14,7 @@ from gristmill.metrics import FIELDS, Kind, StepMetrics
 from gristmill.receipts import Receipt, ReceiptState
 from gristmill.tracking import ObserverErrors
 from gristmill_trainer.prometheus import StepCollector
-from gristmill_trainer.receipts import receipt_metrics
+from gristmill_trainer.receipts.receipts import receipt_metrics
 
 STEP: StepMetrics = metrics(statistics(), result(), devices=2, peak=16.0)
 """Step 4, with a value in every field except kl_ref, skipped and those of receipts."""

@@ -49,22 +49,10 @@ from gristmill_trainer.errors import ModelError, PublishError, TrainerError
 from gristmill_trainer.memory import MOMENTS, Memory, gigabytes
 from gristmill_trainer.policy import ModelSource, Policy, check_publishable, find_model
 from gristmill_trainer.policy.lora import ADAPTER_CONFIG, adapter_rank, saved_lora
-from gristmill_trainer.publish import ModelServer, ServerList
-from gristmill_trainer.receipts import (
-    Case,
-    Diagnosis,
-    Probe,
-    Probes,
-    ProbeScores,
-    diagnose,
-    distance,
-    first_bound,
-    later_bound,
-    own_scores,
-    rounding_of,
-    scale,
-    served_scores,
-)
+from gristmill_trainer.publish.servers import ModelServer, ServerList
+from gristmill_trainer.receipts.diagnosis import Case, Diagnosis, diagnose
+from gristmill_trainer.receipts.probes import Probe, Probes, ProbeScores, distance, own_scores, scale, served_scores
+from gristmill_trainer.receipts.receipts import first_bound, later_bound, rounding_of
 from gristmill_trainer.settings import TrainerSettings, read_settings
 
 _LOG = logging.getLogger(__name__)

@@ -25,19 +25,14 @@ import torch
 
 from gristmill import ApiError, ErrorCode, GristmillError
 from gristmill.metrics import StepMetrics
-from gristmill_trainer.checkpoint import BackgroundSave
+from gristmill_trainer.checkpoint.background import BackgroundSave
 from gristmill_trainer.data.types import Sample
 from gristmill_trainer.errors import AbandonedError, WeightsError
 from gristmill_trainer.export import RunFacts, export_model
 from gristmill_trainer.metrics import StepResult
-from gristmill_trainer.receipts import (
-    ANY_PROBES,
-    Expectation,
-    Probes,
-    own_scores,
-    published_sums,
-    receipt_metrics,
-)
+from gristmill_trainer.receipts.probes import ANY_PROBES, Probes, own_scores
+from gristmill_trainer.receipts.receipts import Expectation, receipt_metrics
+from gristmill_trainer.receipts.sums import published_sums
 from gristmill_trainer.stop import StoppedError
 from gristmill_trainer.training import MainRank, Training
 

@@ -29,8 +29,8 @@ from gristmill.model_servers import split_urls
 from gristmill.prometheus import metrics_endpoint
 from gristmill.stall import StallGuard, StallLimits
 from gristmill_trainer.batch_source import BatchSource, OnDemand, Prefetch
-from gristmill_trainer.checkpoint import CheckpointStore, Resumption, find_resumption
 from gristmill_trainer.checkpoint.digests import DigestWriter, TrainerFacts
+from gristmill_trainer.checkpoint.store import CheckpointStore, Resumption, find_resumption
 from gristmill_trainer.data.checks import Limits, staleness_bound
 from gristmill_trainer.data.samples import Prepared, to_samples
 from gristmill_trainer.display import Display
@@ -41,16 +41,12 @@ from gristmill_trainer.learner_factory import LearnerPlan, build_learner
 from gristmill_trainer.metrics import peak_of, step_metrics
 from gristmill_trainer.observers import open_observers
 from gristmill_trainer.policy import ModelSource, Policy, check_publishable, find_model
-from gristmill_trainer.publish import (
-    FilesystemTransport,
-    ModelServers,
-    NoTransport,
-    Publisher,
-    ServerList,
-    claim_publishing,
-)
+from gristmill_trainer.publish.pool import ModelServers
+from gristmill_trainer.publish.publisher import FilesystemTransport, NoTransport, Publisher, claim_publishing
+from gristmill_trainer.publish.servers import ServerList
 from gristmill_trainer.quarantine import Quarantine, SkippedSteps
-from gristmill_trainer.receipts import Probes, Receipts
+from gristmill_trainer.receipts.probes import Probes
+from gristmill_trainer.receipts.receipts import Receipts
 from gristmill_trainer.records import TrainedRecords
 from gristmill_trainer.run import announce, noticing_replacement, open_atropos_run, raise_if_replaced, wait_for_run
 from gristmill_trainer.settings import (

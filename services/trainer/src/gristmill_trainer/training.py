@@ -17,8 +17,10 @@ from gristmill.lines import JsonlWriter
 from gristmill.metrics import METRICS_FILE, StepMetrics
 from gristmill.stall import StallGuard
 from gristmill_trainer.batch_source import Batch, BatchSource
-from gristmill_trainer.checkpoint import BackgroundSave, CheckpointStore, Progress
+from gristmill_trainer.checkpoint.background import BackgroundSave
+from gristmill_trainer.checkpoint.contents import Progress
 from gristmill_trainer.checkpoint.digests import DigestWriter
+from gristmill_trainer.checkpoint.store import CheckpointStore
 from gristmill_trainer.data.samples import Statistics
 from gristmill_trainer.disk import writing
 from gristmill_trainer.display import Display
@@ -29,9 +31,11 @@ from gristmill_trainer.learner import Learner
 from gristmill_trainer.metrics import StepResult
 from gristmill_trainer.model_state import LearnerState
 from gristmill_trainer.observers import Observers
-from gristmill_trainer.publish import ModelServer, Publisher
+from gristmill_trainer.publish.publisher import Publisher
+from gristmill_trainer.publish.servers import ModelServer
 from gristmill_trainer.quarantine import Quarantine, SkippedSteps, SkipRecord
-from gristmill_trainer.receipts import Probes, Receipts
+from gristmill_trainer.receipts.probes import Probes
+from gristmill_trainer.receipts.receipts import Receipts
 from gristmill_trainer.records import TrainedRecords
 from gristmill_trainer.settings import TrainerSettings
 from gristmill_trainer.stop import StopRequest

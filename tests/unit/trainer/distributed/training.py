@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from tests.support.errors import raises
 
 from gristmill import PolicyVersion
-from gristmill_trainer.checkpoint import CheckpointStore, Progress
+from gristmill_trainer.checkpoint.contents import Progress
+from gristmill_trainer.checkpoint.store import CheckpointStore
 from gristmill_trainer.data.samples import Prepared, Statistics
 from gristmill_trainer.data.types import Sample
 from gristmill_trainer.dist_context import DistContext

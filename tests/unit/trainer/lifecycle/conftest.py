@@ -12,7 +12,7 @@ import torch
 from tests.support.groups import make_group
 
 from gristmill import PolicyVersion, TrajectoryGroup
-from gristmill_trainer.checkpoint import Progress
+from gristmill_trainer.checkpoint.contents import Progress
 from gristmill_trainer.data.checks import Limits
 from gristmill_trainer.data.samples import Prepared, to_samples
 from gristmill_trainer.dist_context import DistContext

@@ -19,15 +19,16 @@ from tests.unit.trainer.lifecycle.conftest import SETTINGS, Training, progress, 
 from tests.unit.trainer.lifecycle.test_loop import SKIPS, Trainer
 
 from gristmill import ApiError, ApiUnreachable, PolicyVersion
-from gristmill_trainer.checkpoint import BackgroundSave, CheckpointStore, Resumption, background, find_resumption, store
+from gristmill_trainer.checkpoint import background, store
+from gristmill_trainer.checkpoint.background import BackgroundSave
 from gristmill_trainer.checkpoint.digests import file_digests, read_digests
-from gristmill_trainer.checkpoint.store import read_progress
+from gristmill_trainer.checkpoint.store import CheckpointStore, Resumption, find_resumption, read_progress
 from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import CheckpointError, FencedError, PublishError
 from gristmill_trainer.hooks import StepEvent
 from gristmill_trainer.learner_factory import LearnerPlan, build_learner
 from gristmill_trainer.policy import ModelSource
-from gristmill_trainer.publish import NoTransport
+from gristmill_trainer.publish.publisher import NoTransport
 from gristmill_trainer.stop import StoppedError
 
 SECOND_STEPS = SKIPS.model_copy(update={"checkpoint_interval": 2})

@@ -12,9 +12,8 @@ import pytest
 from tests.support.errors import raises
 from tests.unit.trainer.lifecycle.conftest import Training, progress
 
-from gristmill_trainer.checkpoint import CheckpointStore, find_resumption
 from gristmill_trainer.checkpoint.digests import read_digests
-from gristmill_trainer.checkpoint.store import read_progress
+from gristmill_trainer.checkpoint.store import CheckpointStore, find_resumption, read_progress
 from gristmill_trainer.errors import CheckpointError, FencedError
 
 

@@ -9,7 +9,6 @@ import torch
 from tests.support.errors import raises
 from tests.unit.trainer.lifecycle.conftest import SETTINGS, progress, start_training
 
-from gristmill_trainer.checkpoint import CheckpointStore
 from gristmill_trainer.checkpoint.digests import (
     DIGESTS_FILE,
     DigestWriter,
@@ -18,6 +17,7 @@ from gristmill_trainer.checkpoint.digests import (
     lineage,
     read_digests,
 )
+from gristmill_trainer.checkpoint.store import CheckpointStore
 from gristmill_trainer.errors import CheckpointError
 from gristmill_trainer.policy import ModelSource
 

@@ -12,7 +12,7 @@ from tests.support.errors import raises
 from tests.unit.trainer.lifecycle.conftest import start_training
 
 from gristmill import PolicyVersion
-from gristmill_trainer.checkpoint import CheckpointStore, find_resumption
+from gristmill_trainer.checkpoint.store import CheckpointStore, find_resumption
 from gristmill_trainer.errors import CheckpointError
 from gristmill_trainer.policy import ModelSource
 

@@ -13,7 +13,9 @@ from tests.unit.trainer.lifecycle.model_server import ModelServerStandIn
 
 from gristmill import PolicyVersion
 from gristmill_trainer.errors import PublishError
-from gristmill_trainer.publish import FilesystemTransport, ModelServer, ModelServers
+from gristmill_trainer.publish.pool import ModelServers
+from gristmill_trainer.publish.publisher import FilesystemTransport
+from gristmill_trainer.publish.servers import ModelServer
 
 
 def test_publisher_removes_partial_weights_of_a_kill(tmp_path: Path) -> None:

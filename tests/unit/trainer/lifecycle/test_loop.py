@@ -22,8 +22,8 @@ from gristmill.lines import JsonlWriter, read_jsonl
 from gristmill.metrics import METRICS_FILE
 from gristmill.stall import StallGuard
 from gristmill_trainer.batch_source import Batch, OnDemand
-from gristmill_trainer.checkpoint import CheckpointStore, find_resumption
 from gristmill_trainer.checkpoint.digests import DigestWriter, TrainerFacts
+from gristmill_trainer.checkpoint.store import CheckpointStore, find_resumption
 from gristmill_trainer.display import Display
 from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import PublishError, TrainerError, WeightsError
@@ -34,7 +34,7 @@ from gristmill_trainer.loop import train
 from gristmill_trainer.metrics import step_metrics
 from gristmill_trainer.observers import Observers
 from gristmill_trainer.policy import ModelSource
-from gristmill_trainer.publish import NoTransport, Publisher
+from gristmill_trainer.publish.publisher import NoTransport, Publisher
 from gristmill_trainer.quarantine import Quarantine, SkippedSteps
 from gristmill_trainer.run import announce
 from gristmill_trainer.startup import STALL

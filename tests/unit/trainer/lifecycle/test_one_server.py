@@ -14,7 +14,8 @@ from tests.unit.trainer.lifecycle.model_server import ModelServerStandIn
 
 from gristmill import PolicyVersion
 from gristmill_trainer.errors import PublishError
-from gristmill_trainer.publish import ModelServer, ModelServers
+from gristmill_trainer.publish.pool import ModelServers
+from gristmill_trainer.publish.servers import ModelServer
 from gristmill_trainer.stop import StopRequest
 
 FOLDER, VERSION = Path("/weights/1.4"), PolicyVersion(1, 4)

@@ -11,7 +11,7 @@ from tests.support.errors import raises
 
 from gristmill import GristmillError, PolicyVersion
 from gristmill_trainer.errors import PublishError
-from gristmill_trainer.publish import NoTransport, Publisher, Tensors
+from gristmill_trainer.publish.publisher import NoTransport, Publisher, Tensors
 from gristmill_trainer.stop import StoppedError, StopRequest
 
 

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from gristmill import PolicyVersion
 from gristmill_trainer.errors import PublishError
-from gristmill_trainer.publish import ModelServer, ModelServers
+from gristmill_trainer.publish.pool import ModelServers
 from gristmill_trainer.publish.reconcile import PAUSE, RECEIPT_FAILED, Action, Outcome, ServerState, Target
+from gristmill_trainer.publish.servers import ModelServer
 
 NOW = 100.0
 OLD, NEW = PolicyVersion(1, 4), PolicyVersion(1, 5)

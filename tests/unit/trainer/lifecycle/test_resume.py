@@ -8,7 +8,7 @@ import pytest
 from tests.support.errors import raises
 from tests.unit.trainer.lifecycle.conftest import Training, progress, start_training
 
-from gristmill_trainer.checkpoint import CheckpointStore, find_resumption
+from gristmill_trainer.checkpoint.store import CheckpointStore, find_resumption
 from gristmill_trainer.errors import CheckpointError
 
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from tests.unit.trainer.lifecycle.conftest import progress, start_training
 
-from gristmill_trainer.checkpoint import CheckpointStore, find_resumption
+from gristmill_trainer.checkpoint.store import CheckpointStore, find_resumption
 from gristmill_trainer.policy import ModelSource
 
 _PROGRAM = """

@@ -13,7 +13,8 @@ from tests.unit.trainer.lifecycle.model_server import ModelServerStandIn
 
 from gristmill import PolicyVersion
 from gristmill_trainer.errors import PublishError
-from gristmill_trainer.publish import ModelServer, ModelServers, ServerList
+from gristmill_trainer.publish.pool import ModelServers
+from gristmill_trainer.publish.servers import ModelServer, ServerList
 
 FOLDER = Path("/weights/run")
 

@@ -14,7 +14,8 @@ from tests.unit.trainer.lifecycle.model_server import ModelServerStandIn
 from gristmill import GristmillError, LeaseSession, PolicyVersion
 from gristmill_trainer.batch_source import Prefetch
 from gristmill_trainer.errors import PublishError
-from gristmill_trainer.publish import ModelServer, ModelServers
+from gristmill_trainer.publish.pool import ModelServers
+from gristmill_trainer.publish.servers import ModelServer
 
 
 def test_session_raises_the_error_of_the_heartbeat_thread() -> None:

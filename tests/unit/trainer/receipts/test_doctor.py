@@ -29,8 +29,8 @@ from gristmill_trainer.doctor import (
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.memory import Memory
 from gristmill_trainer.policy import Lora, ModelSource, Policy
-from gristmill_trainer.publish import ModelServer
-from gristmill_trainer.receipts import Cause
+from gristmill_trainer.publish.servers import ModelServer
+from gristmill_trainer.receipts.diagnosis import Cause
 from gristmill_trainer.settings import TrainerSettings
 
 Serve = Callable[..., TorchServer]

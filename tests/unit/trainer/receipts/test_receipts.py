@@ -21,17 +21,10 @@ from gristmill.receipts import Proven, ReceiptState, failing, proven
 from gristmill_model import worker
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.loop import publish
-from gristmill_trainer.receipts import (
-    Case,
-    Cause,
-    Diagnosis,
-    Probes,
-    diagnose,
-    distance,
-    own_scores,
-    receipt_metrics,
-    sums,
-)
+from gristmill_trainer.receipts import sums
+from gristmill_trainer.receipts.diagnosis import Case, Cause, Diagnosis, diagnose
+from gristmill_trainer.receipts.probes import Probes, distance, own_scores
+from gristmill_trainer.receipts.receipts import receipt_metrics
 
 Serve = Callable[..., TorchServer]
 Begin = Callable[..., Run]

@@ -20,8 +20,10 @@ from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.learner_factory import LearnerPlan, build_learner
 from gristmill_trainer.loop import begin_receipts, publish
 from gristmill_trainer.policy import ModelSource
-from gristmill_trainer.publish import FilesystemTransport, ModelServer, ModelServers, Publisher
-from gristmill_trainer.receipts import Receipts
+from gristmill_trainer.publish.pool import ModelServers
+from gristmill_trainer.publish.publisher import FilesystemTransport, Publisher
+from gristmill_trainer.publish.servers import ModelServer
+from gristmill_trainer.receipts.receipts import Receipts
 from gristmill_trainer.settings import TrainerSettings
 from gristmill_trainer.stop import StopRequest
 from gristmill_trainer.training import Probing, Training

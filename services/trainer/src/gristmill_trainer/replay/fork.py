@@ -24,8 +24,7 @@ from gristmill import ApiError, ApiUnreachable, Hyperparameters, RunRecord, Sync
 from gristmill.folders import FORK_FILE, ORIGIN_FOLDER
 from gristmill.redaction import REDACTED
 from gristmill.settings import merge, parse
-from gristmill_trainer.checkpoint import Checkpoint
-from gristmill_trainer.checkpoint.contents import MANIFEST
+from gristmill_trainer.checkpoint.contents import MANIFEST, Checkpoint
 from gristmill_trainer.checkpoint.digests import file_digests
 from gristmill_trainer.replay.recorded import RecordedRun, ReplayError, check_step
 from gristmill_trainer.replay.retrainer import recorded_training

@@ -13,8 +13,7 @@ from gristmill.archive import GroupIndex
 from gristmill.archive.drops import read_drops
 from gristmill.folders import ORIGIN_FOLDER, RunFolder
 from gristmill.settings import parse
-from gristmill_trainer.checkpoint import Checkpoint
-from gristmill_trainer.checkpoint.contents import STATE, verify
+from gristmill_trainer.checkpoint.contents import STATE, Checkpoint, verify
 from gristmill_trainer.checkpoint.digests import (
     DIGESTS_FILE,
     RECORDED,

@@ -14,8 +14,9 @@ import torch
 
 from gristmill import Hyperparameters, PolicyVersion, TrajectoryGroup
 from gristmill.settings import merge, parse
-from gristmill_trainer.checkpoint import Checkpoint, CheckpointStore, Progress
+from gristmill_trainer.checkpoint.contents import Checkpoint, Progress
 from gristmill_trainer.checkpoint.digests import CheckpointRecord, TrainerFacts, file_digests
+from gristmill_trainer.checkpoint.store import CheckpointStore
 from gristmill_trainer.data.samples import Prepared
 from gristmill_trainer.data.types import Sample, rollouts_of
 from gristmill_trainer.dist_context import DistContext
