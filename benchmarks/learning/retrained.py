@@ -47,7 +47,7 @@ def study(services: Services, objectives: Sequence[str], steps: int, say: Callab
     found = []
     for objective in objectives:
         out = services.folder / "runs" / f"{case.name}-{objective}"
-        retrain(run, Request({"objective": objective}, force=True), out, MODELS_DIR, lambda _: None)
+        retrain(run, Request({"objective": objective}, force=True), out, lambda _: None)
         rows = read_jsonl(out / "metrics.jsonl")
         sizes = [row.get("effective_sample_size", math.nan) for row in rows]
         found.append(Retrained(objective, [row.get("reward_estimate", math.nan) for row in rows], sizes))
@@ -79,7 +79,7 @@ def _recorded(folder: Path) -> RecordedRun:
     """Returns the run once the API has archived its last groups. Raises ReplayError after `_ARCHIVE_SECONDS`."""
     deadline = time.monotonic() + _ARCHIVE_SECONDS
     while True:
-        run = RecordedRun.open(RunFolder.open(folder))
+        run = RecordedRun.open(RunFolder.open(folder), MODELS_DIR)
         if not run.coverage().missing:
             return run
         if time.monotonic() > deadline:

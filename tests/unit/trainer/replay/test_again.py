@@ -77,13 +77,13 @@ def run(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> RecordedRu
         for group in groups:
             archive.append(group.group_id, "group", group.encode())
         archive.sync()
-    return RecordedRun.open(RunFolder.open(folder), trust=True)
+    return RecordedRun.open(RunFolder.open(folder), folder, trust=True)
 
 
 def test_recorded_settings_give_every_checkpoint_bit_for_bit(run: RecordedRun, tmp_path: Path) -> None:
-    verdict = verify(run, Request({}), tmp_path, lambda text: None)
+    verdict = verify(run, Request({}), lambda text: None)
     assert (verdict.compared, verdict.step, verdict.files) == (2, None, [])
-    found = retrain(run, Request({}), tmp_path / "again", tmp_path, lambda text: None)
+    found = retrain(run, Request({}), tmp_path / "again", lambda text: None)
     assert found == verdict
 
 
@@ -91,21 +91,22 @@ def test_checkpoint_whose_groups_changed_is_the_first_that_differs(run: Recorded
     last = run.checkpoints[-1]
     fewer = {**last.batches, STEPS: last.batches[STEPS][:-1]}
     records = [*run.checkpoints[:-1], msgspec.structs.replace(last, batches=fewer)]
-    changed = RecordedRun(run.folder, records, run.groups, trust=True)
-    verdict = verify(changed, Request({}), tmp_path, lambda text: None)
+    changed = RecordedRun(run.folder, records, run.groups, tmp_path, trust=True)
+    verdict = verify(changed, Request({}), lambda text: None)
     assert (verdict.compared, verdict.step) == (1, 4)
     assert {"model.safetensors", "optimizer.pt"} <= set(verdict.files)
-    found = retrain(changed, Request({}), tmp_path / "again", tmp_path, lambda text: None)
+    found = retrain(changed, Request({}), tmp_path / "again", lambda text: None)
     assert found is not None
     assert (found.step, found.files, found.causes) == (4, verdict.files, {})
 
 
 def test_model_that_only_the_record_names_is_used_only_if_it_is_trusted(run: RecordedRun, tmp_path: Path) -> None:
-    untrusted = RecordedRun(run.folder, run.checkpoints, run.groups)
+    untrusted = RecordedRun(run.folder, run.checkpoints, run.groups, tmp_path)
     model = run.checkpoints[0].trainer.model
     with raises(ModelError, "model_missing", model=model):
-        bisect(untrusted, "importance.max", 3, None, tmp_path, lambda text: None)
-    assert bisect(untrusted, "importance.max", 3, model, tmp_path, lambda text: None).group.group_id == OUTLIER
+        bisect(untrusted, "importance.max", 3, lambda text: None)
+    named = RecordedRun(run.folder, run.checkpoints, run.groups, tmp_path, model=model)
+    assert bisect(named, "importance.max", 3, lambda text: None).group.group_id == OUTLIER
 
 
 def test_loss_of_the_user_is_recorded_and_used_again_if_it_is_trusted(run: RecordedRun, tmp_path: Path) -> None:
@@ -119,10 +120,10 @@ def test_loss_of_the_user_is_recorded_and_used_again_if_it_is_trusted(run: Recor
         msgspec.structs.replace(one, trainer=msgspec.structs.replace(one.trainer, settings=recorded))
         for one in run.checkpoints
     ]
-    verdict = verify(RecordedRun(run.folder, records, run.groups, trust=True), Request({}), tmp_path, lambda text: None)
+    verdict = verify(RecordedRun(run.folder, records, run.groups, tmp_path, trust=True), Request({}), lambda text: None)
     assert (verdict.step, "model.safetensors" in verdict.files) == (2, True), "the run was trained with another loss"
     with raises(UntrustedError, "untrusted_record", settings=["policy_loss"]):
-        RecordedRun(run.folder, records, run.groups).settings(1)
+        RecordedRun(run.folder, records, run.groups, tmp_path).settings(1)
 
 
 @pytest.mark.parametrize("at", [1, 2])
@@ -131,7 +132,7 @@ def test_other_settings_act_after_their_step(run: RecordedRun, tmp_path: Path, a
     original = {row["step"]: row for row in read_jsonl(run.folder.folders[0] / METRICS_FILE)}
     out = tmp_path / "again"
     request = Request({"learning_rate": 3e-3}, at=at, force=True)
-    assert retrain(run, request, out, tmp_path, lambda text: None) is None
+    assert retrain(run, request, out, lambda text: None) is None
     rows = {row["step"]: row for row in read_jsonl(out / METRICS_FILE)}
     assert list(rows) == list(range(1 if at == 1 else 3, STEPS + 1))
     for step, row in rows.items():
@@ -144,8 +145,8 @@ def test_other_settings_act_after_their_step(run: RecordedRun, tmp_path: Path, a
 
 def test_bisect_finds_the_outlier_of_a_step(run: RecordedRun, tmp_path: Path) -> None:
     with raises(ReplayError, "metric_unknown"):
-        bisect(run, "reward_mean", 3, None, tmp_path, lambda text: None)
-    found = bisect(run, "importance.max", 3, None, tmp_path, lambda text: None)
+        bisect(run, "reward_mean", 3, lambda text: None)
+    found = bisect(run, "importance.max", 3, lambda text: None)
     row = next(row for row in read_jsonl(run.folder.folders[0] / METRICS_FILE) if row["step"] == 3)
     assert found.value == row["importance"]["max"]
     assert found.usual < found.value
@@ -155,7 +156,7 @@ def test_bisect_finds_the_outlier_of_a_step(run: RecordedRun, tmp_path: Path) ->
 def test_fork_of_a_pruned_step_trains_up_to_it_again(run: RecordedRun, tmp_path: Path) -> None:
     said: list[str] = []
     for step in (2, 3):
-        copy_checkpoint(run, step, tmp_path / str(step), None, tmp_path, said.append)
+        copy_checkpoint(run, step, tmp_path / str(step), said.append)
     assert (tmp_path / "2" / "model.safetensors").read_bytes() == (
         run.folder.folders[0] / "checkpoints/step-000002/model.safetensors"
     ).read_bytes()
@@ -167,7 +168,7 @@ LOSS, REFERENCE = "mine.py:loss", "some/reference"
 
 
 @pytest.fixture
-def with_a_loss(run: RecordedRun, monkeypatch: pytest.MonkeyPatch) -> RecordedRun:
+def with_a_loss(run: RecordedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RecordedRun:
     """The run, as if its trainer had had settings that only a trainer may set. Not trusted."""
     record = RunRecord.model_construct(
         run_id="run", state=RunState.FINISHED, env={"dataset": {"prompt_field": "question"}}, group_size=2
@@ -180,7 +181,7 @@ def with_a_loss(run: RecordedRun, monkeypatch: pytest.MonkeyPatch) -> RecordedRu
         )
         for one in run.checkpoints
     ]
-    return RecordedRun(run.folder, checkpoints, run.groups)
+    return RecordedRun(run.folder, checkpoints, run.groups, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +200,7 @@ def test_fork_takes_over_what_only_a_trainer_may_set(
     with_a_loss.trust = True
     folder = tmp_path / "forked"
     settings = {"learning_rate": 0.5, **own}
-    fork = prepare(with_a_loss, 2, settings, folder, tmp_path, tmp_path, None, lambda text: None)
+    fork = prepare(with_a_loss, 2, settings, folder, tmp_path, lambda text: None)
     flags = parse_flags(fork.flags, TrainerSettings, "trainer")
     assert flags == {"resume": str(folder / "origin" / "step-000002"), **expected}
     config = yaml.safe_load(fork.config.read_text())
@@ -214,8 +215,8 @@ def test_fork_of_a_record_with_code_needs_trust_or_a_value_of_ones_own(
 ) -> None:
     folder = tmp_path / "forked"
     with raises(UntrustedError, "untrusted_record", settings=["ref_model", "policy_loss"]):
-        prepare(with_a_loss, 2, {}, folder, tmp_path, tmp_path, None, lambda text: None)
+        prepare(with_a_loss, 2, {}, folder, tmp_path, lambda text: None)
     assert not folder.exists()
     own = {"policy_loss": "own.py:loss", "ref_model": "own/reference"}
-    fork = prepare(with_a_loss, 2, own, folder, tmp_path, tmp_path, None, lambda text: None)
+    fork = prepare(with_a_loss, 2, own, folder, tmp_path, lambda text: None)
     assert fork.settings == {**own, "publisher": "none"}

@@ -12,7 +12,6 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 
 from gristmill_trainer.checkpoint.contents import random_state, restore_random_state
 from gristmill_trainer.data.types import Sample
@@ -61,17 +60,15 @@ class Finding:
         ]
 
 
-def bisect(
-    run: RecordedRun, metric: str, step: int, model: str | None, models_dir: Path, say: Callable[[str], None]
-) -> Finding:
+def bisect(run: RecordedRun, metric: str, step: int, say: Callable[[str], None]) -> Finding:
     """Finds the group and the sequence of `step` without which the metric is closest to its usual value.
 
-    `metric`: a metric of the loss, the gradient or the tokens, with a dot before a quantile: "ratio.max". `model`: as
-    in `TrainerFacts.find_source`. Raises ReplayError for another metric, or if the step cannot be computed.
+    `metric`: a metric of the loss, the gradient or the tokens, with a dot before a quantile: "ratio.max". Raises
+    ReplayError for another metric, or if the step cannot be computed.
     """
     check_step("--step", step, 1, run.last_step)
     usual = _usual(run, metric, step)
-    with recorded_training(run, model, models_dir) as trainer:
+    with recorded_training(run) as trainer:
         begun = trainer.begin(step - 1)
         say(f"computes step {step} from {f'the checkpoint of step {begun}' if begun else 'the first weights'}")
         for taken in trainer.steps(step - 1):

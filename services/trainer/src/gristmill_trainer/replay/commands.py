@@ -72,7 +72,7 @@ def _retrain(arguments: Sequence[str], here: Here) -> int:
     parser.add_argument("--out", metavar="NAME", help="id of the retrained run (default: RUN-retrained)")
     options, rest = parser.parse_known_args(arguments)
     settings = parse_flags(rest, Hyperparameters, "gristmill retrain RUN", "Hyperparameters of a retraining.")
-    request = Request(settings, options.at, options.until, options.force, options.model)
+    request = Request(settings, options.at, options.until, options.force)
     run = _open(options, here)
     if options.verify:
         if settings:
@@ -81,14 +81,14 @@ def _retrain(arguments: Sequence[str], here: Here) -> int:
                 f"--verify trains with the recorded settings; leave out {', '.join(f'--{name}' for name in settings)}",
                 settings=sorted(settings),
             )
-        verdict = verify(run, request, here.models_dir, _say)
+        verdict = verify(run, request, _say)
         for line in verdict.report():
             _say(line)
         return 0 if verdict.step is None else 1
     name = options.out or f"{run.run_id}-retrained"
     _check_run_id(name)
     out = _place(options.run, run, here) / name
-    found = retrain(run, request, out, here.models_dir, _say)
+    found = retrain(run, request, out, _say)
     for line in [] if found is None else found.report():
         _say(line)
     _say(f"the retrained run: {out}")
@@ -103,7 +103,7 @@ def _bisect(arguments: Sequence[str], here: Here) -> int:
     parser.add_argument("--step", type=int, required=True, help="the step with the unusual value")
     options = parser.parse_args(arguments)
     run = _open(options, here)
-    found = bisect(run, options.metric, options.step, options.model, here.models_dir, _say)
+    found = bisect(run, options.metric, options.step, _say)
     for line in found.report():
         _say(line)
     link = f"/view/{quote(run.run_id)}/group/{quote(found.group.group_id)}#s{found.sequence.sequence}"
@@ -130,9 +130,7 @@ def _fork(arguments: Sequence[str], here: Here) -> int:
     config_dir = Path(os.environ.get("GRISTMILL_CONFIG_DIR") or "configs")
     runs_dir = _place(options.run, run, here)
     startable = fork.can_start(here.api, here.token)
-    prepared = fork.prepare(
-        run, options.at, settings, runs_dir / name, config_dir, here.models_dir, options.model, _say
-    )
+    prepared = fork.prepare(run, options.at, settings, runs_dir / name, config_dir, _say)
     _say(f"both curves on one page: /view/compare?runs={run.run_id},{name}")
     if startable:
         return fork.start(prepared, here.api, runs_dir)
@@ -153,7 +151,7 @@ def _parser(name: str, text: str) -> argparse.ArgumentParser:
 
 
 def _open(options: argparse.Namespace, here: Here) -> RecordedRun:
-    found = RecordedRun.open(here.open(options.run), trust=options.trust)
+    found = RecordedRun.open(here.open(options.run), here.models_dir, model=options.model, trust=options.trust)
     _say(f"run {found.run_id}: {found.coverage().report()}")
     return found
 

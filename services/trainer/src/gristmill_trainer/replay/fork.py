@@ -61,16 +61,13 @@ def prepare(
     settings: Mapping[str, Any],
     folder: Path,
     config_dir: Path,
-    models_dir: Path,
-    model: str | None,
     say: Callable[[str], None],
 ) -> Fork:
     """Writes `folder`, the folder of a new run, whose name is the run's id. Raises ReplayError and UntrustedError.
 
     `settings`: hyperparameters and settings of `OF_TRAINING` by name, and settings of the environment with dots, such
     as dataset.temperature.
-    `config_dir`: the folder in which relative data sets are searched. `model`, `models_dir`: as in
-    `TrainerFacts.find_source`.
+    `config_dir`: the folder in which relative data sets are searched.
     """
     check_step("--at", at, 1, run.last_step)
     record = run.folder.record()
@@ -90,7 +87,7 @@ def prepare(
     folder.mkdir(parents=True)
     try:
         checkpoint = folder / ORIGIN_FOLDER / f"step-{at:06d}"
-        copy_checkpoint(run, at, checkpoint, model, models_dir, say)
+        copy_checkpoint(run, at, checkpoint, say)
     except BaseException:
         shutil.rmtree(folder)
         raise
@@ -221,9 +218,7 @@ def in_file(settings: Mapping[str, Any], config_dir: Path) -> dict[str, Any]:
     return found
 
 
-def copy_checkpoint(
-    run: RecordedRun, at: int, target: Path, model: str | None, models_dir: Path, say: Callable[[str], None]
-) -> None:
+def copy_checkpoint(run: RecordedRun, at: int, target: Path, say: Callable[[str], None]) -> None:
     """Copies the checkpoint after `at` steps, or trains up to it again if it is not on disk any more."""
     found = next((record for record in run.on_disk() if record.step == at), None)
     if found is not None:
@@ -233,7 +228,7 @@ def copy_checkpoint(
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / name, target / name, follow_symlinks=False)
         return
-    with recorded_training(run, model, models_dir) as trainer:
+    with recorded_training(run) as trainer:
         begun = trainer.begin(at)
         say(f"the checkpoint of step {at} is not on disk: trains steps {begun + 1} to {at} again")
         last: Checkpoint | None = None

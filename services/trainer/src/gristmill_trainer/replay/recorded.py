@@ -27,6 +27,7 @@ from gristmill_trainer.checkpoint.store import read_progress
 from gristmill_trainer.data.checks import Limits
 from gristmill_trainer.data.samples import Prepared, to_samples
 from gristmill_trainer.errors import CheckpointError, TrainerError
+from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.replay.untrusted import UntrustedError
 from gristmill_trainer.settings import TrainerSettings
 
@@ -65,18 +66,26 @@ class RecordedRun:
     """A run that a trainer recorded. The files are not changed."""
 
     def __init__(
-        self, folder: RunFolder, checkpoints: list[CheckpointRecord], groups: GroupIndex, *, trust: bool = False
+        self,
+        folder: RunFolder,
+        checkpoints: list[CheckpointRecord],
+        groups: GroupIndex,
+        models_dir: Path,
+        *,
+        model: str | None = None,
+        trust: bool = False,
     ) -> None:
-        """`checkpoints`: a lineage, in order and not empty. `trust`: whether paths and models that the files name are
-        used; otherwise UntrustedError is raised."""
+        """`checkpoints`: a lineage, in order and not empty. `models_dir`, `model`: as in `TrainerFacts.find_source`.
+        `trust`: whether paths and models that the files name are used; otherwise UntrustedError is raised."""
         self.folder = folder
         self.trust = trust
         self.checkpoints = checkpoints
         self.groups = groups
+        self._models_dir, self._model = models_dir, model
         self._of_step = {step: record for record in checkpoints for step in record.batches}
 
     @classmethod
-    def open(cls, folder: RunFolder, *, trust: bool = False) -> RecordedRun:
+    def open(cls, folder: RunFolder, models_dir: Path, *, model: str | None = None, trust: bool = False) -> RecordedRun:
         """Reads the records and indexes the archive. Raises ReplayError if the run has no record of a checkpoint."""
         path = folder.find(DIGESTS_FILE)
         records = [] if path is None else lineage(read_digests(path))
@@ -89,7 +98,7 @@ class RecordedRun:
                 run=folder.run_id,
             )
         groups = GroupIndex(folder.archive_segments(), records[-1].created_ms)
-        return cls(folder, records, groups, trust=trust)
+        return cls(folder, records, groups, models_dir, model=model, trust=trust)
 
     @property
     def run_id(self) -> str:
@@ -116,6 +125,10 @@ class RecordedRun:
     def facts(self, step: int) -> TrainerFacts:
         """Returns the inputs of the trainer that took `step`."""
         return self._of_step[step].trainer
+
+    def source(self, step: int) -> ModelSource:
+        """Returns the model before any training. Raises ModelError if it is not on this machine."""
+        return self.facts(step).find_source(self._model, self._models_dir, trust=self.trust)
 
     def settings(self, step: int, own: Mapping[str, Any] | None = None) -> TrainerSettings:
         """Returns the settings of the trainer that took `step`, with `own` in place of the recorded ones.

@@ -44,8 +44,6 @@ class Request:
     """The last step; None: the last step with a checkpoint's record."""
     force: bool = False
     """Continue below `LEAST_SAMPLE_SIZE`."""
-    model: str | None = None
-    """Folder or hub id of the model before any training; None: the recorded model."""
 
 
 @dataclass
@@ -80,13 +78,13 @@ class Verdict:
         return lines
 
 
-def verify(run: RecordedRun, request: Request, models_dir: Path, say: Say) -> Verdict:
+def verify(run: RecordedRun, request: Request, say: Say) -> Verdict:
     """Trains again with the recorded settings up to the first checkpoint that differs. Leaves no files.
 
     Raises ReplayError if the archive lacks groups, if the model is missing, or if no checkpoint is in the steps.
     """
     verdict = Verdict()
-    with recorded_training(run, request.model, models_dir) as trainer:
+    with recorded_training(run) as trainer:
         for taken in _begun(trainer, request, say):
             verdict.add(taken, trainer)
             if verdict.step is not None:
@@ -103,7 +101,7 @@ def verify(run: RecordedRun, request: Request, models_dir: Path, say: Say) -> Ve
     return verdict
 
 
-def retrain(run: RecordedRun, request: Request, out: Path, models_dir: Path, say: Say) -> Verdict | None:
+def retrain(run: RecordedRun, request: Request, out: Path, say: Say) -> Verdict | None:
     """Trains again into the folder `out`, the folder of a new run. Returns the comparison if no setting differs.
 
     An earlier retraining of the same run in `out` is replaced. Raises ReplayError if `out` has anything else, if the
@@ -113,7 +111,7 @@ def retrain(run: RecordedRun, request: Request, out: Path, models_dir: Path, say
     _check_steps(run, request)
     change = Change(after, changed(request.settings, run.settings(after + 1)))
     _clear(out, run.run_id)
-    trainer = Retrainer(run, out / "checkpoints", request.model, models_dir, change)
+    trainer = Retrainer(run, out / "checkpoints", change)
     _describe(out, run, request, change)
     verdict = Verdict()
     with JsonlWriter(out / METRICS_FILE) as metrics:

@@ -82,25 +82,21 @@ class TakenStep:
 
 
 @contextmanager
-def recorded_training(run: RecordedRun, model: str | None, models_dir: Path) -> Iterator[Retrainer]:
-    """A retraining with the recorded settings, whose checkpoints are in a temporary folder.
-
-    `model`: as in `TrainerFacts.find_source`.
-    """
+def recorded_training(run: RecordedRun) -> Iterator[Retrainer]:
+    """A retraining with the recorded settings, whose checkpoints are in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="gristmill-retrain-") as folder:
-        yield Retrainer(run, Path(folder), model, models_dir, Change(0, {}))
+        yield Retrainer(run, Path(folder), Change(0, {}))
 
 
 class Retrainer:
     """The learner of a retraining, and its place in the recorded run."""
 
-    def __init__(self, run: RecordedRun, folder: Path, model: str | None, models_dir: Path, change: Change) -> None:
-        """`folder`: receives the checkpoints. `model`: as in `TrainerFacts.find_source`."""
+    def __init__(self, run: RecordedRun, folder: Path, change: Change) -> None:
+        """`folder`: receives the checkpoints."""
         self.run = run
         self.change = change
         self.step = 0
         """Steps done."""
-        self._model, self._models_dir = model, models_dir
         self._dist = DistContext()
         # A checkpoint of recorded settings is the run's own checkpoint, with the same creation.
         self._creation = (run.checkpoints[0].progress.creation or "") if change.is_empty else "retrained"
@@ -179,12 +175,8 @@ class Retrainer:
         own = step > 0 and (self.change.is_empty or step < self.change.after)
         settings, facts = self.settings_of(step + 1), self.run.facts(step + 1)
         _use_threads(facts)
-        plan = LearnerPlan(
-            facts.find_source(self._model, self._models_dir, trust=self.run.trust),
-            None if checkpoint is None else str(checkpoint.path),
-            settings,
-            facts.max_completion_length,
-        )
+        weights = None if checkpoint is None else str(checkpoint.path)
+        plan = LearnerPlan(self.run.source(step + 1), weights, settings, facts.max_completion_length)
         self.learner, self.state = build_learner(plan, self._dist)
         if checkpoint is not None:
             self._store.restore(checkpoint, self.state, own=own)
