@@ -1,4 +1,4 @@
-"""The policy losses: one function per objective.
+"""The policy losses of the objectives.
 
 Each function takes the trained tokens of a micro-batch and returns a loss for each token, which `aggregation` weighs.
 `kept` is bool[M]: the tokens whose importance weight is above 0. The others have no loss, because their ratio may be
@@ -75,24 +75,10 @@ PolicyLoss = Callable[[TrainedTokens, torch.Tensor, Clip], TokenLosses]
 
 
 def grpo(tokens: TrainedTokens, kept: torch.Tensor, clip: Clip) -> TokenLosses:
-    """Clips the ratio of each token. Shao et al. 2024 (DeepSeekMath), eq. 3."""
-    return clipped(token_log_ratio(tokens), tokens, kept, clip)
+    """Clips the ratio of each token. Shao et al. 2024 (DeepSeekMath), eq. 3.
 
-
-def dapo(tokens: TrainedTokens, kept: torch.Tensor, clip: Clip) -> TokenLosses:
-    """Clips the ratio of each token, with a higher upper clip. Yu et al. 2025 (DAPO), eq. 8."""
-    return clipped(token_log_ratio(tokens), tokens, kept, clip)
-
-
-def bnpo(tokens: TrainedTokens, kept: torch.Tensor, clip: Clip) -> TokenLosses:
-    """Clips the ratio of each token. Differs from grpo in the aggregation, as in TRL."""
-    return clipped(token_log_ratio(tokens), tokens, kept, clip)
-
-
-def dr_grpo(tokens: TrainedTokens, kept: torch.Tensor, clip: Clip) -> TokenLosses:
-    """Clips the ratio of each token. Its aggregation has no bias towards long wrong answers.
-
-    Liu et al. 2025 (Understanding R1-Zero-like training), section 3.
+    dapo differs in the upper clip and the aggregation (Yu et al. 2025, eq. 8). bnpo and dr_grpo differ in the
+    aggregation (as in TRL; Liu et al. 2025, section 3).
     """
     return clipped(token_log_ratio(tokens), tokens, kept, clip)
 
@@ -109,9 +95,9 @@ def gspo(tokens: TrainedTokens, kept: torch.Tensor, clip: Clip) -> TokenLosses:
 
 POLICY_LOSSES: dict[ObjectiveName, PolicyLoss] = {
     "grpo": grpo,
-    "dapo": dapo,
-    "bnpo": bnpo,
-    "dr_grpo": dr_grpo,
+    "dapo": grpo,
+    "bnpo": grpo,
+    "dr_grpo": grpo,
     "cispo": cispo,
     "gspo": gspo,
 }
