@@ -228,8 +228,7 @@ def collate(
 
 def dummy(device: torch.device, *, packing: bool = True) -> MicroBatch:
     """Returns a micro-batch of two tokens and weight 0, for a rank without samples. Its `index` is empty."""
-    nothing = np.zeros(2, np.float32)
-    sample = Sample("", np.zeros(2, np.int32), np.array([False, True]), nothing, nothing, 1.0)
+    sample = Sample.scored(np.zeros(2, np.int32), np.array([False, True]))
     return replace(collate([sample], (0,), np.zeros(1), packing=packing, device=device), index=())
 
 

@@ -57,6 +57,12 @@ class Sample:
     rollout: int | None = None
     """The rollout in the group of which this sample is a branch; None: the sample is a whole rollout."""
 
+    @classmethod
+    def scored(cls, tokens: I32, trained: Bool, teacher: Teacher | None = None) -> Sample:
+        """Returns a sample for its log-probabilities of the tokens in `trained` alone."""
+        nothing = np.zeros(len(tokens), np.float32)
+        return cls("", tokens, trained, nothing, nothing, 1.0, teacher=teacher)
+
     def __len__(self) -> int:
         return len(self.tokens)
 

@@ -172,7 +172,7 @@ def prepare(
     sequences[1][:_SHARED] = sequences[0][:_SHARED]
 
     def batch(*, sharing: bool) -> MicroBatch:
-        samples = [_sample(tokens) for tokens in sequences]
+        samples = [Sample.scored(tokens, np.arange(len(tokens)) > 0) for tokens in sequences]
         micro = collate(
             samples, range(len(samples)), np.ones(len(samples)), packing=packing, sharing=sharing, device=weight.device
         )
@@ -225,11 +225,6 @@ def _compare(model: Any, difference: float, tolerance: float, *, packing: bool) 
 def _own_logprobs(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     logits: torch.Tensor = model(input_ids=tokens[None].long(), use_cache=False).logits[0, :-1].float()
     return logits.log_softmax(dim=1).gather(1, tokens[1:, None].long()).squeeze(1)
-
-
-def _sample(tokens: np.ndarray[tuple[int], np.dtype[np.int32]]) -> Sample:
-    nothing = np.zeros(len(tokens), np.float32)
-    return Sample("", tokens, np.arange(len(tokens)) > 0, nothing, nothing, 1.0)
 
 
 def _as_long(micro: MicroBatch, seq_len: int) -> MicroBatch:

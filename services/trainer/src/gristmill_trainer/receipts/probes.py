@@ -189,14 +189,11 @@ def own_scores(policy: Policy, probes: Probes) -> list[ProbeScores]:
 def _sample(probe: Probe) -> Sample:
     """Returns the probe and one token after it, whose distribution is the sampled part's."""
     tokens = np.array([*probe.tokens, probe.ids[0]], np.int32)
-    nothing = np.zeros(len(tokens), np.float32)
     trained = np.full(len(tokens), probe.prompt)
     trained[0], trained[-1] = False, True
     ids = np.full((len(tokens), len(probe.ids)), -1, np.int32)
     ids[-1] = probe.ids
-    return Sample(
-        "", tokens, trained, nothing, nothing, 1.0, teacher=Teacher(ids, np.zeros(ids.shape, np.float32))
-    )  # fmt: skip
+    return Sample.scored(tokens, trained, Teacher(ids, np.zeros(ids.shape, np.float32)))
 
 
 def served_scores(
