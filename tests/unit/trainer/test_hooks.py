@@ -10,16 +10,16 @@ import pytest
 from tests.support.errors import raises
 
 from gristmill.errors import PluginError
-from gristmill_trainer.hooks import load_hook
+from gristmill_trainer.hooks import load_function
 
 
 def test_hook_loads_a_function_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def seen(event):\n    return ('seen', event)\n")
-    assert load_hook(f"{tmp_path}/mine.py:seen")(7) == ("seen", 7)  # type: ignore[arg-type]
+    assert load_function(f"{tmp_path}/mine.py:seen", "on_step")(7) == ("seen", 7)  # type: ignore[arg-type]
 
 
 def test_hook_loads_a_function_of_a_package() -> None:
-    assert load_hook("json:dumps") is __import__("json").dumps
+    assert load_function("json:dumps", "on_step") is __import__("json").dumps
 
 
 @pytest.mark.parametrize(
@@ -34,5 +34,5 @@ def test_hook_loads_a_function_of_a_package() -> None:
 )
 def test_hook_that_does_not_exist_is_named(name: str, code: str, values: dict[str, Any]) -> None:
     with raises(PluginError, code, **values):
-        load_hook(name)
+        load_function(name, "on_step")
     assert "mine" not in sys.modules

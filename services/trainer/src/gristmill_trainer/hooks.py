@@ -26,11 +26,6 @@ Hook = Callable[[StepEvent], Any]
 """The trainer waits for the hook. An exception of the hook ends the training, but the step stays finished."""
 
 
-def load_hook(name: str) -> Hook:
-    """Loads the function of `on_step`. Raises PluginError."""
-    return load_function(name, "on_step")
-
-
 def load_function(name: str, setting: str) -> Callable[..., Any]:
     """Loads `path/to/file.py:function` or `package.module:function`, the value of `setting`. Raises PluginError."""
     found = load_plugin(name, None)

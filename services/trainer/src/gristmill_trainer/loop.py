@@ -25,14 +25,16 @@ import torch
 
 from gristmill import ApiError, ErrorCode, GristmillError
 from gristmill.metrics import StepMetrics
-from gristmill_trainer.checkpoint.background import BackgroundSave
+from gristmill_trainer.checkpoint.contents import Progress
 from gristmill_trainer.data.types import Sample
 from gristmill_trainer.errors import AbandonedError, WeightsError
 from gristmill_trainer.export import RunFacts, export_model
+from gristmill_trainer.hooks import StepEvent
 from gristmill_trainer.metrics import StepResult
 from gristmill_trainer.receipts.probes import ANY_PROBES, Probes, own_scores
 from gristmill_trainer.receipts.receipts import Expectation, receipt_metrics
 from gristmill_trainer.receipts.sums import published_sums
+from gristmill_trainer.settings import TrainerSettings
 from gristmill_trainer.stop import StoppedError
 from gristmill_trainer.training import MainRank, Training
 
@@ -78,15 +80,15 @@ def end(training: Training, done: int, error: BaseException) -> None:
         if error.untouched:
             checkpoint(training, done)
         else:
-            training.on_main(finish_checkpoint, training.saving)
+            training.on_main(finish_checkpoint)
         training.on_main(give_back, done + 1)
     elif isinstance(error, StoppedError):
         checkpoint(training, done)
     elif isinstance(error, ApiError) and error.code == ErrorCode.SUSPENDED:
         save(training, done)
-    elif training.main is not None and training.saving.pending:
+    elif training.main is not None and training.main.saving.pending:
         try:
-            durable = training.saving.join()
+            durable = training.main.saving.join()
             if not isinstance(error, GristmillError):
                 ack_durable(training.main, durable)
         except GristmillError as other:
@@ -99,7 +101,7 @@ def lease(training: Training, step: int) -> list[Sample]:
     found = False
     while not found:
         with training.phases("wait"):
-            found = training.on_main(wait_for_batch, training, step)
+            found = training.on_main(wait_for_batch, training.settings, step)
         if not found:
             checkpoint_if_due(training, step - 1)
     with training.phases("pack"):
@@ -109,29 +111,28 @@ def lease(training: Training, step: int) -> list[Sample]:
     return samples
 
 
-def wait_for_batch(main: MainRank, training: Training, step: int) -> bool:
+def wait_for_batch(main: MainRank, settings: TrainerSettings, step: int) -> bool:
     """Waits without a time limit for the groups of `step`, and for the receipts of the weights that sampled them.
 
     Meanwhile acks the groups of a checkpoint that became durable, or raises the error of its thread. Returns False if a
     checkpoint of the steps before is due first, because the store may be full of groups that only its ack frees.
     """
     batches, publisher = main.batches, main.publisher
-    if not batches.waiting:
+    if batches.step != step:
         batches.watchdog.begin()
-        batches.waiting, batches.current = True, None
+        batches.step, batches.current = step, None
     while batches.current is None:
         main.stop.raise_if_requested()
         main.guard.progress()
-        ack_durable(main, training.saving.poll())
+        ack_durable(main, main.saving.poll())
         batches.current = batches.source.get(step, _POLL)
         if batches.current is None:
-            if is_time_for_checkpoint(training, step - 1):
+            if main.saving.is_due(step - 1, settings.checkpoint_seconds):
                 return False
             torch.cuda.empty_cache()  # A model server on the same GPU may need the memory, for example to restart.
             # A restarted server serves its first weights again, while the environment waits for this trainer's weights.
             publisher.ensure()
             batches.watchdog.check(str(main.session.version(step - 1)), publishing=publisher.publishing)
-    batches.waiting = False
     publisher.settle()  # The receipts arrive while the environment samples, so this seldom waits.
     return True
 
@@ -142,11 +143,12 @@ def within_grace(training: Training) -> Callable[[], bool]:
     The function is called on rank 0 only.
     """
     started = time.monotonic()
-    slowest, saving = training.phases.slowest, training.saving
+    slowest = training.phases.slowest
 
     def should_continue() -> bool:
         main = training.main
         assert main is not None
+        saving = main.saving
         main.guard.progress()
         # A checkpoint that is being written ends beside the step. The last checkpoint follows both.
         left = max(slowest.get("train", 0.0) - (time.monotonic() - started), saving.seconds_left, 0.0)
@@ -179,8 +181,7 @@ def check_weights(training: Training, step: int) -> None:
     the next trainer continues from the last checkpoint.
     """
     training.state.check_finite(step)
-    probes = None if training.probing is None else training.probing.probes
-    scores = own_scores(training.learner.policy, probes or ANY_PROBES)
+    scores = own_scores(training.learner.policy, training.probes or ANY_PROBES)
     if not all(np.isfinite(one.flat()).all() for one in scores):
         raise WeightsError(
             "weights_give_nan",
@@ -197,31 +198,25 @@ def checkpoint_if_due(training: Training, step: int) -> None:
     First waits for the previous checkpoint. Returns when the checkpoint is durable and its groups have their ack: with
     several ranks, and if the training is about to end. Raises TrainerError after too many skipped steps.
     """
-    if training.on_main(is_checkpoint_due, training, step):
+    if training.on_main(is_checkpoint_due, training.settings, step):
         with training.phases("checkpoint"):
-            training.on_main(finish_checkpoint, training.saving)
+            training.on_main(finish_checkpoint)
             staged = None if training.on_main(lambda main: main.is_ending) else training.state.staged()
             if staged is None:
                 checkpoint(training, step)
             else:
-                assert training.main is not None
-                ledger = training.main.ledger
-                training.saving.begin(training.checkpoints, staged, ledger.progress(step), ledger.digests)
+                main = training.main
+                assert main is not None
+                main.saving.begin(training.checkpoints, staged, main.ledger.progress(step), main.ledger.digests)
     training.on_main(lambda main: main.ledger.skipped.raise_if_too_many())
 
 
-def is_checkpoint_due(main: MainRank, training: Training, step: int) -> bool:
+def is_checkpoint_due(main: MainRank, settings: TrainerSettings, step: int) -> bool:
     """Whether to write a checkpoint after `step`: it is the step's turn, or the training is about to end."""
-    interval = training.settings.checkpoint_interval
-    its_turn = step % interval == 0 if isinstance(interval, int) else is_time_for_checkpoint(training, step)
-    return its_turn or step == training.settings.training_steps or main.is_ending
-
-
-def is_time_for_checkpoint(training: Training, step: int) -> bool:
-    """Whether a `checkpoint_interval` of time is over after `step`, on rank 0."""
-    seconds, begun = training.settings.checkpoint_seconds, training.saving.begun
-    since = step - (training.first_step if begun is None else begun)
-    return seconds is not None and training.saving.is_due(since, seconds)
+    interval = settings.checkpoint_interval
+    by_count = isinstance(interval, int) and step % interval == 0
+    its_turn = by_count or main.saving.is_due(step, settings.checkpoint_seconds)
+    return its_turn or step == settings.training_steps or main.is_ending
 
 
 def publish(training: Training, step: int, *, moved: bool = False) -> None:
@@ -236,11 +231,10 @@ def begin_receipts(training: Training, samples: list[Sample], step: int) -> None
 
     `step`: steps done, so that the weights are still the published ones.
     """
-    probing = training.probing
-    if probing is None or probing.probes is not None:
+    if training.settings.publisher == "none" or training.probes is not None:
         return
-    probing.probes = Probes.choose(samples)
-    if probing.probes is not None:
+    training.probes = Probes.choose(samples)
+    if training.probes is not None:
         expect(training, step, training.state.served_tensors(), moved=False)
         training.on_main(lambda main: main.publisher.wait())
 
@@ -250,7 +244,7 @@ def expect(training: Training, step: int, tensors: dict[str, torch.Tensor], *, m
 
     `tensors`: those that are published, on rank 0.
     """
-    probes = None if training.probing is None else training.probing.probes
+    probes = training.probes
     if probes is None:
         return
     scores = own_scores(training.learner.policy, probes)
@@ -266,15 +260,16 @@ def after_step(main: MainRank, metrics: StepMetrics) -> None:
     """Calls the user's function, unless a stop is requested: the hook may take minutes of the grace period."""
     main.stop.raise_if_requested()
     if main.hook is not None:
+        event = StepEvent(main.session.run.run_id, metrics, tuple(server.url for server in main.servers))
         with main.guard.unwatched("on_step"):
-            main.hook(metrics)
+            main.hook(event)
         main.stop.raise_if_requested()
 
 
 # --- Checkpoints and acks ---------------------------------------------------------------------------------------------
-def finish_checkpoint(main: MainRank, saving: BackgroundSave) -> None:
+def finish_checkpoint(main: MainRank) -> None:
     """Waits for the checkpoint in progress, if there is one, and acks its groups."""
-    ack_durable(main, saving.join())
+    ack_durable(main, main.saving.join())
 
 
 def ack_durable(main: MainRank, step: int | None) -> None:
@@ -294,17 +289,19 @@ def save(training: Training, step: int) -> None:
 
     First waits for the checkpoint in progress, whose groups have no ack yet.
     """
-    saving, main = training.saving, training.main
-    if training.on_main(needs_checkpoint, saving, step):
-        digests, began = None if main is None else main.ledger.digests, time.monotonic()
-        training.checkpoints.save(training.state, training.on_main(lambda main: main.ledger.progress(step)), digests)
-        saving.wrote(step, began)
+    progress, main = training.on_main(unsaved_progress, step), training.main
+    if progress is not None:
+        began = time.monotonic()
+        training.checkpoints.save(training.state, progress, None if main is None else main.ledger.digests)
+        if main is not None:
+            main.saving.wrote(step, began)
 
 
-def needs_checkpoint(main: MainRank, saving: BackgroundSave, step: int) -> bool:
-    """Whether groups were trained since the last ack, and no durable checkpoint of `step` names them."""
-    saving.join()
-    return saving.durable != step and bool(main.session.covered)
+def unsaved_progress(main: MainRank, step: int) -> Progress | None:
+    """Returns the progress after `step`; None if no groups were trained since the last ack, or if a durable checkpoint
+    of `step` names them."""
+    main.saving.join()
+    return main.ledger.progress(step) if main.saving.durable != step and main.session.covered else None
 
 
 def give_back(main: MainRank, step: int) -> NoReturn:
@@ -321,7 +318,7 @@ def give_back(main: MainRank, step: int) -> NoReturn:
 # --- The end of the run -----------------------------------------------------------------------------------------------
 def finish(training: Training, step: int) -> None:
     """Waits for the last checkpoint and publication, exports the model and finishes the run."""
-    training.on_main(finish_checkpoint, training.saving)
+    training.on_main(finish_checkpoint)
     training.on_main(lambda main: main.publisher.wait())
     facts = training.on_main(final_facts, step)
     folder, tokenizer = training.run_dir / "model", training.learner.policy.source.tokenizer

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
@@ -58,13 +57,7 @@ class TrainedRecords:
     """The records of one training. Errors of the disk are logged and counted, and never end the training."""
 
     def __init__(
-        self,
-        folder: Path,
-        run: RunRecord,
-        tokenizer: str | None = None,
-        *,
-        max_bytes: int = MAX_BYTES,
-        min_free: int = MIN_FREE_BYTES,
+        self, folder: Path, run: RunRecord, tokenizer: str | None = None, *, min_free: int = MIN_FREE_BYTES
     ) -> None:
         """`folder`: <run>/trained. `tokenizer`: folder whose tokenizer.json is copied to the records."""
         self.left_out = 0
@@ -73,7 +66,7 @@ class TrainedRecords:
         """Groups without a record, because the disk failed or is nearly full."""
         self._folder, self._run_id = folder, run.run_id
         self._created_ms = round(run.created_at * 1000)
-        self._max_bytes, self._min_free = max_bytes, min_free
+        self._min_free = min_free
         self._tokenizer = tokenizer
         self._missed: list[TrainedGroup] = []
         self._queue: queue.Queue[tuple[_Step | None, list[TrainedGroup]]] = queue.Queue(_QUEUED_STEPS)
@@ -110,12 +103,6 @@ class TrainedRecords:
                 self.lost,
             )
 
-    def __enter__(self) -> TrainedRecords:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
     def _work(self) -> None:
         if self._tokenizer is not None:
             self._copy_tokenizer(Path(self._tokenizer))
@@ -142,9 +129,7 @@ class TrainedRecords:
         for place, group in enumerate(groups):
             try:
                 if self._writer is None:
-                    self._writer = RunWriter(
-                        self._folder, self._run_id, self._created_ms, self._max_bytes, self._min_free
-                    )
+                    self._writer = RunWriter(self._folder, self._run_id, self._created_ms, MAX_BYTES, self._min_free)
                 self._writer.append(group.group_id, TRAINED_SCHEMA, group.encode())
             except OSError as error:
                 if not self.lost:

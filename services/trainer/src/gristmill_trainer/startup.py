@@ -29,6 +29,7 @@ from gristmill.model_servers import split_urls
 from gristmill.prometheus import metrics_endpoint
 from gristmill.stall import StallGuard, StallLimits
 from gristmill_trainer.batch_source import BatchSource, OnDemand, Prefetch
+from gristmill_trainer.checkpoint.background import BackgroundSave
 from gristmill_trainer.checkpoint.digests import DigestWriter, TrainerFacts
 from gristmill_trainer.checkpoint.store import CheckpointStore, Resumption, find_resumption
 from gristmill_trainer.data.checks import Limits, staleness_bound
@@ -36,7 +37,7 @@ from gristmill_trainer.data.samples import Prepared, to_samples
 from gristmill_trainer.display import Display
 from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.export import Hub, RunFacts, public_command
-from gristmill_trainer.hooks import load_hook
+from gristmill_trainer.hooks import load_function
 from gristmill_trainer.learner_factory import LearnerPlan, build_learner
 from gristmill_trainer.metrics import peak_of, step_metrics
 from gristmill_trainer.observers import open_observers
@@ -59,17 +60,7 @@ from gristmill_trainer.settings import (
     trainer_block,
 )
 from gristmill_trainer.stop import StopRequest, leave_to_rank_0, torchrun_grace
-from gristmill_trainer.training import (
-    Batches,
-    Finish,
-    Ledger,
-    MainRank,
-    Phases,
-    Probing,
-    Reports,
-    StepHook,
-    Training,
-)
+from gristmill_trainer.training import Batches, Finish, Ledger, MainRank, Phases, Reports, Training
 from gristmill_trainer.watchdog import Wanted, Watchdog
 
 _LOG = logging.getLogger(__name__)
@@ -110,7 +101,7 @@ def start(arguments: Sequence[str], environ: Mapping[str, str], dist: DistContex
             first_step=plan.first_step,
             run_dir=plan.run_dir,
             main=rank_0.main,
-            probing=plan.probing,
+            probes=plan.probes,
         )
 
 
@@ -122,7 +113,8 @@ class _Plan:
     resumption: Resumption | None
     checkpoints: CheckpointStore
     run_dir: Path
-    probing: Probing | None
+    probes: Probes | None
+    """Of a resumed run that publishes weights."""
 
     @property
     def first_step(self) -> int:
@@ -184,7 +176,7 @@ class _MainStart:
             settings = read_settings(deployment.config_dir, trainer_block(run), self._flags, f"run {run.run_id}")
             if self._ranks == 1:
                 stop.grace = settings.stop_grace_seconds
-            self._hook = None if settings.on_step is None else load_hook(settings.on_step)
+            self._hook = None if settings.on_step is None else load_function(settings.on_step, "on_step")
             self._hub = Hub.read(settings.push_to_hub, self._environ)
             source = find_model(settings.model_name, Manifest.find(deployment.models_dir), servers.served())
             if settings.publisher != "none":
@@ -197,10 +189,8 @@ class _MainStart:
             self._skipped.raise_if_too_many()
         weights = None if resumption is None else str(resumption.checkpoint.path)
         learner = LearnerPlan(source, weights, settings, longest_completion(run))
-        probing = None if settings.publisher == "none" else Probing()
-        if probing is not None and resumption is not None:
-            probing.probes = Probes.read(run_dir)
-        return _Plan(learner, resumption, checkpoints, run_dir, probing)
+        probes = None if settings.publisher == "none" or resumption is None else Probes.read(run_dir)
+        return _Plan(learner, resumption, checkpoints, run_dir, probes)
 
     def take_run(self, plan: _Plan, policy: Policy) -> bool:
         """Takes the run, and opens everything that only rank 0 uses. Returns False if the run is not as planned."""
@@ -247,7 +237,8 @@ class _MainStart:
             stack.callback(digests.close)
             records = None
             if settings.record_rollouts:
-                records = stack.enter_context(TrainedRecords(plan.run_dir / TRAINED_FOLDER, run, source.tokenizer))
+                records = TrainedRecords(plan.run_dir / TRAINED_FOLDER, run, source.tokenizer)
+                stack.callback(records.close)
             guard = StallGuard("trainer", STALL)
             stack.callback(guard.close)
             metrics = stack.enter_context(
@@ -266,10 +257,12 @@ class _MainStart:
                 session=session,
                 batches=Batches(batches, watchdog),
                 ledger=Ledger(session, digests, Quarantine(plan.run_dir / "aside"), self._skipped, origin),
+                saving=BackgroundSave(first_step),
                 reports=Reports(session, plan.run_dir, metrics, display, observers, measure, records),
                 publisher=publisher,
                 receipts=receipts,
-                hook=None if self._hook is None else StepHook(self._hook, run.run_id, self._servers),
+                servers=self._servers,
+                hook=self._hook,
                 finish=Finish(_facts(run, settings, source, self._arguments), self._hub),
                 stop=stop,
                 guard=guard,
@@ -283,9 +276,9 @@ class _MainStart:
         ahead = settings.max_staleness > 0
         receipts: Receipts | None = None
         transport = NoTransport()
-        if plan.probing is not None:
+        if settings.publisher != "none":
             since = None if plan.resumption is None else plan.first_step
-            receipts = Receipts(plan.run_dir, policy, plan.probing.probes, since)
+            receipts = Receipts(plan.run_dir, policy, plan.probes, since)
             self._stack.callback(receipts.close)
             servers = ModelServers(
                 tuple(self._servers),

@@ -26,7 +26,7 @@ from gristmill_trainer.disk import writing
 from gristmill_trainer.display import Display
 from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.export import Hub, RunFacts
-from gristmill_trainer.hooks import Hook, StepEvent
+from gristmill_trainer.hooks import Hook
 from gristmill_trainer.learner import Learner
 from gristmill_trainer.metrics import StepResult
 from gristmill_trainer.model_state import LearnerState
@@ -82,14 +82,14 @@ class Batches:
     source: BatchSource
     watchdog: Watchdog
     """Reports what a wait for a batch takes so long for."""
+    step: int = 0
+    """The step that waits for its batch, or that has it."""
     current: Batch | None = None
-    """The batch of the step in progress."""
-    waiting: bool = False
-    """Whether a wait has begun and its batch is not there yet."""
+    """Its batch; None while the step waits."""
 
     @property
     def leased(self) -> Batch:
-        """The batch of the step in progress, once it is there."""
+        """The batch of `step`, once it is there."""
         assert self.current is not None
         return self.current
 
@@ -183,18 +183,6 @@ class Reports:
 
 
 @dataclass(frozen=True)
-class StepHook:
-    """The user's function of `on_step`."""
-
-    call: Hook
-    run_id: str
-    servers: Iterable[ModelServer]
-
-    def __call__(self, metrics: StepMetrics) -> None:
-        self.call(StepEvent(self.run_id, metrics, tuple(server.url for server in self.servers)))
-
-
-@dataclass(frozen=True)
 class Finish:
     """What the finished model gets: a card, and a place in the hub."""
 
@@ -210,11 +198,14 @@ class MainRank:
     session: LeaseSession
     batches: Batches
     ledger: Ledger
+    saving: BackgroundSave
+    """Idle with several processes."""
     reports: Reports
     publisher: Publisher
     receipts: Receipts | None
     """None: this trainer publishes no weights."""
-    hook: StepHook | None
+    servers: Iterable[ModelServer]
+    hook: Hook | None
     finish: Finish
     stop: StopRequest
     guard: StallGuard
@@ -228,14 +219,6 @@ class MainRank:
 
 
 @dataclass
-class Probing:
-    """The probes of the receipts, the same on every rank."""
-
-    probes: Probes | None = None
-    """None until the first batch of a run."""
-
-
-@dataclass(frozen=True)
 class Training:
     """All objects that the loop uses on every rank; startup.py creates them."""
 
@@ -250,10 +233,8 @@ class Training:
     run_dir: Path
     main: MainRank | None
     """None except on rank 0."""
-    probing: Probing | None = None
-    """None: this trainer publishes no weights."""
-    saving: BackgroundSave = field(default_factory=BackgroundSave)
-    """Idle except on rank 0 of one process."""
+    probes: Probes | None = None
+    """Of the receipts, the same on every rank. None until the first batch of a run, and without publications."""
 
     def on_main(self, call: Callable[Concatenate[MainRank, _P], _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Returns the result of `call(main, ...)` on every rank, although only rank 0 executes it.

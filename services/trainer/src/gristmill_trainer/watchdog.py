@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -71,20 +71,11 @@ def diagnose(
 class Watchdog:
     """Watches consecutive waits: call `begin` for each wait, then `check` after each empty poll."""
 
-    def __init__(
-        self,
-        api: SyncClient,
-        run_id: str,
-        wanted: Wanted,
-        servers: Iterable[ModelServer],
-        report: Callable[[str], None] = _LOG.warning,
-    ) -> None:
-        """`report`: receives the message."""
+    def __init__(self, api: SyncClient, run_id: str, wanted: Wanted, servers: Iterable[ModelServer]) -> None:
         self._api = api
         self._run_id = run_id
         self._wanted = wanted
         self._servers = servers
-        self._report = report
         self.begin()
 
     def begin(self) -> None:
@@ -105,7 +96,7 @@ class Watchdog:
         status = self._api.status(self._run_id)
         servers = [ask(server.url) for server in self._servers]
         found = diagnose(now - self._since, self._wanted, self._before, status, servers, version, publishing)
-        self._report(f"[{found.code}] {found.text}. {found.remedy}")
+        _LOG.warning("[%s] %s. %s", found.code, found.text, found.remedy)
         self._reported, self._before = now, status
 
 

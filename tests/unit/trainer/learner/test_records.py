@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,7 @@ def test_thread_writes_every_step_and_copies_the_tokenizer(build: Build, tmp_pat
     learner, batch = build(), samples()
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "tokenizer.json").write_text("{}")
-    with TrainedRecords(tmp_path / "trained", RUN, str(tmp_path / "model"), min_free=0) as recorded:
+    with closing(TrainedRecords(tmp_path / "trained", RUN, str(tmp_path / "model"), min_free=0)) as recorded:
         for step in (1, 2):
             recorded.add(PolicyVersion(1, step), prepared(batch), learner.step(batch, step))
     assert [(one.group_id, one.step) for one in written(tmp_path / "trained")] == [
@@ -162,6 +163,6 @@ def test_full_queue_leaves_out_details_and_keeps_the_steps(tmp_path: Path, monke
 
 def test_disk_that_fails_is_counted_and_never_raises(tmp_path: Path) -> None:
     (tmp_path / "trained").write_text("a file where the folder should be")
-    with TrainedRecords(tmp_path / "trained", RUN, min_free=0) as recorded:
+    with closing(TrainedRecords(tmp_path / "trained", RUN, min_free=0)) as recorded:
         recorded.add(PolicyVersion(1, 1), prepared(samples(4)), nothing())
     assert recorded.lost == 2

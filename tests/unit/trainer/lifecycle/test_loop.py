@@ -22,6 +22,7 @@ from gristmill.lines import JsonlWriter, read_jsonl
 from gristmill.metrics import METRICS_FILE
 from gristmill.stall import StallGuard
 from gristmill_trainer.batch_source import Batch, OnDemand
+from gristmill_trainer.checkpoint.background import BackgroundSave
 from gristmill_trainer.checkpoint.digests import DigestWriter, TrainerFacts
 from gristmill_trainer.checkpoint.store import CheckpointStore, find_resumption
 from gristmill_trainer.display import Display
@@ -39,10 +40,12 @@ from gristmill_trainer.quarantine import Quarantine, SkippedSteps
 from gristmill_trainer.run import announce
 from gristmill_trainer.startup import STALL
 from gristmill_trainer.stop import StoppedError, StopRequest
-from gristmill_trainer.training import Batches, Finish, Ledger, MainRank, Phases, Reports, StepHook, Training
+from gristmill_trainer.training import Batches, Finish, Ledger, MainRank, Phases, Reports, Training
 from gristmill_trainer.watchdog import Wanted, Watchdog
 
-SKIPS = SETTINGS.model_copy(update={"training_steps": 10, "checkpoint_interval": 100, "max_skipped_steps": 2})
+SKIPS = SETTINGS.model_copy(
+    update={"training_steps": 10, "checkpoint_interval": 100, "max_skipped_steps": 2, "publisher": "none"}
+)
 
 
 class _Source(OnDemand):
@@ -102,6 +105,7 @@ class Trainer:
                 session=session,
                 batches=Batches(_Source(session, self.leased), Watchdog(self.api.client, "run", Wanted(2), [])),
                 ledger=Ledger(session, digests, Quarantine(self.folder / "aside"), skipped, origin=None),
+                saving=BackgroundSave(first_step),
                 reports=Reports(
                     session,
                     self.folder,
@@ -112,7 +116,8 @@ class Trainer:
                 ),
                 publisher=Publisher(self.transport, partial(announce, session), stop),
                 receipts=None,
-                hook=None if self.hook is None else StepHook(self.hook, "run", ()),
+                servers=(),
+                hook=self.hook,
                 finish=Finish(cast("RunFacts", None), hub=None),
                 stop=stop,
                 guard=guard,

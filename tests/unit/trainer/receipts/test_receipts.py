@@ -101,10 +101,9 @@ def test_receipt_proves_each_change_that_is_larger_than_the_bound(
     """A server that kept the version before never has an `ok` receipt, however small the change is."""
     run = begin([serve(fault)])
     run.train(1)
-    probing, policy = run.training.probing, run.learner.policy
-    assert probing is not None
-    assert probing.probes is not None
-    head, probes = policy.model.lm_head.weight, probing.probes.each_time()
+    chosen, policy = run.training.probes, run.learner.policy
+    assert chosen is not None
+    head, probes = policy.model.lm_head.weight, chosen.each_time()
     published, before = head.detach().clone(), own_scores(policy, probes)
     direction = torch.randn(head.shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -422,7 +421,7 @@ def test_probes_come_from_the_first_batch_and_stay_in_the_run_folder(
     run.train(1)
     probes = Probes.read(run.folder)
     assert probes is not None
-    assert probes == msgspec.structs.replace(run.training.probing.probes, first=probes.first)  # type: ignore[union-attr, type-var]
+    assert probes == msgspec.structs.replace(run.training.probes, first=probes.first)  # type: ignore[type-var]
     assert [probe.prompt for probe in probes.probes] == [False, True, True]
     assert probes.temperature == 0.8
     assert [len(row) for row in probes.first] == [

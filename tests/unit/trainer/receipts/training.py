@@ -26,7 +26,7 @@ from gristmill_trainer.publish.servers import ModelServer
 from gristmill_trainer.receipts.receipts import Receipts
 from gristmill_trainer.settings import TrainerSettings
 from gristmill_trainer.stop import StopRequest
-from gristmill_trainer.training import Probing, Training
+from gristmill_trainer.training import Training
 
 
 class Run:
@@ -49,16 +49,18 @@ class Run:
         rank = 4 if lora == "adapters" else 0
         source = ModelSource(str(model), str(model), None, 512, lora_rank=rank, served_dtype=dtype)
         settings = TrainerSettings(
-            device="cpu", batch_size=8, learning_rate=learning_rate, seed=seed, lora_rank=4 if lora else 0, lora_alpha=8
+            device="cpu",
+            batch_size=8,
+            learning_rate=learning_rate,
+            seed=seed,
+            lora_rank=4 if lora else 0,
+            lora_alpha=8,
+            publisher="filesystem" if receipts else "none",
         )
         self.rng = np.random.default_rng(seed)
         self.learner, state = build_learner(LearnerPlan(source, None, settings, None), DistContext())
         policy = self.learner.policy
-        self.folder, self.receipts = folder, None
-        probing = None
-        if receipts:
-            self.receipts = Receipts(folder, policy)
-            probing = Probing()
+        self.folder, self.receipts = folder, Receipts(folder, policy) if receipts else None
         self.servers = ModelServers(
             [ModelServer(server.url, "token", 30) for server in servers],
             background=background,
@@ -81,9 +83,7 @@ class Run:
             stop=stop,
         )
         nothing: Any = None
-        self.training = Training(
-            settings, DistContext(), self.learner, state, nothing, nothing, 0, folder, main, probing
-        )
+        self.training = Training(settings, DistContext(), self.learner, state, nothing, nothing, 0, folder, main)
 
     def train(self, steps: int) -> None:
         publish(self.training, 0)

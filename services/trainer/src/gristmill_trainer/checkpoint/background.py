@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
 
 from gristmill import GristmillError
 from gristmill.errors import of_thread
@@ -21,13 +20,14 @@ class BackgroundSave:
     Only one thread calls the methods.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first_step: int = 0) -> None:
+        """`first_step`: steps done before the training."""
         self.slowest = 0.0
         """Seconds of the slowest write."""
         self.durable: int | None = None
         """Step of the newest checkpoint that this process wrote."""
-        self.begun: int | None = None
-        """Step of the newest checkpoint that this process began."""
+        self._begun = first_step
+        """Step of the newest checkpoint that this process began, at first `first_step`."""
         self._step: int | None = None
         self._began = time.monotonic()
         """When the newest checkpoint began, at first when the training did."""
@@ -45,20 +45,18 @@ class BackgroundSave:
         running = self._thread is not None and self._thread.is_alive()
         return max(0.0, self._began + self.slowest - time.monotonic()) if running else 0.0
 
-    def is_due(self, steps: int, interval: float) -> bool:
-        """Whether to begin a checkpoint now, because after another step it could not be durable within `interval`
-        seconds of the previous one. False while a thread writes.
-
-        `steps`: steps since the previous checkpoint began, or since the start of the training.
-        """
-        if steps == 0 or (self._thread is not None and self._thread.is_alive()):
+    def is_due(self, step: int, interval: float | None) -> bool:
+        """Whether to begin a checkpoint of `step` now, because after another step it could not be durable within
+        `interval` seconds of the previous one. False while a thread writes, and without an interval."""
+        steps = step - self._begun
+        if interval is None or steps == 0 or (self._thread is not None and self._thread.is_alive()):
             return False
         since = time.monotonic() - self._began
         return since + since / steps + self.slowest >= interval
 
     def wrote(self, step: int, began: float) -> None:
         """Records a checkpoint that was written without this object. `began`: in `time.monotonic`'s seconds."""
-        self.begun = self.durable = step
+        self._begun = self.durable = step
         self._began = began
         self.slowest = max(self.slowest, time.monotonic() - began)
 
@@ -70,10 +68,18 @@ class BackgroundSave:
         `staged`: a result of `LearnerState.staged`, which is not called again before `join`.
         """
         assert not self.pending, f"the checkpoint of step {self._step} is in progress"
-        arguments = (store, staged, progress, digests, random_state())
-        self.begun = self._step = progress.step
+        random = random_state()
+
+        def write() -> None:
+            try:
+                store.save(staged, progress, digests, random)
+            except Exception as error:  # noqa: BLE001  Raised by `join`: a full disk must not end the thread unheard.
+                self._failure = of_thread(f"writing the checkpoint of step {progress.step}", error)
+            self.slowest = max(self.slowest, time.monotonic() - self._began)
+
+        self._begun = self._step = progress.step
         self._began = time.monotonic()
-        self._thread = threading.Thread(target=self._run, args=arguments, name="checkpoint", daemon=True)
+        self._thread = threading.Thread(target=write, name="checkpoint", daemon=True)
         self._thread.start()
 
     def poll(self) -> int | None:
@@ -95,17 +101,3 @@ class BackgroundSave:
         if step is not None:
             self.durable = step
         return step
-
-    def _run(
-        self,
-        store: CheckpointStore,
-        staged: SavedState,
-        progress: Progress,
-        digests: DigestWriter | None,
-        random: dict[str, Any],
-    ) -> None:
-        try:
-            store.save(staged, progress, digests, random)
-        except Exception as error:  # noqa: BLE001  Raised by `join`: a full disk must not end the thread unheard.
-            self._failure = of_thread(f"writing the checkpoint of step {progress.step}", error)
-        self.slowest = max(self.slowest, time.monotonic() - self._began)
