@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -23,7 +22,7 @@ from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import TrainerError, WeightsError
 from gristmill_trainer.optimizer import kept_hyperparameters, load_schedule
 from gristmill_trainer.policy import Policy
-from gristmill_trainer.policy.lora import ADAPTER_WEIGHTS, adapter_tensors
+from gristmill_trainer.policy.lora import adapter_tensors, save_adapters
 from gristmill_trainer.policy.model import as_in_files, in_type, tied_head
 
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -141,11 +140,8 @@ class StagedState:
     def save_model(self, folder: Path) -> None:
         if self._policy.lora is None:
             self._policy.model.save_pretrained(folder, state_dict=dict(self._tensors), safe_serialization=True)
-            return
-        file = folder / ADAPTER_WEIGHTS
-        save_file({name: tensor.contiguous() for name, tensor in self._tensors.items()}, file, {"format": "pt"})
-        file.chmod(folder.stat().st_mode & 0o666)  # safetensors gives the file to its owner alone
-        self._policy.describe_adapters(folder)
+        else:
+            save_adapters(self._policy.model, self._tensors, folder)
 
     def state(self) -> dict[str, Any]:
         return self._state
@@ -241,9 +237,7 @@ class ShardedState(LearnerState):
 
         self.dist.on_main(write)
 
-    def save_whole(self, folder: Path) -> None:
-        """Does the same as `save_model`, because a sharded policy never has adapters."""
-        self.save_model(folder)
+    save_whole = save_model  # A sharded policy never has adapters.
 
     def state(self) -> dict[str, Any]:
         """Returns the state in the format of one process: parameters by number, not by name. Empty except on rank 0."""

@@ -9,7 +9,7 @@ and B if it was started with LoRA.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,12 +158,12 @@ def describe_adapters(model: Any, folder: Path) -> None:
     model.peft_config["default"].save_pretrained(folder)
 
 
-def save_adapters(model: Any, folder: Path) -> None:
-    """Writes the adapters in peft's format, which `PeftModel.from_pretrained(base, folder)` reads too."""
+def save_adapters(model: Any, tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Writes `adapter_tensors` in peft's format, which `PeftModel.from_pretrained(base, folder)` reads too."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in adapter_tensors(model).items()}
-    save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-    (folder / ADAPTER_WEIGHTS).chmod(folder.stat().st_mode & 0o666)  # safetensors gives the file to its owner alone
+    file = folder / ADAPTER_WEIGHTS
+    save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, file, metadata={"format": "pt"})
+    file.chmod(folder.stat().st_mode & 0o666)  # safetensors gives the file to its owner alone
     describe_adapters(model, folder)
 
 

@@ -158,7 +158,7 @@ class Policy:
         if self.lora is None:
             self.model.save_pretrained(folder, safe_serialization=True)
         else:
-            save_adapters(self.model, folder)
+            save_adapters(self.model, adapter_tensors(self.model), folder)
 
     def describe_adapters(self, folder: Path) -> None:
         """Writes adapter_config.json, which describes the adapters' tensors."""
