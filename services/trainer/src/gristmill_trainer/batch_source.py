@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 from gristmill import GristmillError, LeaseSession, TrajectoryGroup
 from gristmill.errors import of_thread
@@ -34,33 +33,23 @@ class Batch:
         return self.prepare(self.step, self.groups)
 
 
-class BatchSource(Protocol):
-    """The batches of optimizer steps, in order."""
-
-    def get(self, step: int, wait: float) -> Batch | None:
-        """Returns the batch of `step`; None if its groups are not ready after `wait` seconds."""
-
-    def close(self) -> None:
-        """Gives back groups that were leased ahead."""
-
-
-class OnDemand:
-    """Leases a step's groups on demand."""
+class BatchSource:
+    """The batches of optimizer steps, in order. Leases a step's groups on demand."""
 
     def __init__(self, session: LeaseSession, prepare: Prepare) -> None:
         self._session = session
         self._prepare = prepare
 
     def get(self, step: int, wait: float) -> Batch | None:
-        """Long-polls the API for the batch of `step`."""
+        """Returns the batch of `step`; None if its groups are not ready after `wait` seconds."""
         groups = self._session.lease(step, wait)
         return None if groups is None else Batch(step, groups, self._prepare)
 
     def close(self) -> None:
-        """Does nothing, because no groups are leased ahead."""
+        """Gives back groups that were leased ahead."""
 
 
-class Prefetch:
+class Prefetch(BatchSource):
     """Leases the batches of steps `first` to `last` in order, one step ahead of the caller of `get`.
 
     Useful only with max_staleness > 0: in a synchronous run the next groups do not exist before the step is published.
@@ -68,8 +57,7 @@ class Prefetch:
     """
 
     def __init__(self, session: LeaseSession, prepare: Prepare, first: int, last: int) -> None:
-        self._session = session
-        self._prepare = prepare
+        super().__init__(session, prepare)
         self._steps = range(first, last + 1)
         self._ready: queue.Queue[Batch] = queue.Queue(maxsize=1)
         self._wanted = threading.Semaphore(1)

@@ -28,7 +28,7 @@ from gristmill.metrics import METRICS_FILE
 from gristmill.model_servers import split_urls
 from gristmill.prometheus import metrics_endpoint
 from gristmill.stall import StallGuard, StallLimits
-from gristmill_trainer.batch_source import BatchSource, OnDemand, Prefetch
+from gristmill_trainer.batch_source import BatchSource, Prefetch
 from gristmill_trainer.checkpoint.background import BackgroundSave
 from gristmill_trainer.checkpoint.digests import DigestWriter, TrainerFacts
 from gristmill_trainer.checkpoint.store import CheckpointStore, Resumption, find_resumption
@@ -85,7 +85,7 @@ def start(arguments: Sequence[str], environ: Mapping[str, str], dist: DistContex
             plan = dist.on_main(rank_0.find_run)
             learner, state = build_learner(plan.learner, dist)
             resumption = plan.resumption
-            if resumption is not None:
+            if resumption.checkpoint is not None:
                 plan.checkpoints.restore(resumption.checkpoint, state, own=resumption.own)
             policy = learner.policy
             if dist.on_main(partial(rank_0.take_run, plan, policy)):
@@ -98,7 +98,7 @@ def start(arguments: Sequence[str], environ: Mapping[str, str], dist: DistContex
             state=state,
             checkpoints=plan.checkpoints,
             phases=Phases(None if rank_0.main is None else rank_0.main.guard),
-            first_step=plan.first_step,
+            first_step=plan.resumption.step,
             run_dir=plan.run_dir,
             main=rank_0.main,
             probes=plan.probes,
@@ -110,15 +110,11 @@ class _Plan:
     """What rank 0 sends to every rank, once it has found the run."""
 
     learner: LearnerPlan
-    resumption: Resumption | None
+    resumption: Resumption
     checkpoints: CheckpointStore
     run_dir: Path
     probes: Probes | None
     """Of a resumed run that publishes weights."""
-
-    @property
-    def first_step(self) -> int:
-        return 0 if self.resumption is None else self.resumption.step
 
 
 class _MainStart:
@@ -185,22 +181,21 @@ class _MainStart:
             checkpoints = CheckpointStore(run_dir / "checkpoints", settings.checkpoints_kept, run.creation)
             resumption = find_resumption(checkpoints, settings.resume)
 
-            self._skipped = SkippedSteps(settings.max_skipped_steps, [] if resumption is None else resumption.skipped)
+            self._skipped = SkippedSteps(settings.max_skipped_steps, resumption.skipped)
             self._skipped.raise_if_too_many()
-        weights = None if resumption is None else str(resumption.checkpoint.path)
-        learner = LearnerPlan(source, weights, settings, longest_completion(run))
-        probes = None if settings.publisher == "none" or resumption is None else Probes.read(run_dir)
+        learner = LearnerPlan(source, resumption.weights, settings, longest_completion(run))
+        probes = None if settings.publisher == "none" or resumption.checkpoint is None else Probes.read(run_dir)
         return _Plan(learner, resumption, checkpoints, run_dir, probes)
 
     def take_run(self, plan: _Plan, policy: Policy) -> bool:
         """Takes the run, and opens everything that only rank 0 uses. Returns False if the run is not as planned."""
         stop, stack, resumption = self._stop, self._stack, plan.resumption
-        settings, source, first_step = plan.learner.settings, plan.learner.source, plan.first_step
+        settings, source, first_step = plan.learner.settings, plan.learner.source, resumption.step
         session = LeaseSession(
             self._api,
             self._run.run_id,
             settings.record(),
-            covered=[] if resumption is None else resumption.covered,
+            covered=resumption.covered,
             step=first_step,
             creation=self._run.creation,
         )
@@ -224,16 +219,8 @@ class _MainStart:
             batches = self._open_batches(plan, policy, session)
             observers = open_observers(run.run_id, settings, plan.run_dir, first_step, self._environ, self._registry)
             stack.callback(observers.close)
-            facts = TrainerFacts.of(
-                settings,
-                source,
-                policy.device,
-                ranks=self._ranks,
-                max_staleness=staleness_bound(run),
-                max_completion_length=plan.learner.max_completion_length,
-            )
-            resumed = None if resumption is None or not resumption.own else resumption.checkpoint.progress.version
-            digests = DigestWriter(plan.run_dir, facts, run.created_at, None if resumed is None else str(resumed))
+            facts = TrainerFacts.of(plan.learner, policy.device, ranks=self._ranks, max_staleness=staleness_bound(run))
+            digests = DigestWriter(plan.run_dir, facts, run.created_at, resumption.version)
             stack.callback(digests.close)
             records = None
             if settings.record_rollouts:
@@ -251,12 +238,13 @@ class _MainStart:
                 peak=peak_of(policy.device, settings.peak_tflops),
             )
             display = stack.enter_context(Display(settings.training_steps, first_step))
-            origin = None if resumption is None else resumption.origin
-            watchdog = Watchdog(self._api, run.run_id, _wanted(run, settings), self._servers)
+            unit: Literal["groups", "sequences"] = "sequences" if run.protocol is Protocol.ATROPOS else "groups"
+            wanted = Wanted(run.groups_per_step or 0, unit, published=settings.publisher != "none")
+            watchdog = Watchdog(self._api, run.run_id, wanted, self._servers)
             self.main = MainRank(
                 session=session,
                 batches=Batches(batches, watchdog),
-                ledger=Ledger(session, digests, Quarantine(plan.run_dir / "aside"), self._skipped, origin),
+                ledger=Ledger(session, digests, Quarantine(plan.run_dir / "aside"), self._skipped, resumption.origin),
                 saving=BackgroundSave(first_step),
                 reports=Reports(session, plan.run_dir, metrics, display, observers, measure, records),
                 publisher=publisher,
@@ -277,7 +265,7 @@ class _MainStart:
         receipts: Receipts | None = None
         transport = NoTransport()
         if settings.publisher != "none":
-            since = None if plan.resumption is None else plan.first_step
+            since = None if plan.resumption.checkpoint is None else plan.resumption.step
             receipts = Receipts(plan.run_dir, policy, plan.probes, since)
             self._stack.callback(receipts.close)
             servers = ModelServers(
@@ -307,10 +295,10 @@ class _MainStart:
             )
             return to_samples(groups, limits, settings)
 
-        batches: BatchSource = (
-            Prefetch(session, prepare, plan.first_step + 1, settings.training_steps)
+        batches = (
+            Prefetch(session, prepare, plan.resumption.step + 1, settings.training_steps)
             if settings.max_staleness > 0
-            else OnDemand(session, prepare)
+            else BatchSource(session, prepare)
         )
         self._stack.callback(batches.close)
         return batches
@@ -332,11 +320,6 @@ class _MainStart:
                 return False
             self._stack.enter_context(held.pop_all())
             return True
-
-
-def _wanted(run: RunRecord, settings: TrainerSettings) -> Wanted:
-    unit: Literal["groups", "sequences"] = "sequences" if run.protocol is Protocol.ATROPOS else "groups"
-    return Wanted(run.groups_per_step or 0, unit, published=settings.publisher != "none")
 
 
 def _facts(run: RunRecord, settings: TrainerSettings, source: ModelSource, arguments: Sequence[str]) -> RunFacts:

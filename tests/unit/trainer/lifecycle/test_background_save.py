@@ -110,7 +110,7 @@ def ids(*steps: int) -> list[str]:
     return [group.group_id for group in group_of(*steps)]
 
 
-def resumption(run: Path) -> Resumption | None:
+def resumption(run: Path) -> Resumption:
     return find_resumption(CheckpointStore(run / "checkpoints", 2, "c0ffee"), "auto")
 
 
@@ -215,12 +215,11 @@ def test_trainer_takes_a_step_while_a_checkpoint_is_written(trainer: Trainer, ap
     with pytest.raises(EndedError):
         trainer.run()
     assert seen == [([], [".step-000002.partial"]), ids(1, 2)], "acked before step 4, in the same process"
-    assert resumption(api.copies / "killed") is None
+    assert resumption(api.copies / "killed").checkpoint is None
     assert api.acks == [["1.1", "1.2"], ["1.3", "1.4"]]
     assert api.acked == ids(1, 2, 3, 4)
     for copy, step, covered in (("0", 2, ids(1, 2)), ("1", 4, ids(3, 4))):
         found = resumption(api.copies / copy)
-        assert found is not None
         assert (found.step, found.covered) == (step, covered), "durable before the ack"
     rows = read_digests(api.run / "digests.jsonl")
     assert [row.batches for row in rows] == [{1: ids(1), 2: ids(2)}, {3: ids(3), 4: ids(4)}]
@@ -324,7 +323,6 @@ def test_trainer_without_groups_writes_the_checkpoint_whose_time_has_come(
         trainer.run()
     assert api.acks == [["1.1", "1.2"]]
     found = resumption(api.run)
-    assert found is not None
     assert (found.step, found.covered) == (2, ids(1, 2))
 
 
@@ -381,7 +379,6 @@ def test_stop_waits_for_the_checkpoint_in_progress_and_saves_later_steps(
     with raises(StoppedError, "stopped"):
         trainer.run()
     found = resumption(api.run)
-    assert found is not None
     assert found.step == 3
     assert api.acked == ids(1, 2, 3)
     assert [list(row.batches) for row in read_digests(api.run / "digests.jsonl")] == [[1, 2], [3]]
@@ -410,7 +407,6 @@ def test_stop_writes_the_last_checkpoint_once_although_its_ack_fails(trainer: Tr
         trainer.run()
     assert disk.writes == 1
     found = resumption(api.run)
-    assert found is not None
     assert (found.step, found.covered, api.acked) == (3, ids(1, 2, 3), [])
 
 
@@ -424,7 +420,6 @@ def test_suspended_run_keeps_the_steps_after_the_checkpoint_in_progress(trainer:
     with raises(ApiError, "suspended"):
         trainer.run()
     found = resumption(api.run)
-    assert found is not None
     assert (found.step, found.covered, api.acked) == (3, ids(1, 2, 3), [])
     assert [list(row.batches) for row in read_digests(api.run / "digests.jsonl")] == [[1, 2], [3]]
 
@@ -445,6 +440,5 @@ def test_error_of_the_training_does_not_lose_the_checkpoint_in_progress(
     with pytest.raises(kind):
         trainer.run()
     found = resumption(api.run)
-    assert found is not None
     assert (found.step, found.covered) == (2, ids(1, 2))
     assert api.acked == (ids(1, 2) if kind is ValueError else [])

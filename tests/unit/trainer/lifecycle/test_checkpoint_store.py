@@ -77,7 +77,6 @@ def test_checkpoint_store_removes_partial_checkpoints_of_a_kill(training: Traini
     (tmp_path / ".step-000000.removed").mkdir()
     path.rename(tmp_path / ".step-000001.replaced")
     resumption = find_resumption(CheckpointStore(tmp_path, kept=2), "auto")
-    assert resumption is not None
     assert resumption.step == 1
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
 
@@ -97,7 +96,6 @@ def test_checkpoint_store_recovers_from_a_kill_during_pruning(
         with pytest.raises(KeyboardInterrupt):
             store.save(training.state, progress(2))
     resumption = find_resumption(CheckpointStore(tmp_path, kept=1), "auto")
-    assert resumption is not None
     assert resumption.step == 2
     assert [path.name for path in tmp_path.iterdir()] == ["step-000002"]
 
@@ -109,7 +107,6 @@ def test_checkpoint_without_a_version_does_not_end_a_training(training: Training
         store.save(training.state, progress(step))
     (tmp_path / "step-000002" / "trainer_state.json").unlink()
     resumption = find_resumption(store, str(tmp_path / "step-000001"))
-    assert resumption is not None
     assert resumption.step == 1
     store.save(training.state, progress(3))
     store.save(training.state, progress(2, 2))

@@ -19,10 +19,11 @@ from gristmill_trainer.checkpoint.digests import (
 )
 from gristmill_trainer.checkpoint.store import CheckpointStore
 from gristmill_trainer.errors import CheckpointError
+from gristmill_trainer.learner_factory import LearnerPlan
 from gristmill_trainer.policy import ModelSource
 
 FACTS = TrainerFacts.of(
-    SETTINGS, ModelSource.of("model"), torch.device("cpu"), ranks=1, max_staleness=None, max_completion_length=24
+    LearnerPlan(ModelSource.of("model"), None, SETTINGS, 24), torch.device("cpu"), ranks=1, max_staleness=None
 )
 
 

@@ -28,7 +28,7 @@ def earlier(tmp_path: Path) -> Path:
 def test_training_continues_from_an_earlier_checkpoint(earlier: Path) -> None:
     store = CheckpointStore(earlier.parent, kept=2, creation="c2")
     resumption = find_resumption(store, str(earlier))
-    assert resumption is not None
+    assert resumption.checkpoint is not None
     progress = resumption.checkpoint.progress
     assert (progress.step, progress.version, progress.last_batch) == (2, PolicyVersion(1, 2), "1.2")
     assert progress.covered == ["g00000004", "g00000005"]

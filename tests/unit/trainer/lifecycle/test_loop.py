@@ -21,7 +21,7 @@ from gristmill import ApiError, ApiUnreachable, LeaseSession, PolicyVersion, Tra
 from gristmill.lines import JsonlWriter, read_jsonl
 from gristmill.metrics import METRICS_FILE
 from gristmill.stall import StallGuard
-from gristmill_trainer.batch_source import Batch, OnDemand
+from gristmill_trainer.batch_source import Batch, BatchSource
 from gristmill_trainer.checkpoint.background import BackgroundSave
 from gristmill_trainer.checkpoint.digests import DigestWriter, TrainerFacts
 from gristmill_trainer.checkpoint.store import CheckpointStore, find_resumption
@@ -48,7 +48,7 @@ SKIPS = SETTINGS.model_copy(
 )
 
 
-class _Source(OnDemand):
+class _Source(BatchSource):
     def __init__(self, session: LeaseSession, leased: Callable[[int], object]) -> None:
         super().__init__(session, prepare)
         self._told = leased
@@ -78,21 +78,18 @@ class Trainer:
         stop = StopRequest(self.grace)
         store = CheckpointStore(self.folder / "checkpoints", 2, "c0ffee")
         resumption = find_resumption(store, "auto")
-        skipped = SkippedSteps(self.settings.max_skipped_steps, [] if resumption is None else resumption.skipped)
+        skipped = SkippedSteps(self.settings.max_skipped_steps, resumption.skipped)
         skipped.raise_if_too_many()
-        weights = None if resumption is None else str(resumption.checkpoint.path)
         dist = DistContext()
-        learner, state = build_learner(LearnerPlan(self.source, weights, self.settings, None), dist)
-        if resumption is not None and self.restores:
+        plan = LearnerPlan(self.source, resumption.weights, self.settings, None)
+        learner, state = build_learner(plan, dist)
+        if resumption.checkpoint is not None and self.restores:
             store.restore(resumption.checkpoint, state, own=resumption.own)
-        first_step = 0 if resumption is None else resumption.step
+        first_step = resumption.step
         metrics = JsonlWriter(self.folder / METRICS_FILE, keep=lambda row: bool(row["step"] <= first_step))
         guard = StallGuard("trainer", STALL)
-        facts = TrainerFacts.of(
-            self.settings, self.source, learner.policy.device, ranks=1, max_staleness=None, max_completion_length=None
-        )
-        resumed = None if resumption is None else str(resumption.checkpoint.progress.version)
-        digests = DigestWriter(self.folder, facts, 0.0, resumed)
+        facts = TrainerFacts.of(plan, learner.policy.device, ranks=1, max_staleness=None)
+        digests = DigestWriter(self.folder, facts, 0.0, resumption.version)
         with (
             contextlib.closing(guard),
             contextlib.closing(digests),
@@ -191,7 +188,6 @@ def test_loop_stopped_without_a_model_server_keeps_the_finished_steps(source: Mo
     with raises(StoppedError, "stopped", problem="model_server_unreachable"):
         trainer.run()
     resumption = find_resumption(CheckpointStore(tmp_path / "checkpoints", 2, "c0ffee"), "auto")
-    assert resumption is not None
     assert resumption.step == 2
     assert api.acked == resumption.covered == [f"g{n:08d}" for n in range(2, 6)]
 
@@ -208,7 +204,6 @@ def test_loop_stopped_without_an_api_keeps_the_finished_steps(source: ModelSourc
     with raises(StoppedError, "stopped", problem="api_unreachable"):
         trainer.run()
     resumption = find_resumption(CheckpointStore(tmp_path / "checkpoints", 2, "c0ffee"), "auto")
-    assert resumption is not None
     assert resumption.step == 2
     assert [row["step"] for row in read_jsonl(tmp_path / METRICS_FILE)] == [1, 2]
 
@@ -227,7 +222,6 @@ def test_trainer_of_a_suspended_run_keeps_the_finished_steps(source: ModelSource
     with raises(ApiError, "suspended"):
         trainer.run()
     resumption = find_resumption(CheckpointStore(tmp_path / "checkpoints", 2, "c0ffee"), "auto")
-    assert resumption is not None
     assert (resumption.step, resumption.covered, api.acked) == (2, trained, [])
 
 
@@ -258,7 +252,6 @@ def test_loop_returns_a_step_that_cannot_end_in_time(source: ModelSource, tmp_pa
     assert not api.leased
     assert api.ready[0].group_id == "g00000006", "in its place"
     resumption = find_resumption(CheckpointStore(tmp_path / "checkpoints", 2, "c0ffee"), "auto")
-    assert resumption is not None
     assert resumption.step == 2
     assert api.acked == resumption.covered == [f"g{n:08d}" for n in range(2, 6)]
 
@@ -357,7 +350,6 @@ def test_loop_starts_no_work_on_a_step_after_a_stop_request(source: ModelSource,
         trainer.run()
     assert hooked == [1]
     resumption = find_resumption(CheckpointStore(tmp_path / "checkpoints", 2, "c0ffee"), "auto")
-    assert resumption is not None
     assert resumption.step == 2
 
 

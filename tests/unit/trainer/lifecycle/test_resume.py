@@ -23,26 +23,23 @@ def store(training: Training, tmp_path: Path) -> CheckpointStore:
 
 def test_resume_auto_finds_the_newest_checkpoint_or_none(store: CheckpointStore, tmp_path: Path) -> None:
     found = find_resumption(store, "auto")
-    assert found is not None
     assert (found.step, found.covered, found.origin) == (4, ["g4"], None)
-    assert find_resumption(CheckpointStore(tmp_path / "other", kept=2), "auto") is None
+    assert find_resumption(CheckpointStore(tmp_path / "other", kept=2), "auto").checkpoint is None
 
 
 def test_resume_never_with_checkpoints_fails_with_the_remedy(store: CheckpointStore, tmp_path: Path) -> None:
     with raises(CheckpointError, "checkpoints_exist", newest=store.folder / "step-000004"):
         find_resumption(store, "never")
-    assert find_resumption(CheckpointStore(tmp_path / "other", kept=2), "never") is None
+    assert find_resumption(CheckpointStore(tmp_path / "other", kept=2), "never").checkpoint is None
 
 
 def test_resume_from_a_folder_of_this_run_settles_its_groups(store: CheckpointStore) -> None:
     found = find_resumption(store, str(store.folder / "step-000002"))
-    assert found is not None
     assert (found.step, found.covered, found.own) == (2, ["g2"], True)
 
 
 def test_resume_from_another_run_loads_only_its_weights(store: CheckpointStore, tmp_path: Path) -> None:
     found = find_resumption(CheckpointStore(tmp_path / "other", kept=2), str(store.folder / "step-000004"))
-    assert found is not None
     assert (found.step, found.covered, found.own) == (0, [], False)
 
 
@@ -65,7 +62,6 @@ def test_resume_with_the_same_folder_continues_from_the_newest_checkpoint(
     named = str(store.folder / "step-000002")
     store.save(training.state, progress(3, 2, origin=named))
     found = find_resumption(store, named)
-    assert found is not None
     assert (found.step, found.origin) == (3, named)
 
 
@@ -75,7 +71,6 @@ def test_resume_works_after_the_named_folder_was_pruned(store: CheckpointStore, 
     keeps_one.save(training.state, progress(3, 2, origin=str(named)))
     assert not named.exists()
     found = find_resumption(keeps_one, str(named))
-    assert found is not None
     assert (found.step, found.own, found.origin) == (3, True, str(named))
 
 
@@ -84,7 +79,6 @@ def test_resume_recognizes_a_folder_of_this_run_under_any_name(store: Checkpoint
     for named in (tmp_path / "link" / "step-000002", store.folder / ".." / store.folder.name / "step-000002"):
         for same in (store, CheckpointStore(tmp_path / "link", kept=3)):
             found = find_resumption(same, str(named))
-            assert found is not None
             assert (found.own, found.step) == (True, 2)
 
 
@@ -92,7 +86,6 @@ def test_resume_from_a_named_checkpoint_skips_a_broken_newest(store: CheckpointS
     """Follows the advice of the error about the broken checkpoint."""
     (store.folder / "step-000004" / "optimizer.pt").unlink()
     found = find_resumption(store, str(store.folder / "step-000002"))
-    assert found is not None
     assert found.step == 2
 
 
@@ -122,7 +115,6 @@ def test_resume_from_a_named_earlier_run_loads_only_its_weights(
     named = str(earlier.save(training.state, progress(4, 3, covered=["g4"], creation=creation)).path)
     store = CheckpointStore(tmp_path, kept=1, creation="new")
     found = find_resumption(store, named)
-    assert found is not None
     assert (found.step, found.covered, found.own, found.origin) == (0, [], False, named)
 
     # Started again, the trainer continues from its own checkpoint, although the earlier run's has a higher version.
@@ -130,7 +122,7 @@ def test_resume_from_a_named_earlier_run_loads_only_its_weights(
         store.save(training.state, progress(step, 1, [f"g{step}"], origin=named, creation="new"))
     for resume in (named, "auto"):
         again = find_resumption(CheckpointStore(tmp_path, kept=1, creation="new"), resume)
-        assert again is not None
+        assert again.checkpoint is not None
         assert (again.step, again.covered, again.own, again.checkpoint.path.name) == (4, ["g4"], True, "step-000004")
     # The named checkpoint stays, under another name if this run has reached the same step.
     kept = {path.name for path in tmp_path.iterdir()}

@@ -31,13 +31,10 @@ def run(folder: Path, model: str, last: int) -> None:
     """Trains up to step `last` from the newest checkpoint, and writes a checkpoint after every second step."""
     store = CheckpointStore(folder, kept=5)
     resumption = find_resumption(store, "auto")
-    weights = None if resumption is None else str(resumption.checkpoint.path)
-    training = start_training(ModelSource(model, model, None, 512), weights)
-    first = 0
-    if resumption is not None:
+    training = start_training(ModelSource(model, model, None, 512), resumption.weights)
+    if resumption.checkpoint is not None:
         store.restore(resumption.checkpoint, training.state)
-        first = resumption.step
-    for step in range(first + 1, last + 1):
+    for step in range(resumption.step + 1, last + 1):
         training.step(step)
         if step % 2 == 0:
             store.save(training.state, progress(step))

@@ -29,6 +29,7 @@ from gristmill.metrics import METRICS_FILE
 from gristmill.settings import parse_flags
 from gristmill_trainer.checkpoint.digests import TrainerFacts
 from gristmill_trainer.errors import ModelError
+from gristmill_trainer.learner_factory import LearnerPlan
 from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.replay.bisect import bisect
 from gristmill_trainer.replay.fork import copy_checkpoint, prepare
@@ -112,9 +113,7 @@ def test_model_that_only_the_record_names_is_used_only_if_it_is_trusted(run: Rec
 def test_loss_of_the_user_is_recorded_and_used_again_if_it_is_trusted(run: RecordedRun, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def half(tokens):\n    return -0.5 * tokens.advantages * tokens.logprobs\n")
     settings = TrainerSettings(policy_loss=f"{tmp_path}/mine.py:half")
-    facts = TrainerFacts.of(
-        settings, SOURCE, torch.device("cpu"), ranks=1, max_staleness=None, max_completion_length=None
-    )
+    facts = TrainerFacts.of(LearnerPlan(SOURCE, None, settings, None), torch.device("cpu"), ranks=1, max_staleness=None)
     recorded = {**run.checkpoints[0].trainer.settings, "policy_loss": facts.settings["policy_loss"]}
     records = [
         msgspec.structs.replace(one, trainer=msgspec.structs.replace(one.trainer, settings=recorded))

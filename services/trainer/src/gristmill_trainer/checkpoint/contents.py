@@ -62,10 +62,6 @@ class Checkpoint:
     def step(self) -> int:
         return self.progress.step
 
-    @property
-    def covered(self) -> list[str]:
-        return self.progress.covered
-
 
 class File(msgspec.Struct, frozen=True):
     size: int

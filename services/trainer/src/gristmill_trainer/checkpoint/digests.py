@@ -24,8 +24,9 @@ from gristmill.lines import JsonlWriter, whole_lines
 from gristmill_trainer.checkpoint.contents import Progress, read_manifest
 from gristmill_trainer.disk import writing
 from gristmill_trainer.errors import CheckpointError, ModelError
+from gristmill_trainer.learner_factory import LearnerPlan
 from gristmill_trainer.policy import ModelSource
-from gristmill_trainer.settings import OF_TRAINING, TrainerSettings
+from gristmill_trainer.settings import OF_TRAINING
 
 DIGESTS_FILE: Final = "digests.jsonl"
 RECORDED = frozenset({*Hyperparameters.model_fields, *OF_TRAINING, "device"})
@@ -51,24 +52,15 @@ class TrainerFacts(msgspec.Struct, frozen=True, kw_only=True):
     hardware: dict[str, str]
 
     @classmethod
-    def of(
-        cls,
-        settings: TrainerSettings,
-        source: ModelSource,
-        device: torch.device,
-        *,
-        ranks: int,
-        max_staleness: int | None,
-        max_completion_length: int | None,
-    ) -> TrainerFacts:
+    def of(cls, plan: LearnerPlan, device: torch.device, *, ranks: int, max_staleness: int | None) -> TrainerFacts:
         return cls(
-            settings=settings.model_dump(include=set(RECORDED)),
-            model=source.weights,
-            model_sha256=source.sha256,
-            max_model_len=source.max_model_len,
+            settings=plan.settings.model_dump(include=set(RECORDED)),
+            model=plan.source.weights,
+            model_sha256=plan.source.sha256,
+            max_model_len=plan.source.max_model_len,
             max_staleness=max_staleness,
-            max_completion_length=max_completion_length,
-            software=software(lora=settings.lora_rank > 0),
+            max_completion_length=plan.max_completion_length,
+            software=software(lora=plan.settings.lora_rank > 0),
             hardware=hardware(device, ranks),
         )
 

@@ -59,21 +59,15 @@ class CheckpointStore:
             else:
                 replaced.rename(self.folder / name)
 
-    def newest(self) -> Path | None:
+    def newest(self, *, own: bool = True, strict: bool = True) -> Path | None:
         """Returns the folder with the highest policy version, or None.
 
         The highest step may be older: a run that returned from step 20 to step 10 has its newest weights at step 15.
-        Raises CheckpointError for a folder whose version cannot be read.
+        `own`: of this creation of the run; else of earlier runs of the same id, or without a recorded creation.
+        `strict`: raises CheckpointError for a folder whose version cannot be read, instead of leaving the folder out.
         """
-        return _last(self._by_version(read_progress))
-
-    def newest_readable(self) -> Path | None:
-        """Returns the same as `newest`, but ignores folders whose version cannot be read."""
-        return _last(self._by_version(_readable_progress))
-
-    def newest_foreign(self) -> Path | None:
-        """Returns the newest checkpoint of an earlier run of the same id, or of one without a recorded creation."""
-        return _last(self._by_version(_readable_progress, own=False))
+        found = self._by_version(read_progress if strict else _readable_progress, own=own)
+        return found[-1] if found else None
 
     def is_own(self, progress: Progress) -> bool:
         """Whether a checkpoint was made in this creation of the run."""
@@ -178,10 +172,6 @@ class CheckpointStore:
         return [path for _, path in sorted(chosen)]
 
 
-def _last(paths: list[Path]) -> Path | None:
-    return paths[-1] if paths else None
-
-
 def read_progress(path: Path) -> Progress:
     """Reads the progress of a checkpoint without a check of its other files. Raises CheckpointError."""
     try:
@@ -245,39 +235,52 @@ def _readable_progress(path: Path) -> Progress | None:
 
 @dataclass(frozen=True)
 class Resumption:
-    """A checkpoint to resume from, and its relation to the run."""
+    """Where a training begins: at a checkpoint, or at the first weights."""
 
-    checkpoint: Checkpoint
-    own: bool
+    checkpoint: Checkpoint | None = None
+    """None: the first weights."""
+    own: bool = True
     """Whether the checkpoint is from this creation of this run. From another run's checkpoint, the trainer takes
     weights, optimizer and random numbers; steps and schedule restart."""
-    origin: str | None
+    origin: str | None = None
     """Written to the `Progress` of every later checkpoint."""
+
+    @property
+    def weights(self) -> str | None:
+        """The checkpoint's folder."""
+        return None if self.checkpoint is None else str(self.checkpoint.path)
+
+    @property
+    def progress(self) -> Progress | None:
+        """Progress of this run, whose covered groups the API settles; None at its beginning."""
+        return self.checkpoint.progress if self.checkpoint is not None and self.own else None
 
     @property
     def step(self) -> int:
         """Optimizer steps that this run has done."""
-        return self.checkpoint.step if self.own else 0
+        return 0 if self.progress is None else self.progress.step
 
     @property
     def covered(self) -> list[str]:
-        """Ids of the groups that the API settles; empty for another run's checkpoint."""
-        return self.checkpoint.covered if self.own else []
+        return [] if self.progress is None else self.progress.covered
 
     @property
     def skipped(self) -> list[str]:
-        """Files of this run's last consecutive skipped steps."""
-        return list(self.checkpoint.progress.skipped) if self.own else []
+        return [] if self.progress is None else list(self.progress.skipped)
+
+    @property
+    def version(self) -> str | None:
+        return None if self.progress is None else str(self.progress.version)
 
 
-def find_resumption(store: CheckpointStore, resume: str) -> Resumption | None:
-    """Returns the checkpoint to resume from; None to begin from the first weights. Raises CheckpointError.
+def find_resumption(store: CheckpointStore, resume: str) -> Resumption:
+    """Returns where the training begins. Raises CheckpointError.
 
     If `resume` is a path, this training begins at that checkpoint. A trainer that is restarted with the same arguments
     continues from the newest checkpoint since then.
     """
     if resume == "never":
-        newest = store.newest() or store.newest_foreign()
+        newest = store.newest() or store.newest(own=False, strict=False)
         if newest is not None:
             raise CheckpointError(
                 "checkpoints_exist",
@@ -285,16 +288,16 @@ def find_resumption(store: CheckpointStore, resume: str) -> Resumption | None:
                 f"remove {store.folder}, begin a run under another RUN_ID, or resume: --resume auto",
                 newest=newest,
             )
-        return None
+        return Resumption()
     if resume == "auto":
         newest = store.newest()
         if newest is not None:
             return _own(store.load(newest))
-        other = store.newest_foreign()
+        other = store.newest(own=False, strict=False)
         if other is not None:
             raise _of_an_earlier_run(store, other)
-        return None
-    named, newest = Path(resume).resolve(), store.newest_readable()
+        return Resumption()
+    named, newest = Path(resume).resolve(), store.newest(strict=False)
     # Check this before the named folder, because the run may have pruned that folder.
     if newest is not None and read_progress(newest).origin == str(named):
         checkpoint = store.load(newest)

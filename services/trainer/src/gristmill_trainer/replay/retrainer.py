@@ -153,14 +153,8 @@ class Retrainer:
     def facts(self, step: int) -> TrainerFacts:
         """Returns the inputs of this retraining at `step`, for a comparison with the recorded ones."""
         recorded, policy = self.run.facts(step), self.learner.policy
-        return TrainerFacts.of(
-            self.settings,
-            policy.source,
-            policy.device,
-            ranks=1,
-            max_staleness=recorded.max_staleness,
-            max_completion_length=recorded.max_completion_length,
-        )
+        plan = LearnerPlan(policy.source, None, self.settings, recorded.max_completion_length)
+        return TrainerFacts.of(plan, policy.device, ranks=1, max_staleness=recorded.max_staleness)
 
     def _rebuild(self) -> None:
         """Continues with the settings of the next step, like a trainer that resumes from a checkpoint of this step."""
