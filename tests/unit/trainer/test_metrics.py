@@ -47,7 +47,7 @@ def result(count: int = 6, **fields: Any) -> StepResult:
 
 
 def nothing() -> StepResult:
-    return StepResult(math.nan, math.nan, TokenStats.of([]), 0, 0, None, "nothing is left of its groups to train on")
+    return StepResult(skipped="nothing is left of its groups to train on")
 
 
 def metrics(known: Statistics, done: StepResult, **changed: Any) -> StepMetrics:

@@ -155,9 +155,6 @@ class Learner:
         if not taken and not left_out:
             assert problem is not None
             return self._nothing(problem, left_out=too_large)
-        learning_rate = self.learning_rate
-        if self.schedule is not None:
-            self.schedule.step()
         reported = taken or left_out
         return StepResult(
             loss=float(np.mean([update.loss for update in reported])),
@@ -170,7 +167,7 @@ class Learner:
             left_out=len(left_out) + too_large,
             problem=problem,
             halved=self._halved,
-            learning_rate=learning_rate,
+            learning_rate=self._advance(),
             order=tuple(place for update in reported for place in update.order),
         )
 
@@ -220,21 +217,14 @@ class Learner:
         return [everywhere[number] for number in range(len(samples))]
 
     def _nothing(self, reason: str, left_out: int = 0) -> StepResult:
+        return StepResult(skipped=reason, left_out=left_out, halved=self._halved, learning_rate=self._advance())
+
+    def _advance(self) -> float:
+        """Advances the schedule, and returns the learning rate of the step before."""
         learning_rate = self.learning_rate
         if self.schedule is not None:
             self.schedule.step()
-        return StepResult(
-            math.nan,
-            math.nan,
-            TokenStats.of([]),
-            tokens=0,
-            trained_tokens=0,
-            flops=None,
-            skipped=reason,
-            left_out=left_out,
-            halved=self._halved,
-            learning_rate=learning_rate,
-        )
+        return learning_rate
 
     def _in_memory(self, samples: Sequence[Sample], call: Callable[[], _T]) -> _T:
         """Returns the result of `call`, which computes micro-batches of `samples`.

@@ -13,7 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -32,18 +32,18 @@ QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99, "max": 1.0}
 
 @dataclass(frozen=True)
 class StepResult:
-    """Result of one step."""
+    """Result of one step. The defaults are of a step without an update."""
 
-    loss: float
+    loss: float = math.nan
     """Mean over the applied updates; if no update was applied, over the updates left out. NaN without any update."""
-    grad_norm: float
+    grad_norm: float = math.nan
     """Global L2 norm before clipping, averaged over the same updates."""
-    token_stats: TokenStats
+    token_stats: TokenStats = field(default_factory=lambda: TokenStats.of([]))
     """Values of all trained tokens of these updates."""
-    tokens: int
+    tokens: int = 0
     """Tokens that the model processed for training, without padding."""
-    trained_tokens: int
-    flops: int | None
+    trained_tokens: int = 0
+    flops: int | None = None
     """Model FLOPs of all updates on all ranks; None if the model's FLOPs are unknown."""
     skipped: str | None = None
     """Why the step changed no weights: nothing was left to train on, or no update was finite."""
@@ -153,7 +153,7 @@ class TokenStats:
             "ref_logprobs": reference if tokens.ref_logprobs is None else tokens.ref_logprobs,
             **ratios._asdict(),
         }
-        return torch.stack([columns[field.name].detach().float() for field in fields(cls)])
+        return torch.stack([columns[one.name].detach().float() for one in fields(cls)])
 
     @classmethod
     def of(cls, rows: Sequence[torch.Tensor]) -> TokenStats:
@@ -166,8 +166,8 @@ class TokenStats:
         """Concatenates all pieces."""
         return cls(
             *(
-                np.concatenate([np.zeros(0, np.float32), *(getattr(piece, field.name) for piece in pieces)])
-                for field in fields(cls)
+                np.concatenate([np.zeros(0, np.float32), *(getattr(piece, one.name) for piece in pieces)])
+                for one in fields(cls)
             )
         )
 

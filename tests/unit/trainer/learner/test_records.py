@@ -20,7 +20,7 @@ from gristmill.archive.trained import NOT_RECORDED, TRAINED, TrainedGroup
 from gristmill.archive.writer import RunWriter
 from gristmill_trainer.data.samples import Prepared, Statistics
 from gristmill_trainer.data.types import Reason, Rejected, Sample
-from gristmill_trainer.metrics import StepResult, TokenStats
+from gristmill_trainer.metrics import StepResult
 from gristmill_trainer.records import (
     OVERLONG,
     STEP_SKIPPED,
@@ -136,7 +136,7 @@ def test_thread_writes_every_step_and_copies_the_tokenizer(build: Build, tmp_pat
 
 
 def nothing() -> StepResult:
-    return StepResult(math.nan, math.nan, TokenStats.of([]), 0, 0, None)
+    return StepResult()
 
 
 def test_full_queue_leaves_out_details_and_keeps_the_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
