@@ -30,22 +30,19 @@ class SkipRecord(msgspec.Struct, frozen=True, kw_only=True):
     group_ids: list[str]
 
 
-class Quarantine:
-    """A folder with files such as step-000012.1.groups and step-000012.1.json. In a run, its name is `aside`."""
+def quarantine(folder: Path, groups: Sequence[TrajectoryGroup], record: SkipRecord) -> Path:
+    """Writes the groups in the API's batch format (BATCH_MEDIA_TYPE) under an unused number. Returns their file.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def write(self, groups: Sequence[TrajectoryGroup], record: SkipRecord) -> Path:
-        """Writes the groups in the API's batch format (BATCH_MEDIA_TYPE) under an unused number. Returns their file."""
-        number = 1
-        while (path := self.folder / f"step-{record.step:06d}.{number}.groups").exists():
-            number += 1
-        with writing(path):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_file(path.with_suffix(".json"), msgspec.json.format(msgspec.json.encode(record)))
-            write_file(path, msgspec.msgpack.encode([group.encode() for group in groups]))
-        return path
+    The files are step-000012.1.groups and step-000012.1.json, for example.
+    """
+    number = 1
+    while (path := folder / f"step-{record.step:06d}.{number}.groups").exists():
+        number += 1
+    with writing(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_file(path.with_suffix(".json"), msgspec.json.format(msgspec.json.encode(record)))
+        write_file(path, msgspec.msgpack.encode([group.encode() for group in groups]))
+    return path
 
 
 def read_quarantine(path: Path) -> tuple[list[TrajectoryGroup], SkipRecord]:

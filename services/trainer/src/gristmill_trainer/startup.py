@@ -45,7 +45,7 @@ from gristmill_trainer.policy import ModelSource, Policy, check_publishable, fin
 from gristmill_trainer.publish.pool import ModelServers
 from gristmill_trainer.publish.publisher import FilesystemTransport, NoTransport, Publisher, claim_publishing
 from gristmill_trainer.publish.servers import ServerList
-from gristmill_trainer.quarantine import Quarantine, SkippedSteps
+from gristmill_trainer.quarantine import SkippedSteps
 from gristmill_trainer.receipts.probes import Probes
 from gristmill_trainer.receipts.receipts import Receipts
 from gristmill_trainer.records import TrainedRecords
@@ -244,7 +244,7 @@ class _MainStart:
             self.main = MainRank(
                 session=session,
                 batches=Batches(batches, watchdog),
-                ledger=Ledger(session, digests, Quarantine(plan.run_dir / "aside"), self._skipped, resumption.origin),
+                ledger=Ledger(session, digests, plan.run_dir / "aside", self._skipped, resumption.origin),
                 saving=BackgroundSave(first_step),
                 reports=Reports(session, plan.run_dir, metrics, display, observers, measure, records),
                 publisher=publisher,

@@ -33,7 +33,7 @@ from gristmill_trainer.model_state import LearnerState
 from gristmill_trainer.observers import Observers
 from gristmill_trainer.publish.publisher import Publisher
 from gristmill_trainer.publish.servers import ModelServer
-from gristmill_trainer.quarantine import Quarantine, SkippedSteps, SkipRecord
+from gristmill_trainer.quarantine import SkippedSteps, SkipRecord, quarantine
 from gristmill_trainer.receipts.probes import Probes
 from gristmill_trainer.receipts.receipts import Receipts
 from gristmill_trainer.records import TrainedRecords
@@ -100,7 +100,8 @@ class Ledger:
 
     session: LeaseSession
     digests: DigestWriter
-    quarantine: Quarantine
+    aside: Path
+    """Folder of the quarantined groups."""
     skipped: SkippedSteps
     origin: str | None
     """The checkpoint that `resume` named, or None."""
@@ -122,7 +123,7 @@ class Ledger:
             grad_norm=str(result.grad_norm),
             group_ids=ids,
         )
-        self.skipped.skipped(self.quarantine.write(batch.groups, record), problem)
+        self.skipped.skipped(quarantine(self.aside, batch.groups, record), problem)
 
     def progress(self, step: int) -> Progress:
         """Returns the progress after `step` steps, for a checkpoint."""

@@ -36,7 +36,7 @@ from gristmill_trainer.metrics import step_metrics
 from gristmill_trainer.observers import Observers
 from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.publish.publisher import NoTransport, Publisher
-from gristmill_trainer.quarantine import Quarantine, SkippedSteps
+from gristmill_trainer.quarantine import SkippedSteps
 from gristmill_trainer.run import announce
 from gristmill_trainer.startup import STALL
 from gristmill_trainer.stop import StoppedError, StopRequest
@@ -101,7 +101,7 @@ class Trainer:
             main = MainRank(
                 session=session,
                 batches=Batches(_Source(session, self.leased), Watchdog(self.api.client, "run", Wanted(2), [])),
-                ledger=Ledger(session, digests, Quarantine(self.folder / "aside"), skipped, origin=None),
+                ledger=Ledger(session, digests, self.folder / "aside", skipped, origin=None),
                 saving=BackgroundSave(first_step),
                 reports=Reports(
                     session,

@@ -8,7 +8,7 @@ from tests.support.errors import raises
 from tests.support.groups import make_group
 
 from gristmill_trainer.errors import TrainerError
-from gristmill_trainer.quarantine import Quarantine, SkippedSteps, SkipRecord, read_quarantine
+from gristmill_trainer.quarantine import SkippedSteps, SkipRecord, quarantine, read_quarantine
 
 REASON = SkipRecord(
     step=12, version="1.11", problem="the loss is nan", loss="nan", grad_norm="inf", group_ids=["g00000001"]
@@ -16,9 +16,8 @@ REASON = SkipRecord(
 
 
 def test_quarantined_batch_is_read_back(tmp_path: Path) -> None:
-    quarantine = Quarantine(tmp_path / "aside")
     groups = [make_group("g00000001", seed=1), make_group("g00000002", seed=2)]
-    files = [quarantine.write(groups, REASON) for _ in range(2)]
+    files = [quarantine(tmp_path / "aside", groups, REASON) for _ in range(2)]
     assert [file.name for file in files] == ["step-000012.1.groups", "step-000012.2.groups"]
     for file in files:
         found, reason = read_quarantine(file)
