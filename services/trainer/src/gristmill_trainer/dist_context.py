@@ -64,11 +64,15 @@ class DistContext:
                     self._ending = False
                     raise
                 outcome = (None, error)
-        value, end = self._broadcast(outcome)
+        box: list[Any] = [outcome]
+        with _noticing_losses(self):  # Uses pickle, because ranks trust each other (docs/security.md).
+            dist.broadcast_object_list(box, src=0, group=self.objects)
+        value, end = box[0]
         if end is not None:
             self._ending = True
             raise end
-        return value  # type: ignore[return-value]
+        found: T = value
+        return found
 
     @contextmanager
     def leaving_together(self) -> Iterator[None]:
@@ -92,17 +96,6 @@ class DistContext:
         found: list[Any] = [None] * self.size
         with _noticing_losses(self):
             dist.all_gather_object(found, value, group=self.objects)
-        return found
-
-    def _broadcast(self, value: T) -> T:
-        """Returns rank 0's value on every rank. Raises RankLostError.
-
-        Uses pickle, because ranks trust each other (docs/security.md).
-        """
-        box: list[Any] = [value]
-        with _noticing_losses(self):
-            dist.broadcast_object_list(box, src=0, group=self.objects)
-        found: T = box[0]
         return found
 
     def close(self) -> None:

@@ -9,7 +9,6 @@ deviation, because only its tokens are unusable.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,11 +85,6 @@ def check_group(group: TrajectoryGroup, limits: Limits) -> Rejected | None:
     return Rejected(group.group_id, None, Reason.STALE, detail)
 
 
-def starts(group: TrajectoryGroup) -> list[int]:
-    """Returns G + 1 offsets: the first token of each sequence, then the number of tokens."""
-    return list(itertools.accumulate(group.lengths.tolist(), initial=0))
-
-
 def check_sample(sample: Sample, limits: Limits) -> tuple[Reason, str] | None:
     """Returns the first problem that makes a sequence unusable, or None. The sample is already cut at seq_len."""
     trained = sample.trained
@@ -110,11 +104,6 @@ def check_sample(sample: Sample, limits: Limits) -> tuple[Reason, str] | None:
     if limits.token_budget is not None and len(sample) > limits.token_budget:
         return Reason.OVER_TOKEN_BUDGET, f"{len(sample)} tokens; token_budget is {limits.token_budget}"
     return None
-
-
-def teacher_width(group: TrajectoryGroup) -> int:
-    """Returns K, the teacher tokens per position; 0 without a teacher."""
-    return 0 if group.distill_ids is None else len(group.distill_ids) // len(group.tokens)
 
 
 def _no_distribution(ids: I32, logprobs: F32) -> str | None:

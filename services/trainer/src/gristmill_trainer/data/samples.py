@@ -24,7 +24,7 @@ from gristmill_trainer.data.advantages import (
     rollout_rewards,
     truncated,
 )
-from gristmill_trainer.data.checks import Limits, check_group, check_sample, staleness, starts, teacher_width
+from gristmill_trainer.data.checks import Limits, check_group, check_sample, staleness
 from gristmill_trainer.data.types import F32, Reason, Rejected, Sample, Teacher, rollouts_of
 
 _LOG = logging.getLogger(__name__)
@@ -173,12 +173,12 @@ def _per_token(group: TrajectoryGroup, of_rollouts: F32, overrides: Overrides) -
 
 
 def _sequences(group: TrajectoryGroup, flat_advantages: F32, limits: Limits) -> Iterator[Sample]:
-    bounds, width = starts(group), teacher_width(group) if limits.distill else 0
+    bounds = itertools.accumulate(group.lengths.tolist(), initial=0)
     teacher_ids = teacher_logprobs = None
     rollout = group.logprobs if group.logprobs_known else np.full_like(group.logprobs, np.nan)
-    if width and group.distill_ids is not None and group.distill_logprobs is not None:
-        teacher_ids = group.distill_ids.reshape(-1, width)
-        teacher_logprobs = group.distill_logprobs.reshape(-1, width)
+    if limits.distill and group.distill_ids is not None and group.distill_logprobs is not None:
+        teacher_ids = group.distill_ids.reshape(len(group.tokens), -1)
+        teacher_logprobs = group.distill_logprobs.reshape(len(group.tokens), -1)
     for index, (start, end) in enumerate(itertools.pairwise(bounds)):
         piece = slice(start, min(end, start + limits.seq_len))
         trained = group.mask[piece].copy()

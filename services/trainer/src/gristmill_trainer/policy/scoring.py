@@ -48,7 +48,8 @@ class Scorer(torch.nn.Module):
         self.sharing = False
         """Whether a prefix that samples of a group share may be computed once. `prepare` finds out."""
         self._scale = logit_scale(model)
-        self._compiled = False
+        self.compiled = False
+        """Whether torch.compile compiles the layers and the head."""
         if packing:
             register()
             try:
@@ -87,7 +88,7 @@ class Scorer(torch.nn.Module):
             self._scale / micro.temperatures,
             micro.teacher_ids,
             entropy=entropy,
-            compiled=self._compiled,
+            compiled=self.compiled,
         )
 
     def layers(self) -> torch.nn.ModuleList:
@@ -114,22 +115,17 @@ class Scorer(torch.nn.Module):
                 model=type(self.model).__name__,
             ) from error
 
-    @property
-    def compiled(self) -> bool:
-        """Whether torch.compile compiles the layers and the head."""
-        return self._compiled
-
     def compile_layers(self) -> None:
         """Lets torch.compile compile each layer and the head's chunks at their first call, once for all lengths."""
         for layer in self.layers():
             layer.compile(dynamic=True)
-        self._compiled = True
+        self.compiled = True
 
     def run_eagerly(self) -> None:
         """Ends the use of compiled layers."""
         for layer in self.layers():
             layer._compiled_call_impl = None
-        self._compiled = False
+        self.compiled = False
 
 
 def logit_scale(model: Any) -> float:
