@@ -232,20 +232,20 @@ class RecordedRun:
         recorded = Path(str(self.origin))
         inside = self.folder.find(f"{ORIGIN_FOLDER}/{recorded.name}")
         path = inside or recorded
+        on_disk = ", ".join(str(record.step) for record in self.on_disk()) or "none is"
         if inside is None and not self.trust:
             raise UntrustedError(
                 "untrusted_record",
                 f"run {self.run_id} began from the checkpoint {path} of another run. If you trust whoever wrote the "
                 "run, add --trust; else start from a checkpoint of this run that is on disk: --at STEP "
-                f"({', '.join(str(record.step) for record in self.on_disk()) or 'none is'})",
+                f"({on_disk})",
                 settings=["origin"],
             )
         if not (path / STATE).is_file():
             raise ReplayError(
                 "origin_missing",
                 f"run {self.run_id} began from the checkpoint {path} of another run, which does not exist any more. "
-                "Restore that folder, or start from a checkpoint of this run that is on disk: --at STEP "
-                f"({', '.join(str(record.step) for record in self.on_disk()) or 'none is'})",
+                f"Restore that folder, or start from a checkpoint of this run that is on disk: --at STEP ({on_disk})",
                 run=self.run_id,
                 path=path,
             )

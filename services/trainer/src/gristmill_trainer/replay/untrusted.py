@@ -16,44 +16,13 @@ from gristmill_trainer.errors import TrainerError
 
 _TEXTS: Final = frozenset({"system_prompt", "prompt_template", "prefill", "stop", "custom_thinking_prompt", "split"})
 """Settings whose text is shown to the model, or is a slice. The environment renders templates in a sandbox."""
-_PLAIN: Final = _TEXTS | frozenset(
-    [
-        "max_token_length",
-        "ensure_scores_are_not_same",
-        "thinking_mode",
-        "reasoning_effort",
-        "max_reasoning_tokens",
-        "environment",
-        "curriculum",
-        "band",
-        "window",
-        "rest",
-        "dataset",
-        "type",
-        "name",
-        "params",
-        "weight",
-        "reward_functions",
-        "dataset_config",
-        "dataset_revision",
-        "prompt_field",
-        "answer_field",
-        "ground_truth_field",
-        "shuffle_dataset",
-        "seed",
-        "max_tokens",
-        "min_tokens",
-        "length_warmup_steps",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "stop_token_ids",
-    ]
-)
+_PLAIN: Final = _TEXTS | frozenset({
+    "max_token_length", "ensure_scores_are_not_same", "thinking_mode", "reasoning_effort", "max_reasoning_tokens",
+    "environment", "curriculum", "band", "window", "rest", "dataset", "type", "name", "params", "weight",
+    "reward_functions", "dataset_config", "dataset_revision", "prompt_field", "answer_field", "ground_truth_field",
+    "shuffle_dataset", "seed", "max_tokens", "min_tokens", "length_warmup_steps", "temperature", "top_p", "top_k",
+    "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "stop_token_ids",
+})  # fmt: skip
 _REWARD_OPTIONS: Final = frozenset({
     "rewards", "type", "name", "weight", "params",
     "extract", "last_number", "split_on_think_tag", "tolerance", "max_boxed_threshold",
