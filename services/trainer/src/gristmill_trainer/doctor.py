@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,7 +23,6 @@ import numpy as np
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
-from safetensors import safe_open
 from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
@@ -49,6 +49,7 @@ from gristmill_trainer.errors import ModelError, PublishError, TrainerError
 from gristmill_trainer.memory import MOMENTS, Memory, gigabytes
 from gristmill_trainer.policy import ModelSource, Policy, check_publishable, find_model
 from gristmill_trainer.policy.lora import ADAPTER_CONFIG, adapter_rank, saved_lora
+from gristmill_trainer.publish.publisher import shapes
 from gristmill_trainer.publish.servers import ModelServer, ServerList
 from gristmill_trainer.receipts.diagnosis import Case, Diagnosis, diagnose
 from gristmill_trainer.receipts.probes import Probe, Probes, ProbeScores, distance, own_scores, scale, served_scores
@@ -184,11 +185,7 @@ def _config(folder: Path) -> Any:
 
 def count_parameters(folder: Path) -> int | None:
     """Returns the parameters in a folder's safetensors files, or None if the folder has no such files."""
-    found = 0
-    for path in folder.glob("*.safetensors") if folder.is_dir() else []:
-        with safe_open(path, framework="pt") as tensors:
-            found += sum(int(np.prod(tensors.get_slice(name).get_shape())) for name in tensors.keys())  # noqa: SIM118
-    return found or None
+    return sum(map(math.prod, shapes(folder).values())) or None
 
 
 # --- Trainer and server ----------------------------------------------------------------------------------------

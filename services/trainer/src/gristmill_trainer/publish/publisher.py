@@ -5,16 +5,15 @@ The transport writes files under a temporary name, renames them, and lets the se
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 import shutil
-import struct
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from gristmill import GristmillError, PolicyVersion
@@ -170,7 +169,7 @@ class FilesystemTransport(NoTransport):
         for partial in self._folder.glob(".*.partial"):  # Left by a killed trainer; never reused.
             shutil.rmtree(partial)
         self._describe_adapters = describe_adapters
-        self._expected = None if served_weights is None or describe_adapters is not None else _shapes(served_weights)
+        self._expected = None if served_weights is None or describe_adapters is not None else shapes(served_weights)
 
     def publish(self, tensors: Tensors, version: PolicyVersion) -> None:
         path = self._write(tensors, version)
@@ -207,7 +206,7 @@ class FilesystemTransport(NoTransport):
         """Raises PublishError for wrong shapes, because loading them would kill the server's engine."""
         if self._expected is None:
             return
-        found = _shapes(path)
+        found = shapes(path)
         wrong = sorted(
             name for name in self._expected.keys() | found.keys() if self._expected.get(name) != found.get(name)
         )
@@ -238,15 +237,13 @@ class FilesystemTransport(NoTransport):
                     _LOG.warning("the old weights in %s are not removed yet: %s", old, error)
 
 
-def _shapes(folder: Path) -> dict[str, list[int]]:
-    """Reads the shapes of all tensors from the headers of a folder's safetensors files."""
-    shapes: dict[str, list[int]] = {}
+def shapes(folder: Path) -> dict[str, list[int]]:
+    """Reads the shapes of all tensors in a folder's safetensors files."""
+    found: dict[str, list[int]] = {}
     for path in sorted(folder.glob("*.safetensors")):
-        with path.open("rb") as file:
-            (size,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(size))
-        shapes |= {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
-    return shapes
+        with safe_open(path, framework="np") as tensors:
+            found |= {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
+    return found
 
 
 def claim_publishing(weights_dir: Path) -> str:
