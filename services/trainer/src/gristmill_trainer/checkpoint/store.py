@@ -292,7 +292,8 @@ def find_resumption(store: CheckpointStore, resume: str) -> Resumption:
     if resume == "auto":
         newest = store.newest()
         if newest is not None:
-            return _own(store.load(newest))
+            checkpoint = store.load(newest)
+            return Resumption(checkpoint, origin=checkpoint.progress.origin)
         other = store.newest(own=False, strict=False)
         if other is not None:
             raise _of_an_earlier_run(store, other)
@@ -302,16 +303,12 @@ def find_resumption(store: CheckpointStore, resume: str) -> Resumption:
     if newest is not None and read_progress(newest).origin == str(named):
         checkpoint = store.load(newest)
         _LOG.info("resume names %s, and this run has gone on from there to step %d", named, checkpoint.step)
-        return _own(checkpoint)
+        return Resumption(checkpoint, origin=str(named))
     if not (named / STATE).is_file():
         raise _no_checkpoint(store, resume)
     checkpoint = store.load(named)
     own = named.parent == store.folder and store.is_own(checkpoint.progress)
     return Resumption(checkpoint, own=own, origin=str(named))
-
-
-def _own(checkpoint: Checkpoint) -> Resumption:
-    return Resumption(checkpoint, own=True, origin=checkpoint.progress.origin)
 
 
 def _of_an_earlier_run(store: CheckpointStore, found: Path) -> CheckpointError:
