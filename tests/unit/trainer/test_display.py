@@ -6,6 +6,7 @@ import io
 import logging
 import re
 import sys
+from contextlib import closing
 
 import pytest
 
@@ -60,7 +61,7 @@ def test_log_on_a_terminal_escapes_control_characters_and_masks_secrets(monkeypa
     monkeypatch.setattr(sys, "stderr", terminal := _Terminal())
     monkeypatch.setenv("COLUMNS", "200")
     remember("hf_0123456789abcdef")
-    with Display(20, 0):
+    with closing(Display(20, 0)):
         logging.getLogger("mine").warning("row \x1b]0;title\x07 of hf_0123456789abcdef\n12:00:00 forged")
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())  # without rich's colours
     assert "row \\x1b]0;title\\x07 of ***\\n12:00:00 forged" in shown

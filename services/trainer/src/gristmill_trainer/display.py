@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from types import TracebackType
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -36,6 +35,7 @@ class Display:
                 TimeElapsedColumn(), TimeRemainingColumn(), console=console,
             )  # fmt: skip
             self._task = self._progress.add_task("", total=total, completed=done)
+            self._progress.start()
 
     def step(self, metrics: StepMetrics) -> None:
         text = f"reward {metrics.reward_mean:.3f}  loss {metrics.loss:+.4f}"
@@ -65,11 +65,7 @@ class Display:
             CODES["scores_equal"].remedy,
         )
 
-    def __enter__(self) -> Display:
-        if self._progress is not None:
-            self._progress.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def close(self) -> None:
+        """Removes the bar."""
         if self._progress is not None:
             self._progress.stop()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version as version_of
@@ -151,23 +151,20 @@ class _MainStart:
                 metrics_endpoint(here.metrics_address or deployment.metrics_address, self._environ)
             )
             self._api_url = here.rollout_server_url or deployment.api_url or deployment.default_api_url
-            api = self._stack.enter_context(
-                SyncClient(self._api_url, token=deployment.api_token, patience=stop.patience)
-            )
-            self._api = api
+            client = SyncClient(self._api_url, token=deployment.api_token, patience=stop.patience)
+            self._api = self._stack.enter_context(client)
             urls = split_urls(here.base_url or deployment.model_url or deployment.default_model_url)
             self._servers = ServerList(urls, stop.patience)
 
     def find_run(self) -> _Plan:
         """Waits for a run, and finds its settings, its model and the checkpoint to resume from."""
-        here, deployment, stop = self._here, self._deployment, self._stop
-        api, servers = self._api, self._servers
+        here, deployment, stop, servers = self._here, self._deployment, self._stop, self._servers
         with stop.stop_on_timeout():
             if here.atropos_run is None:
-                run = wait_for_run(api, deployment.stack, stop)
+                run = wait_for_run(self._api, deployment.stack, stop)
             else:
                 longest = here.seq_len or int(servers.served().get("max_model_len") or 2048)
-                run = open_atropos_run(api, here, longest)
+                run = open_atropos_run(self._api, here, longest)
             self._run = run
             settings = read_settings(deployment.config_dir, trainer_block(run), self._flags, f"run {run.run_id}")
             if self._ranks == 1:
@@ -180,7 +177,6 @@ class _MainStart:
             run_dir = deployment.runs_dir / run.run_id
             checkpoints = CheckpointStore(run_dir / "checkpoints", settings.checkpoints_kept, run.creation)
             resumption = find_resumption(checkpoints, settings.resume)
-
             self._skipped = SkippedSteps(settings.max_skipped_steps, resumption.skipped)
             self._skipped.raise_if_too_many()
         learner = LearnerPlan(source, resumption.weights, settings, longest_completion(run))
@@ -189,74 +185,81 @@ class _MainStart:
 
     def take_run(self, plan: _Plan, policy: Policy) -> bool:
         """Takes the run, and opens everything that only rank 0 uses. Returns False if the run is not as planned."""
-        stop, stack, resumption = self._stop, self._stack, plan.resumption
-        settings, source, first_step = plan.learner.settings, plan.learner.source, resumption.step
+        settings, resumption = plan.learner.settings, plan.resumption
         session = LeaseSession(
             self._api,
             self._run.run_id,
             settings.record(),
             covered=resumption.covered,
-            step=first_step,
+            step=resumption.step,
             creation=self._run.creation,
         )
-        with stop.stop_on_timeout():
+        with self._stop.stop_on_timeout():
             if not self._take_as_planned(session):
                 return False
-        run, incarnation = session.run, session.incarnation
-        _LOG.info(
-            "took run %s: incarnation %d, step %d of %d", run.run_id, incarnation, first_step, settings.training_steps
-        )
+        run, steps = session.run, settings.training_steps
+        _LOG.info("took run %s: incarnation %d, step %d of %d", run.run_id, session.incarnation, resumption.step, steps)
         briefly = partial(SyncClient, self._api_url, token=self._deployment.api_token, patience=_PATIENCE_AT_THE_END)
         replacement = partial(noticing_replacement, briefly, run)
-        stack.enter_context(replacement())  # Converts errors of the objects that close before it.
-        with replacement(), stop.stop_on_timeout():
-            weights_dir = self._deployment.weights_dir
-            if settings.publisher != "none":
-                token = claim_publishing(weights_dir)
-                self._servers.authorize(token)
-                raise_if_replaced(self._api, run)
-            publisher, receipts = self._open_publisher(plan, policy, session)
-            batches = self._open_batches(plan, policy, session)
-            observers = open_observers(run.run_id, settings, plan.run_dir, first_step, self._environ, self._registry)
-            stack.callback(observers.close)
-            facts = TrainerFacts.of(plan.learner, policy.device, ranks=self._ranks, max_staleness=staleness_bound(run))
-            digests = DigestWriter(plan.run_dir, facts, run.created_at, resumption.version)
-            stack.callback(digests.close)
-            records = None
-            if settings.record_rollouts:
-                records = TrainedRecords(plan.run_dir / TRAINED_FOLDER, run, source.tokenizer)
-                stack.callback(records.close)
-            guard = StallGuard("trainer", STALL)
-            stack.callback(guard.close)
-            metrics = stack.enter_context(
-                JsonlWriter(plan.run_dir / METRICS_FILE, keep=lambda row: bool(row["step"] <= first_step))
-            )
-            measure = partial(
-                step_metrics,
-                device=policy.device,
-                devices=self._ranks,
-                peak=peak_of(policy.device, settings.peak_tflops),
-            )
-            display = stack.enter_context(Display(settings.training_steps, first_step))
-            unit: Literal["groups", "sequences"] = "sequences" if run.protocol is Protocol.ATROPOS else "groups"
-            wanted = Wanted(run.groups_per_step or 0, unit, published=settings.publisher != "none")
-            watchdog = Watchdog(self._api, run.run_id, wanted, self._servers)
-            self.main = MainRank(
-                session=session,
-                batches=Batches(batches, watchdog),
-                ledger=Ledger(session, digests, plan.run_dir / "aside", self._skipped, resumption.origin),
-                saving=BackgroundSave(first_step),
-                reports=Reports(session, plan.run_dir, metrics, display, observers, measure, records),
-                publisher=publisher,
-                receipts=receipts,
-                servers=self._servers,
-                hook=self._hook,
-                finish=Finish(_facts(run, settings, source, self._arguments), self._hub),
-                stop=stop,
-                guard=guard,
-                noticing_replacement=replacement,
-            )
+        self._stack.enter_context(replacement())  # Converts errors of the objects that close before it.
+        with replacement(), self._stop.stop_on_timeout():
+            self.main = self._open(plan, policy, session, replacement)
         return True
+
+    def _open(
+        self,
+        plan: _Plan,
+        policy: Policy,
+        session: LeaseSession,
+        replacement: Callable[[], AbstractContextManager[None]],
+    ) -> MainRank:
+        settings, source, resumption, run = plan.learner.settings, plan.learner.source, plan.resumption, session.run
+        publishes = settings.publisher != "none"
+        if publishes:
+            self._servers.authorize(claim_publishing(self._deployment.weights_dir))
+            raise_if_replaced(self._api, run)
+        publisher, receipts = self._open_publisher(plan, policy, session)
+        batches = self._open_batches(plan, policy, session)
+        facts = TrainerFacts.of(plan.learner, policy.device, ranks=self._ranks, max_staleness=staleness_bound(run))
+        digests = DigestWriter(plan.run_dir, facts, run.created_at, resumption.version)
+        self._stack.callback(digests.close)
+        reports = self._open_reports(plan, policy, session)
+        guard = StallGuard("trainer", STALL)
+        self._stack.callback(guard.close)
+        unit: Literal["groups", "sequences"] = "sequences" if run.protocol is Protocol.ATROPOS else "groups"
+        wanted = Wanted(run.groups_per_step or 0, unit, published=publishes)
+        return MainRank(
+            session=session,
+            batches=Batches(batches, Watchdog(self._api, run.run_id, wanted, self._servers)),
+            ledger=Ledger(session, digests, plan.run_dir / "aside", self._skipped, resumption.origin),
+            saving=BackgroundSave(resumption.step),
+            reports=reports,
+            publisher=publisher,
+            receipts=receipts,
+            servers=self._servers,
+            hook=self._hook,
+            finish=Finish(_facts(run, settings, source, self._arguments), self._hub),
+            stop=self._stop,
+            guard=guard,
+            noticing_replacement=replacement,
+        )
+
+    def _open_reports(self, plan: _Plan, policy: Policy, session: LeaseSession) -> Reports:
+        settings, folder, first_step = plan.learner.settings, plan.run_dir, plan.resumption.step
+        observers = open_observers(session.run.run_id, settings, folder, first_step, self._environ, self._registry)
+        self._stack.callback(observers.close)
+        records = None
+        if settings.record_rollouts:
+            records = TrainedRecords(folder / TRAINED_FOLDER, session.run, plan.learner.source.tokenizer)
+            self._stack.callback(records.close)
+        metrics = self._stack.enter_context(
+            JsonlWriter(folder / METRICS_FILE, keep=lambda row: bool(row["step"] <= first_step))
+        )
+        peak = peak_of(policy.device, settings.peak_tflops)
+        measure = partial(step_metrics, device=policy.device, devices=self._ranks, peak=peak)
+        display = Display(settings.training_steps, first_step)
+        self._stack.callback(display.close)
+        return Reports(session, folder, metrics, display, observers, measure, records)
 
     def _open_publisher(self, plan: _Plan, policy: Policy, session: LeaseSession) -> tuple[Publisher, Receipts | None]:
         """Without publications, there are no receipts."""

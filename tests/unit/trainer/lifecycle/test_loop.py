@@ -96,7 +96,7 @@ class Trainer:
             LeaseSession(self.api.client, "run", {}, creation="c0ffee") as session,
             stop.stop_on_timeout(),
             metrics,
-            Display(self.settings.training_steps, first_step) as display,
+            contextlib.closing(Display(self.settings.training_steps, first_step)) as display,
         ):
             main = MainRank(
                 session=session,
