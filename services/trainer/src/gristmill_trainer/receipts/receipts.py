@@ -206,11 +206,12 @@ class Receipts:
         fails = bool(stale) or not difference <= allowed or bound is None
         seen = older is not None and bound is not None and distance(served, older) > bound
         exact = before is not None and _shown(equal, expectation.sums, before.sums)
+        state = ReceiptState.OK if seen or exact or not expectation.moved else ReceiptState.UNPROVEN
         receipt = Receipt(
             step=version.step,
             version=str(version),
             server=server.url,
-            state=_state(fails=fails, proven=seen or exact or not expectation.moved),
+            state=ReceiptState.FAILED if fails else state,
             compared=len(equal) + len(stale),
             difference=_finite(difference),
             bound=allowed if bound is None else bound,
@@ -371,12 +372,6 @@ def rounding_of(policy: Policy) -> float:
     """Returns the rounding unit (torch.finfo.eps) of the coarser of the server's and the trainer's dtypes."""
     trainer = torch.bfloat16 if policy.device.type == "cuda" else torch.float32
     return max(torch.finfo(dtype).eps for dtype in (trainer, policy.served_dtype))
-
-
-def _state(*, fails: bool, proven: bool) -> ReceiptState:
-    if fails:
-        return ReceiptState.FAILED
-    return ReceiptState.OK if proven else ReceiptState.UNPROVEN
 
 
 def _sums(server: ModelServer) -> list[dict[str, tuple[str, int]]]:
