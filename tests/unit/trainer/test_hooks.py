@@ -15,7 +15,7 @@ from gristmill_trainer.hooks import load_function
 
 def test_hook_loads_a_function_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def seen(event):\n    return ('seen', event)\n")
-    assert load_function(f"{tmp_path}/mine.py:seen", "on_step")(7) == ("seen", 7)  # type: ignore[arg-type]
+    assert load_function(f"{tmp_path}/mine.py:seen", "on_step")(7) == ("seen", 7)
 
 
 def test_hook_loads_a_function_of_a_package() -> None:
