@@ -289,11 +289,10 @@ class _MainStart:
         settings = plan.learner.settings
 
         def prepare(step: int, groups: list[TrajectoryGroup]) -> Prepared:
-            limits = Limits.of(
-                settings,
-                session.version(step - 1),
+            limits = Limits(
                 vocabulary=policy.vocabulary,
-                max_model_len=plan.learner.source.max_model_len,
+                seq_len=settings.seq_len or plan.learner.source.max_model_len,
+                policy=session.version(step - 1),
                 max_staleness=staleness_bound(session.run),
             )
             return to_samples(groups, limits, settings)

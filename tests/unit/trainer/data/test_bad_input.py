@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,8 +23,8 @@ from gristmill_trainer.data.types import Reason
 GOOD = make_group("g00000002", version="1.5", rewards=(1.0, 0.0))
 
 
-def prepare(*groups: TrajectoryGroup, bounds: Limits | None = None) -> Prepared:
-    return to_samples(groups, bounds or limits(), Hyperparameters())
+def prepare(*groups: TrajectoryGroup, bounds: Limits | None = None, **settings: Any) -> Prepared:
+    return to_samples(groups, bounds or limits(), Hyperparameters(**settings))
 
 
 def gone_whole(bad: TrajectoryGroup, reason: Reason, bounds: Limits | None = None) -> None:
@@ -35,9 +36,9 @@ def gone_whole(bad: TrajectoryGroup, reason: Reason, bounds: Limits | None = Non
     assert prepared.rejected[0].detail
 
 
-def gone_alone(bad: TrajectoryGroup, reason: Reason, bounds: Limits | None = None) -> None:
+def gone_alone(bad: TrajectoryGroup, reason: Reason, bounds: Limits | None = None, **settings: Any) -> None:
     """Its first sequence is dropped. The second sequence keeps the advantage that it has together with the first."""
-    prepared = prepare(bad, bounds=bounds)
+    prepared = prepare(bad, bounds=bounds, **settings)
     assert [(one.group_id, one.sequence, one.reason) for one in prepared.rejected] == [("g00000001", 0, reason)]
     assert prepared.statistics.rejected == {reason: 1}
     (sample,) = prepared.samples
@@ -81,7 +82,7 @@ def test_a_teacher_without_a_valid_distribution_drops_the_sequence(
     ids[4], said[4] = tokens, logprobs
     bad = group_with(distill_ids=ids.reshape(-1), distill_logprobs=said.reshape(-1))
     gone_alone(bad, Reason.DISTILLATION)
-    unseen = prepare(bad, bounds=limits(distill=False))
+    unseen = prepare(bad, distill_coef=0)
     assert not unseen.rejected
     assert all(sample.teacher is None for sample in unseen.samples)
 
@@ -127,9 +128,9 @@ def test_a_completion_beyond_seq_len_drops_its_sequence() -> None:
 
 
 def test_a_sequence_over_the_token_budget_is_dropped() -> None:
-    gone_alone(group_with(), Reason.OVER_TOKEN_BUDGET, limits(token_budget=6))
-    assert not prepare(group_with(), bounds=limits(token_budget=7)).rejected
-    assert not prepare(group_with(), bounds=limits(token_budget=5, seq_len=5)).rejected
+    gone_alone(group_with(), Reason.OVER_TOKEN_BUDGET, token_budget=6)
+    assert not prepare(group_with(), token_budget=7).rejected
+    assert not prepare(group_with(), bounds=limits(seq_len=5), token_budget=5).rejected
 
 
 @pytest.mark.parametrize(

@@ -86,11 +86,11 @@ def test_dropped_branch_leaves_the_other_branches_and_the_baseline() -> None:
 def test_rollout_whose_branches_exceed_the_token_budget_together_is_dropped_if_a_ratio_needs_them(
     settings: dict[str, Any],
 ) -> None:
-    found = to_samples([with_branches()], limits(token_budget=14), Hyperparameters.model_validate(settings))
+    found = to_samples([with_branches()], limits(), Hyperparameters(token_budget=14, **settings))
     assert [(one.sequence, one.reason) for one in found.rejected] == [
         (index, Reason.OVER_TOKEN_BUDGET) for index in (0, 1, 2)
     ]
     assert [sample.sequence for sample in found.samples] == [3, 4, 5]
     assert found.statistics.rejected == {Reason.OVER_TOKEN_BUDGET: 3}
-    assert not to_samples([with_branches()], limits(token_budget=15), Hyperparameters.model_validate(settings)).rejected
-    assert not to_samples([with_branches()], limits(token_budget=5), Hyperparameters()).rejected
+    assert not to_samples([with_branches()], limits(), Hyperparameters(token_budget=15, **settings)).rejected
+    assert not to_samples([with_branches()], limits(), Hyperparameters(token_budget=5)).rejected

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gristmill import Hyperparameters, PolicyVersion, RunRecord, TrajectoryGroup
+from gristmill import PolicyVersion, RunRecord, TrajectoryGroup
 from gristmill.run import Protocol
 from gristmill_trainer.data.types import F32, I32, Reason, Rejected, Sample
 
@@ -37,30 +37,6 @@ class Limits:
     """Version of the weights at the start of the step."""
     max_staleness: int | None = None
     """Most steps between these weights and a group's oldest token; None: no bound."""
-    token_budget: int | None = None
-    """Most tokens of a micro-batch; None: no bound."""
-    distill: bool = True
-    """Whether a teacher's tokens are trained on. If False, they are not checked."""
-
-    @classmethod
-    def of(
-        cls,
-        settings: Hyperparameters,
-        policy: PolicyVersion,
-        *,
-        vocabulary: int,
-        max_model_len: int,
-        max_staleness: int | None,
-    ) -> Limits:
-        """Returns the limits of a step with these settings. `max_model_len`: tokens that the server's model takes."""
-        return cls(
-            vocabulary=vocabulary,
-            seq_len=settings.seq_len or max_model_len,
-            policy=policy,
-            max_staleness=max_staleness,
-            token_budget=settings.token_budget,
-            distill=settings.distill_coef > 0,
-        )
 
 
 def staleness_bound(run: RunRecord) -> int | None:
@@ -85,7 +61,7 @@ def check_group(group: TrajectoryGroup, limits: Limits) -> Rejected | None:
     return Rejected(group.group_id, None, Reason.STALE, detail)
 
 
-def check_sample(sample: Sample, limits: Limits) -> tuple[Reason, str] | None:
+def check_sample(sample: Sample, limits: Limits, token_budget: int | None) -> tuple[Reason, str] | None:
     """Returns the first problem that makes a sequence unusable, or None. The sample is already cut at seq_len."""
     trained = sample.trained
     highest = int(sample.tokens.max())
@@ -101,8 +77,8 @@ def check_sample(sample: Sample, limits: Limits) -> tuple[Reason, str] | None:
             return Reason.DISTILLATION, f"a teacher's token is not among the model's {limits.vocabulary}"
         if wrong := _positive(logprobs[ids >= 0]) or _no_distribution(ids, logprobs):
             return Reason.DISTILLATION, f"the teacher's: {wrong}"
-    if limits.token_budget is not None and len(sample) > limits.token_budget:
-        return Reason.OVER_TOKEN_BUDGET, f"{len(sample)} tokens; token_budget is {limits.token_budget}"
+    if token_budget is not None and len(sample) > token_budget:
+        return Reason.OVER_TOKEN_BUDGET, f"{len(sample)} tokens; token_budget is {token_budget}"
     return None
 
 

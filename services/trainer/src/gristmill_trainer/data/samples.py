@@ -131,8 +131,8 @@ def to_samples(groups: Sequence[TrajectoryGroup], limits: Limits, settings: Hype
         unknown += overrides.unknown
         filtered = truncated(group) if settings.overlong == "filter" else np.zeros(group.rollout_count, np.bool_)
         rollout_of = group.rollout_of.tolist()
-        for index, sample in enumerate(_sequences(group, flat, limits)):
-            if wrong := check_sample(sample, limits):
+        for index, sample in enumerate(_sequences(group, flat, limits.seq_len, distill=settings.distill_coef > 0)):
+            if wrong := check_sample(sample, limits, settings.token_budget):
                 rejected.append(Rejected(group.group_id, index, *wrong))
                 continue
             statistics.seq_len_cuts += int(group.lengths[index]) > limits.seq_len
@@ -141,8 +141,8 @@ def to_samples(groups: Sequence[TrajectoryGroup], limits: Limits, settings: Hype
                 sample = _untrained(sample)
             samples.append(sample)
     statistics.overlong_filtered = len(overlong)
-    if limits.token_budget is not None and settings.joins_branches:
-        samples, too_long = _split_at_budget(samples, limits.token_budget)
+    if settings.token_budget is not None and settings.joins_branches:
+        samples, too_long = _split_at_budget(samples, settings.token_budget)
         rejected += too_long
     if kept:
         statistics.zero_advantage_share = zero_groups / len(kept)
@@ -172,15 +172,16 @@ def _per_token(group: TrajectoryGroup, of_rollouts: F32, overrides: Overrides) -
     return np.where(np.repeat(overrides.zeroed, group.lengths), np.float32(0), flat)
 
 
-def _sequences(group: TrajectoryGroup, flat_advantages: F32, limits: Limits) -> Iterator[Sample]:
+def _sequences(group: TrajectoryGroup, flat_advantages: F32, seq_len: int, *, distill: bool) -> Iterator[Sample]:
+    """`distill`: whether a teacher's tokens are trained on; otherwise they are left out, and not checked."""
     bounds = itertools.accumulate(group.lengths.tolist(), initial=0)
     teacher_ids = teacher_logprobs = None
     rollout = group.logprobs if group.logprobs_known else np.full_like(group.logprobs, np.nan)
-    if limits.distill and group.distill_ids is not None and group.distill_logprobs is not None:
+    if distill and group.distill_ids is not None and group.distill_logprobs is not None:
         teacher_ids = group.distill_ids.reshape(len(group.tokens), -1)
         teacher_logprobs = group.distill_logprobs.reshape(len(group.tokens), -1)
     for index, (start, end) in enumerate(itertools.pairwise(bounds)):
-        piece = slice(start, min(end, start + limits.seq_len))
+        piece = slice(start, min(end, start + seq_len))
         trained = group.mask[piece].copy()
         trained[0] = False  # No token predicts the first token.
         yield Sample(

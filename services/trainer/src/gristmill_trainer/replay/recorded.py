@@ -176,11 +176,10 @@ class RecordedRun:
         `vocabulary`: rows of the model's embedding.
         """
         facts = self.facts(step)
-        limits = Limits.of(
-            settings,
-            PolicyVersion(self._of_step[step].progress.version.incarnation, step - 1),
+        limits = Limits(
             vocabulary=vocabulary,
-            max_model_len=facts.max_model_len,
+            seq_len=settings.seq_len or facts.max_model_len,
+            policy=PolicyVersion(self._of_step[step].progress.version.incarnation, step - 1),
             max_staleness=facts.max_staleness,
         )
         groups = self.batch(step)
