@@ -16,21 +16,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import machine
+from benchmarks import machine, script
 from benchmarks.api.clients import CLIENTS, Http, Request, load
 from benchmarks.api.interfaces import NativeInterface
 from benchmarks.api.payloads import Payload, Shape, make
 from benchmarks.api.servers import Uvicorn, gristmill
-from benchmarks.env.stack import Bench, Load
+from benchmarks.env.stack import Load, bench
 from tests.support.redis_server import RedisServer
-from tests.support.stack import start_api, start_redis
 
 from gristmill import SyncClient
-from gristmill_cli.local.processes import LocalStack, answers, free_port
 
 _SHAPE = Shape(8, 1024)
 _CONTENTS = 16
@@ -72,21 +69,17 @@ class Idle:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script.parser("capacity", __doc__)
     parser.add_argument("--groups", type=int, default=4096, help="submits of each measurement; default: 4096")
     parser.add_argument("--rounds", type=int, default=7, help="measurements of each number; default: 7")
     parser.add_argument("--idle", type=float, default=60.0, help="seconds without work; default: 60")
-    parser.add_argument("--results", type=Path, help="folder to write capacity.md to; default: only show it")
     options = parser.parse_args()
     facts = machine.hardware()
     rounds = _submits(options.groups, options.rounds)
     with tempfile.TemporaryDirectory() as folder:
         idle = _idle(Path(folder), options.idle)
     page = _page(facts, rounds, idle, options)
-    print(page, end="")
-    if options.results is not None:
-        options.results.mkdir(parents=True, exist_ok=True)
-        (options.results / "capacity.md").write_text(page)
+    script.publish(page, options.results, "capacity")
 
 
 def _submits(groups: int, times: int) -> dict[int, list[Round]]:
@@ -100,7 +93,7 @@ def _submits(groups: int, times: int) -> dict[int, list[Round]]:
             for count in (1, 2) if index % 2 else (2, 1):
                 apis = (one, two)[:count]
                 found[count].append(_round(run, payloads, groups, apis, redis))
-                print(f"round {index + 1}: {count} API: {found[count][-1].rate:.0f} groups/s", file=sys.stderr)
+                script.say(f"round {index + 1}: {count} API: {found[count][-1].rate:.0f} groups/s")
                 _empty(run)
         run.close()
     return found
@@ -137,31 +130,15 @@ def _children_cpu() -> float:
 def _idle(folder: Path, seconds: float) -> list[Idle]:
     """Measures a stack whose environments wait for a trainer: one as in its image, and one beside torch, as after
     `make setup`."""
-    (folder / "weights").mkdir()
-    with ExitStack() as stack:
-        log = stack.enter_context((folder / "output.log").open("w"))
-        processes = stack.enter_context(LocalStack(lambda name, text: print(f"{name} | {text}", file=log, flush=True)))
-        redis_port, api_port, model_port = free_port(), free_port(), free_port()
-        services = {"redis": start_redis(processes, folder / "redis", redis_port)}
-        services["api"] = start_api(processes, redis_port, api_port, GRISTMILL_RUNS_DIR=str(folder / "runs"))
-        model_url = f"http://127.0.0.1:{model_port}"
-        server = [sys.executable, "-m", "uvicorn", "benchmarks.stub_model_server:app", "--port", str(model_port)]
-        stub = processes.start("model", [*server, "--log-level", "warning"], {})
-        processes.wait_until(stub, lambda: answers(f"{model_url}/health"), timeout=60)
-        bench = Bench(
-            processes=processes,
-            folder=folder,
-            api_url=f"http://127.0.0.1:{api_port}",
-            model_url=model_url,
-            weights_dir=folder / "weights",
-            load=Load(model="tiny", workers=8, max_tokens=32),
-        )
-        bench.config("idle", 100)
+    load = Load(model="tiny", workers=8, max_tokens=32)
+    with bench(folder / "bench", load, {}, GRISTMILL_RUNS_DIR=str(folder / "runs")) as started:
+        services = {service.name: service for service in started.processes.services if service.name != "model"}
+        started.config("idle", 100)
         command = [sys.executable, "-c", _AS_IN_THE_IMAGE, "serve", "--config", "idle"]
-        services["env"] = processes.start("env", command, bench.environ())
-        services[_WITH_TORCH] = bench.serve("idle")
-        with SyncClient(bench.api_url) as api:
-            processes.wait_until(services["env"], lambda: _waiting(api) == 2, timeout=60)
+        services["env"] = started.processes.start("env", command, started.environ())
+        services[_WITH_TORCH] = started.serve("idle")
+        with SyncClient(started.api_url) as api:
+            started.processes.wait_until(services["env"], lambda: _waiting(api) == 2, timeout=60)
         time.sleep(5)  # What a service does once after its start ends.
         pids = {name: machine.with_children(service.process.pid) for name, service in services.items()}
         before = {name: machine.cpu_seconds(*found) for name, found in pids.items()}
@@ -189,9 +166,7 @@ def _page(
 ) -> str:
     rates = {count: statistics.median(one.rate for one in found) for count, found in rounds.items()}
     ratio, cores = rates[2] / rates[1], os.cpu_count() or 1
-    lines = ["# Capacity: API processes, and an idle stack", ""]
-    lines += [f"- {name}: {value}" for name, value in facts.items()]
-    lines += ["", "## Submits", ""]
+    lines = [*script.heading("Capacity: API processes, and an idle stack", facts), "## Submits", ""]
     lines += [f"{CLIENTS} clients submit groups of {_SHAPE.name} tokens. Medians of {options.rounds} measurements of"]
     lines += [
         f"{options.groups} groups. Target: two API processes accept at least {_RATIO} times the groups of one.",

@@ -9,7 +9,6 @@ Needs 28 bytes of memory per parameter: 17 GB for qwen3-0.6b. `--layers` makes t
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -17,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from benchmarks import machine
+from benchmarks import machine, script
 from benchmarks.trainer.shapes import REAL, SHAPES, Shape, save
 
 from gristmill import Hyperparameters, PolicyVersion
@@ -42,27 +41,24 @@ class Write:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script.parser("checkpoint", __doc__)
     parser.add_argument("--shape", choices=SHAPES, default=REAL[0].name, help=f"default: {REAL[0].name}")
     parser.add_argument("--layers", type=int, help="default: those of the shape")
     parser.add_argument("--rounds", type=int, default=4, help="checkpoints; default: 4")
     parser.add_argument("--folder", type=Path, help="on the disk to measure; default: the system's temporary folder")
-    parser.add_argument("--results", type=Path, help="folder to write checkpoint.md to; default: only show it")
     options = parser.parse_args()
     if options.rounds < 2:
         parser.error("--rounds must be at least 2: the first copy also waits for new memory")
     shape = SHAPES[options.shape]
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         page = _page(replace(shape, layers=options.layers or shape.layers), Path(folder), options.rounds)
-    print(page, end="")
-    if options.results is not None:
-        options.results.mkdir(parents=True, exist_ok=True)
-        (options.results / "checkpoint.md").write_text(page)
+    script.publish(page, options.results, "checkpoint")
 
 
 def _page(shape: Shape, folder: Path, rounds: int) -> str:
     facts = machine.hardware() | machine.training("cpu")
     state, parameters = _after_one_step(shape, folder / "model")
+    facts |= {"model": f"{shape.name}, {shape.layers} layers, {parameters / 1e6:.0f}M parameters in float32"}
     store, saving = CheckpointStore(folder / "checkpoints", kept=1), BackgroundSave()
     first, *later = [_write(state, store, saving, step) for step in range(1, rounds + 1)]
     newest = store.newest()
@@ -71,11 +67,7 @@ def _page(shape: Shape, folder: Path, rounds: int) -> str:
     works = statistics.median(one.works for one in later)
     waits, writes = statistics.median(one.waits for one in later), statistics.median(one.writes for one in later)
     lines = [
-        "# Checkpoints beside the next steps",
-        "",
-        *(f"- {name}: {value}" for name, value in facts.items()),
-        f"- model: {shape.name}, {shape.layers} layers, {parameters / 1e6:.0f}M parameters in float32",
-        "",
+        *script.heading("Checkpoints beside the next steps", facts),
         f"| | first checkpoint | median of the next {len(later)} |",
         "|---|---|---|",
         f"| the step waits for the copy | {first.waits:.2f} s | {waits:.2f} s |",

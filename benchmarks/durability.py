@@ -11,32 +11,24 @@ The script compares the number of acknowledged writes that are lost, not times.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import os
-import platform
 import random
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import redis
-from benchmarks import machine
+from benchmarks import machine, script
 from tests.support.kill_loop import KillLoop, Outcome
 from tests.support.redis_server import RedisServer
-
-from gristmill_cli.local.redis_server import redis_server
 
 MODES = ("always", "everysec")
 _CHUNK = bytes(8 << 20)
 _CHECKPOINT = 256 << 20
-_LOAD = os.getloadavg()
 _LEGEND = """Lost: a submit was answered 2xx and the group is neither in the weights nor in the store. Trained twice: in
 the weights, or in the weights and in the queue again, because Redis forgot an ack. Trainer restarts: its leases or its
 incarnation were forgotten.
@@ -44,26 +36,23 @@ incarnation were forgotten.
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script.parser("durability", __doc__)
     parser.add_argument("--rounds", type=int, default=60, help="kills in each mode of a run; default: 60")
     parser.add_argument("--seed", type=int, default=1, help="of the kills' schedule; default: 1")
-    parser.add_argument("--results", type=Path, help="folder to write durability.md to; default: only show it")
     options = parser.parse_args()
+    facts = machine.hardware() | machine.redis()
     with _busy_disk():
         writes = {mode: _writes(mode, 4 * options.rounds, options.seed) for mode in MODES}
         runs = {mode: _run(mode, options.rounds, options.seed) for mode in MODES}
-    page = _page(runs, writes)
-    print(page, end="")
-    if options.results is not None:
-        options.results.mkdir(parents=True, exist_ok=True)
-        (options.results / "durability.md").write_text(page)
+    page = _page(facts, runs, writes)
+    script.publish(page, options.results, "durability")
 
 
 def _run(mode: str, rounds: int, seed: int) -> Outcome:
     loop = KillLoop(rounds=rounds, seed=seed, groups_per_step=32, victims=("redis",), redis=("--appendfsync", mode))
     with loop:
         outcome = loop.run()
-    print(f"{mode}: {outcome.text()}", file=sys.stderr)
+    script.say(f"{mode}: {outcome.text()}")
     return outcome
 
 
@@ -88,7 +77,7 @@ def _writes(mode: str, rounds: int, seed: int) -> Writes:
             acknowledged += answered
             lost.append(max(answered - kept, 0))
     found = Writes(rounds, acknowledged, sum(lost), sum(count > 0 for count in lost))
-    print(f"{mode}: {found}", file=sys.stderr)
+    script.say(f"{mode}: {found}")
     return found
 
 
@@ -133,17 +122,8 @@ def _busy_disk() -> Iterator[None]:
         writer.join()
 
 
-def _page(runs: dict[str, Outcome], writes: dict[str, Writes]) -> str:
-    facts = {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "command": machine.command(),
-        "machine": f"{os.cpu_count()} cores, {os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') >> 30} GiB, "
-        f"{platform.system()}; load before: {_LOAD[0]:.0f}",
-        "redis": _redis_version(),
-        "python": platform.python_version(),
-    }
-    lines = ["# SIGKILL of Redis: what was acknowledged and is gone", ""]
-    lines += ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items()), ""]
+def _page(facts: dict[str, str], runs: dict[str, Outcome], writes: dict[str, Writes]) -> str:
+    lines = script.heading("SIGKILL of Redis: what was acknowledged and is gone", facts)
     lines += ["## A run: environments and a trainer through the API", ""]
     lines += ["| appendfsync | kills of Redis | groups acknowledged | lost | trained twice | trainer restarts |"]
     lines += ["|---|---|---|---|---|---|"]
@@ -158,11 +138,6 @@ def _page(runs: dict[str, Outcome], writes: dict[str, Writes]) -> str:
     for mode, found in writes.items():
         lines.append(f"| {mode} | {found.kills} | {found.acknowledged} | {found.lost} | {found.kills_that_lost} |")
     return "\n".join(lines) + "\n"
-
-
-def _redis_version() -> str:
-    output = subprocess.run([str(redis_server()), "--version"], check=True, capture_output=True, text=True).stdout
-    return next(word.removeprefix("v=") for word in output.split() if word.startswith("v="))
 
 
 if __name__ == "__main__":

@@ -24,11 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import openai
-from benchmarks import machine
+from benchmarks import machine, script
 from benchmarks.served_gateway import ANSWER
+from benchmarks.services import local_stack, start_stub
 from tests.support.stack import MODELS_DIR, VLLM_PYTHON, start_vllm
 
-from gristmill_cli.local.processes import LocalStack, Service, answers, free_port
+from gristmill_cli.local.processes import LocalStack, Service, free_port
 from gristmill_model.resolve import resolve
 
 _RATIO, _ADDED_MS, _MEGABYTES = 0.9, 10.0, 300
@@ -53,48 +54,30 @@ class Side:
     model: str
 
 
-@dataclass(frozen=True)
-class Used:
-    """What the gateway's process used for a number of requests."""
-
-    sessions: int
-    turns: int
-    seconds: float
-    cpu_ms: float
-    """User and system time per request."""
-    rss_before: int
-    """Resident bytes after the start, with all sessions open."""
-    rss_peak: int
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script.parser("gateway", __doc__)
     parser.add_argument("--parts", nargs="+", default=["throughput", "turn", "sessions"], help="default: all three")
     parser.add_argument("--quick", action="store_true", help="a tenth of the work, to see whether it runs")
     parser.add_argument("--rounds", type=int, default=6, help="measurements of each side; default: 6")
     parser.add_argument("--seconds", type=float, default=30.0, help="length of a measurement; default: 30")
     parser.add_argument("--agents", type=int, default=8, help="agents at once; default: 8")
     parser.add_argument("--sessions", type=int, default=256, help="sessions at once; default: 256")
-    parser.add_argument("--results", type=Path, help="folder to write gateway.md to; default: only show it")
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.seconds, options.sessions = 2, 10.0, 32
     parts = {"throughput": _throughput, "turn": _turn, "sessions": _sessions}
-    lines = ["# The gateway for agents", "", *(f"- {name}: {value}" for name, value in machine.hardware().items())]
-    lines += ["", "vLLM, gateway and agents share the cores of this machine. The agents use the openai client."]
+    lines = script.heading("The gateway for agents", machine.hardware())
+    lines += ["vLLM, gateway and agents share the cores of this machine. The agents use the openai client."]
     # The packages of smollm2 are in the model server's environment.
     variables = os.environ | {"GRISTMILL_MODELS_DIR": str(MODELS_DIR)}
     subprocess.run([str(VLLM_PYTHON), "-m", "gristmill_model", "build", "smollm2"], env=variables, check=True)
     tokenizer = resolve("smollm2", MODELS_DIR).weights_path
     for name in options.parts:
-        print(f"{name} ...", file=sys.stderr)
-        with _stack() as (stack, folder):
-            lines += ["", *parts[name](stack, folder, tokenizer, options)]
+        script.say(name)
+        with tempfile.TemporaryDirectory() as folder, local_stack(Path(folder)) as stack:
+            lines += ["", *parts[name](stack, Path(folder), tokenizer, options)]
     page = "\n".join(lines) + "\n"
-    print(page, end="")
-    if options.results is not None:
-        options.results.mkdir(parents=True, exist_ok=True)
-        (options.results / "gateway.md").write_text(page)
+    script.publish(page, options.results, "gateway")
 
 
 def _throughput(stack: LocalStack, folder: Path, tokenizer: Path, options: argparse.Namespace) -> list[str]:
@@ -117,7 +100,7 @@ def _throughput(stack: LocalStack, folder: Path, tokenizer: Path, options: argpa
                 if side is through:
                     requests += len(replies)
                     cpu += machine.cpu_seconds(service.process.pid) - before
-                print(f"round {index + 1}: {side.name}: {found[side.name][-1]:.1f} tokens/s", file=sys.stderr)
+                script.say(f"round {index + 1}: {side.name}: {found[side.name][-1]:.1f} tokens/s")
     direct, gateway = (statistics.median(rates) for rates in found.values())
     return [
         "## Throughput",
@@ -245,18 +228,6 @@ async def _conversation(
 
 
 @contextmanager
-def _stack() -> Iterator[tuple[LocalStack, Path]]:
-    """Yields a stack without processes, and a folder, which has the processes' output."""
-    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "output.log").open("w") as log:
-
-        def say(name: str, text: str) -> None:
-            print(f"{name} | {text}", file=log, flush=True)
-
-        with LocalStack(say) as stack:
-            yield stack, Path(folder)
-
-
-@contextmanager
 def _gateway(
     stack: LocalStack, folder: Path, model_url: str, tokenizer: Path, sessions: int
 ) -> Iterator[tuple[Service, Side]]:
@@ -273,10 +244,7 @@ def _gateway(
 def _stub(stack: LocalStack) -> str:
     """Starts the replacement of the model server, and returns its URL."""
     port = free_port()
-    command = [sys.executable, "-m", "uvicorn", "benchmarks.stub_model_server:app", "--port", str(port)]
-    environ = {"STUB_LATENCY_S": str(_STUB_S), "STUB_LENGTH": str(_LENGTH)}
-    stub = stack.start("model", [*command, "--log-level", "warning"], environ)
-    stack.wait_until(stub, lambda: answers(f"http://127.0.0.1:{port}/health"), timeout=60)
+    start_stub(stack, port, {"STUB_LATENCY_S": str(_STUB_S), "STUB_LENGTH": str(_LENGTH)})
     return f"http://127.0.0.1:{port}"
 
 

@@ -39,12 +39,18 @@ def command() -> str:
 
 def facts(atropos_python: Path) -> dict[str, str]:
     """Returns `hardware` and the versions of the trajectory API's parts."""
-    return hardware() | {
-        "redis": _output(str(redis_server()), "--version").split(" sha=")[0],
-        "python": platform.python_version(),
+    return {
+        **hardware(),
+        **redis(),
         "ours": _versions(sys.executable),
         "reference": _versions(str(atropos_python)),
     }
+
+
+def redis() -> dict[str, str]:
+    """Returns the versions of Redis and Python."""
+    version = _output(str(redis_server()), "--version").split(" sha=")[0]
+    return {"redis": version, "python": platform.python_version()}
 
 
 def training(device: str) -> dict[str, str]:

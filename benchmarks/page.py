@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import http.server
 import json
@@ -32,7 +31,7 @@ from typing import Any
 
 import httpx
 import numpy as np
-from benchmarks import machine
+from benchmarks import machine, script
 from benchmarks.api.clients import load
 from benchmarks.api.interfaces import NativeInterface
 from benchmarks.api.payloads import Shape, make
@@ -154,14 +153,6 @@ def watch(url: str, run: str) -> None:
         thread.join()
 
 
-def processes(pid: int) -> list[int]:
-    """Returns a process and its descendants."""
-    children = Path(f"/proc/{pid}/task/{pid}/children")
-    with contextlib.suppress(OSError):
-        return [pid, *(found for child in children.read_text().split() for found in processes(int(child)))]
-    return []
-
-
 def requests_of_a_page(url: str, run: str) -> list[str]:
     """Returns the requests for data that a page in Chromium sends in ten seconds."""
     seen = Seen()
@@ -203,7 +194,7 @@ def submits(rounds: int) -> list[str]:
                             blocks[pages].cpu.append((cpu(api.pid) - before) / GROUPS)
                             blocks[pages].rates.append(GROUPS / done.seconds)
                             rate = blocks[pages].rates[-1]
-                            say(f"{number + 1}/{rounds}, {PAGES if pages else 0} pages: {rate:.1f} groups/s")
+                            script.say(f"{number + 1}/{rounds}, {PAGES if pages else 0} pages: {rate:.1f} groups/s")
                 idle = {}
                 for pages in (False, True):
                     with in_process(watch, url, RUN) if pages else contextlib.nullcontext():
@@ -254,7 +245,7 @@ def submit_lines(
 
 
 def cpu(pid: int) -> float:
-    return machine.cpu_seconds(*processes(pid))
+    return machine.cpu_seconds(*machine.with_children(pid))
 
 
 # --- Paint -----------------------------------------------------------------------------------------------------
@@ -332,27 +323,17 @@ def transferred(address: str) -> int:
         return len(answer.read())
 
 
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script.parser("page", __doc__)
     parser.add_argument("what", nargs="*", choices=["submits", "paint", []], help="default: both")
     parser.add_argument("--rounds", type=int, default=20, help="default: 20")
-    parser.add_argument("--results", type=Path, help="folder to write page.md to; default: only show it")
     options = parser.parse_args()
-    facts = [f"| {name} | {value} |" for name, value in machine.hardware().items()]
-    lines = ["# The page", "", "| | |", "|---|---|", *facts, ""]
+    lines = script.heading("The page", machine.hardware())
     if not options.what or "submits" in options.what:
         lines += ["## Three open pages", "", *submits(options.rounds), ""]
     if not options.what or "paint" in options.what:
         lines += ["## Paint and bytes", "", *paint(max(3, options.rounds // 2)), ""]
-    text = "\n".join(lines)
-    print(text)
-    if options.results is not None:
-        options.results.mkdir(parents=True, exist_ok=True)
-        (options.results / "page.md").write_text(text)
+    script.publish("\n".join(lines), options.results, "page")
 
 
 if __name__ == "__main__":

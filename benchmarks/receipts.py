@@ -11,20 +11,18 @@ that the trainer waits for the answer before it trains (`Publisher.settle`). Ste
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import machine
-from tests.support.ports import free_port
-from tests.support.stack import MODELS_DIR, ROOT, Output, environ, start_api, start_redis, start_vllm
+from benchmarks import machine, script
+from benchmarks.services import start_services
+from tests.support.stack import ROOT
 
 from gristmill.lines import read_jsonl
 from gristmill.receipts import RECEIPTS_FILE, ReceiptState, read_receipts
-from gristmill_cli.local.processes import LocalStack
 
 _WARM = 3
 """Steps at the beginning, which load and compile."""
@@ -59,17 +57,13 @@ sys.exit(main())
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script.parser("receipts", __doc__)
     parser.add_argument("--model", default="tiny", help="tiny or smollm2; default: tiny")
     parser.add_argument("--steps", type=int, default=400, help="default: 400")
-    parser.add_argument("--results", type=Path, help="folder to write receipts-MODEL.md to; default: only show it")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        page = _page(options.model, Path(folder), options.steps)
-    print(page, end="")
-    if options.results is not None:
-        options.results.mkdir(parents=True, exist_ok=True)
-        (options.results / f"receipts-{options.model}.md").write_text(page)
+        page = _page(options.model, Path(folder) / "services", options.steps)
+    script.publish(page, options.results, f"receipts-{options.model}")
 
 
 def _page(model: str, folder: Path, steps: int) -> str:
@@ -95,10 +89,7 @@ def _page(model: str, folder: Path, steps: int) -> str:
         f"| share of the step | {100 * difference / plain:.2f} ± {100 * error / plain:.2f} % |",
     ]
     lines = [
-        f"# Receipts of {model}",
-        "",
-        *(f"- {name}: {value}" for name, value in machine.hardware().items()),
-        "",
+        *script.heading(f"Receipts of {model}", machine.hardware()),
         "| medians | |",
         "|---|---|",
         f"| pairs of steps without and with a receipt | {len(pairs)} |",
@@ -116,25 +107,17 @@ def _page(model: str, folder: Path, steps: int) -> str:
 
 def _train(model: str, folder: Path, steps: int) -> dict[str, list[float]]:
     """Trains, and returns the seconds of each part of each receipt."""
-    output, measured = Output(), folder / "times.json"
-    with LocalStack(output.add) as stack:
-        redis_port, api_port, model_port = free_port(), free_port(), free_port()
-        start_redis(stack, folder / "redis", redis_port)
-        start_api(stack, redis_port, api_port)
-        (folder / "weights").mkdir()
-        start_vllm(stack, folder / "weights", model_port, model)
-        places = environ(
-            f"http://127.0.0.1:{api_port}", f"http://127.0.0.1:{model_port}", folder / "runs", ROOT / "configs",
-            folder / "weights", MODELS_DIR,
-        )  # fmt: skip
-        stack.start("env", [sys.executable, "-m", "gristmill_env", "--config", "quickstart"], places)
+    measured, config = folder / "times.json", ROOT / "configs" / "quickstart.yaml"
+    with start_services(folder, model) as services:
+        stack, places = services.processes, services.environ()
+        stack.start("env", [sys.executable, "-m", "gristmill_env", "--config", str(config)], places)
         flags = ["--training_steps", str(steps), "--learning_rate", "1e-7"]
         trainer = stack.start("trainer", [sys.executable, "-c", _TIMED, str(measured), *flags], places)
         stack.wait_until(trainer, lambda: trainer.exit_code is not None, timeout=3600)
         if trainer.exit_code != 0:
-            raise SystemExit(f"the trainer ended with {trainer.exit_code}: " + "\n".join(output.lines[-20:]))
-    found: dict[str, list[float]] = json.loads(measured.read_text())
-    return found
+            raise trainer.failure()
+    times: dict[str, list[float]] = json.loads(measured.read_text())
+    return times
 
 
 if __name__ == "__main__":

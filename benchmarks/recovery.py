@@ -12,7 +12,6 @@ the standstill after the kill of a model server includes that the other server n
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 import signal
@@ -24,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import machine
+from benchmarks import machine, script
 from tests.support.ports import free_port
 from tests.support.stack import ROOT, VLLM_PYTHON, Output, environ, start_api, start_redis, start_vllm
 
@@ -187,11 +186,10 @@ def measure(run: Run, name: str, steps: int) -> Kill:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script.parser("recovery", __doc__)
     parser.add_argument("--kills", type=int, default=5, help="of each service; default: 5")
     parser.add_argument("--steps", type=int, default=4, help="steps for the usual time before a kill; default: 4")
     parser.add_argument("--services", nargs="+", choices=list(TARGETS), default=list(TARGETS), help="default: all")
-    parser.add_argument("--results", type=Path, help="folder to write recovery.md to; default: only show it")
     options = parser.parse_args()
     facts = machine.hardware()
     output = Output()
@@ -203,17 +201,13 @@ def main() -> None:
         for _ in range(options.kills):
             for name in options.services:
                 kills[name].append(measure(run, name, options.steps))
-                print(f"{name}: {kills[name][-1]}", file=sys.stderr)
+                script.say(f"{name}: {kills[name][-1]}")
     page = _page(facts, kills)
-    print(page, end="")
-    if options.results is not None:
-        options.results.mkdir(parents=True, exist_ok=True)
-        (options.results / "recovery.md").write_text(page)
+    script.publish(page, options.results, "recovery")
 
 
 def _page(facts: dict[str, str], kills: dict[str, list[Kill]]) -> str:
-    lines = ["# From the kill of a service to the next trained step", ""]
-    lines += [*(f"- {name}: {value}" for name, value in facts.items()), ""]
+    lines = script.heading("From the kill of a service to the next trained step", facts)
     lines += ["Seconds. Standstill: how much later than usual the next step came.", ""]
     lines += [
         "| killed | kills | to the next step, median | longest | usual step | standstill, median | longest | target |"

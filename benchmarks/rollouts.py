@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import statistics
 import tempfile
@@ -17,7 +16,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from benchmarks import machine
+from benchmarks import machine, script
 from tests.support.run_folder import synthetic_run
 
 from gristmill_view import sql
@@ -151,23 +150,17 @@ def records(rounds: int) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script.parser("rollouts", __doc__)
     parser.add_argument("what", nargs="*", choices=["questions", "records", []], help="default: both")
     parser.add_argument("--rollouts", type=int, default=100_000, help="default: 100000")
     parser.add_argument("--rounds", type=int, default=10, help="default: 10")
-    parser.add_argument("--results", type=Path, help="folder to write rollouts.md to; default: only show it")
     options = parser.parse_args()
-    facts = [f"| {name} | {value} |" for name, value in machine.hardware().items()]
-    lines = ["# The table of rollouts", "", "| | |", "|---|---|", *facts, ""]
+    lines = script.heading("The table of rollouts", machine.hardware())
     if not options.what or "questions" in options.what:
         lines += ["## Ten questions", "", *questions(options.rollouts, options.rounds), ""]
     if not options.what or "records" in options.what:
         lines += ["## The trainer's records", "", *records(options.rounds), ""]
-    page = "\n".join(lines)
-    print(page)
-    if options.results is not None:
-        options.results.mkdir(parents=True, exist_ok=True)
-        (options.results / "rollouts.md").write_text(page)
+    script.publish("\n".join(lines), options.results, "rollouts")
 
 
 if __name__ == "__main__":

@@ -15,20 +15,17 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
-from benchmarks import machine
-from benchmarks.env.stack import Bench, Load
-from tests.support.stack import start_api, start_redis
+from benchmarks import machine, script
+from benchmarks.env.stack import Bench, Load, bench
+from benchmarks.services import start_stub
 
 from gristmill import SyncClient
-from gristmill_cli.local.processes import LocalStack, Service, answers, free_port
+from gristmill_cli.local.processes import free_port
 
 _COUNTS = (1, 2, 4)
 _SERVERS = ("both", "one is dead", "both again")
@@ -40,66 +37,37 @@ _TARGET = 3.6
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script.parser("scaling", __doc__)
     parser.add_argument("--latency", type=float, default=2.0, help="seconds per request; default: 2")
     parser.add_argument("--workers", type=int, default=8, help="prompts at a time per environment; default: 8")
     parser.add_argument("--seconds", type=float, default=30.0, help="of each measurement; default: 30")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each number; default: 3")
-    parser.add_argument("--results", type=Path, help="folder to write scaling.md to; default: only show it")
     options = parser.parse_args()
     facts = machine.hardware()
     rates: dict[int, list[float]] = {count: [] for count in _COUNTS}
     lost: dict[str, list[float]] = {name: [] for name in _SERVERS}
-    with tempfile.TemporaryDirectory() as folder, _bench(Path(folder) / "bench", options) as bench:
+    load, latency = Load(model="tiny", workers=options.workers, max_tokens=32), str(options.latency)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        bench(Path(folder) / "bench", load, {"STUB_LATENCY_S": latency}) as started,
+    ):
         for number in range(options.rounds):
             for count in _COUNTS if number % 2 else reversed(_COUNTS):
-                rates[count].append(_rate(bench, f"scaling-{number}-{count}", count, options))
-                print(f"round {number + 1}: {count} environments: {rates[count][-1]:.2f} groups/s", file=sys.stderr)
+                rates[count].append(_rate(started, f"scaling-{number}-{count}", count, options))
+                script.say(f"round {number + 1}: {count} environments: {rates[count][-1]:.2f} groups/s")
         for number in range(options.rounds):
-            for name, rate in zip(_SERVERS, _rates_with_a_kill(bench, f"servers-{number}", options), strict=True):
+            for name, rate in zip(_SERVERS, _rates_with_a_kill(started, f"servers-{number}", options), strict=True):
                 lost[name].append(rate)
-                print(f"round {number + 1}: {name}: {rate:.2f} groups/s", file=sys.stderr)
+                script.say(f"round {number + 1}: {name}: {rate:.2f} groups/s")
     page = _page(facts, rates, lost, options)
-    print(page, end="")
-    if options.results is not None:
-        options.results.mkdir(parents=True, exist_ok=True)
-        (options.results / "scaling.md").write_text(page)
-
-
-@contextmanager
-def _bench(folder: Path, options: argparse.Namespace) -> Iterator[Bench]:
-    """Starts Redis, the API and the stub."""
-    (folder / "weights").mkdir(parents=True)
-    with ExitStack() as stack:
-        log = stack.enter_context((folder / "output.log").open("w"))
-        processes = stack.enter_context(LocalStack(lambda name, text: print(f"{name} | {text}", file=log, flush=True)))
-        redis_port, api_port, model_port = free_port(), free_port(), free_port()
-        start_redis(processes, folder / "redis", redis_port)
-        start_api(processes, redis_port, api_port)
-        model_url = f"http://127.0.0.1:{model_port}"
-        _start_stub(processes, model_port, {"STUB_LATENCY_S": str(options.latency)})
-        yield Bench(
-            processes=processes,
-            folder=folder,
-            api_url=f"http://127.0.0.1:{api_port}",
-            model_url=model_url,
-            weights_dir=folder / "weights",
-            load=Load(model="tiny", workers=options.workers, max_tokens=32),
-        )
-
-
-def _start_stub(processes: LocalStack, port: int, environ: dict[str, str]) -> Service:
-    server = [sys.executable, "-m", "uvicorn", "benchmarks.stub_model_server:app", "--port", str(port)]
-    stub = processes.start("model", [*server, "--log-level", "warning"], environ)
-    processes.wait_until(stub, lambda: answers(f"http://127.0.0.1:{port}/health"), timeout=60)
-    return stub
+    script.publish(page, options.results, "scaling")
 
 
 def _rates_with_a_kill(bench: Bench, run: str, options: argparse.Namespace) -> list[float]:
     """Returns the groups per second with two servers, with one of them dead, and with both again."""
     places = {"STUB_LATENCY_S": str(options.latency), "STUB_AT_A_TIME": str(max(1, options.workers // 2))}
     ports = [free_port(), free_port()]
-    stubs = [_start_stub(bench.processes, port, places) for port in ports]
+    stubs = [start_stub(bench.processes, port, places) for port in ports]
     urls = [f"http://127.0.0.1:{port}" for port in ports]
     bench.config(run, _ROWS)
     environment = bench.serve(run, ",".join(urls))
@@ -114,7 +82,7 @@ def _rates_with_a_kill(bench: Bench, run: str, options: argparse.Namespace) -> l
         both = _accepted_per_second(api, run, options)
         stubs[0].process.kill()
         one = _accepted_per_second(api, run, options)
-        stubs[0] = _start_stub(bench.processes, ports[0], places)
+        stubs[0] = start_stub(bench.processes, ports[0], places)
         httpx.post(f"{urls[0]}/update_weight_version", json=version).raise_for_status()
         time.sleep(_PAUSE_SECONDS)
         again = _accepted_per_second(api, run, options)
@@ -153,11 +121,10 @@ def _page(
     facts: dict[str, str], rates: dict[int, list[float]], lost: dict[str, list[float]], options: argparse.Namespace
 ) -> str:
     one = statistics.median(rates[1])
-    lines = ["# Environments against a server with a fixed latency", ""]
-    lines += [f"- {name}: {value}" for name, value in facts.items()]
-    lines += [f"- latency: {options.latency:g} s; prompts at a time per environment: {options.workers}"]
+    facts |= {"latency": f"{options.latency:g} s; prompts at a time per environment: {options.workers}"}
+    lines = script.heading("Environments against a server with a fixed latency", facts)
     target = f"Target: four environments have at least {_TARGET} times the rate of one."
-    lines += ["", f"Medians of {options.rounds} measurements of {options.seconds:g} s. {target}", ""]
+    lines += [f"Medians of {options.rounds} measurements of {options.seconds:g} s. {target}", ""]
     lines += ["| environments | groups/s | share of the ideal rate | times the rate of one | lowest | highest |"]
     lines += ["|---|---|---|---|---|---|"]
     for count, found in rates.items():

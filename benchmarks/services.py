@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.stack import MODELS_DIR, environ, start_api, start_redis, start_vllm
 
-from gristmill_cli.local.processes import LocalStack, free_port
+from gristmill_cli.local.processes import LocalStack, Service, answers, free_port
 
 
 @dataclass(frozen=True)
@@ -30,21 +31,37 @@ class Services:
 
 
 @contextmanager
-def start_services(folder: Path, model: str, **api: str) -> Iterator[Services]:
+def local_stack(folder: Path) -> Iterator[LocalStack]:
+    """Yields a stack without processes. The output of its processes goes to a file in `folder`."""
+    with (
+        (folder / "output.log").open("w") as log,
+        LocalStack(lambda name, text: print(f"{name} | {text}", file=log, flush=True)) as processes,
+    ):
+        yield processes
+
+
+def start_stub(processes: LocalStack, port: int, environ: Mapping[str, str]) -> Service:
+    """Starts the replacement of the model server. `environ`: variables of benchmarks/stub_model_server.py."""
+    command = [sys.executable, "-m", "uvicorn", "benchmarks.stub_model_server:app", "--port", str(port)]
+    stub = processes.start("model", [*command, "--log-level", "warning"], environ)
+    processes.wait_until(stub, lambda: answers(f"http://127.0.0.1:{port}/health"), timeout=60)
+    return stub
+
+
+@contextmanager
+def start_services(folder: Path, model: str, stub: Mapping[str, str] | None = None, **api: str) -> Iterator[Services]:
     """Starts the services, and stops them at the end of the block. The output of all processes goes to a file in
-    `folder`. `api`: more variables of the API, such as GRISTMILL_RUNS_DIR for an archive."""
-    folder.mkdir()
-    with (folder / "output.log").open("w") as log:
-
-        def say(name: str, text: str) -> None:
-            print(f"{name} | {text}", file=log, flush=True)
-
-        weights = folder / "weights"
-        weights.mkdir()
-        with LocalStack(say) as processes:
-            redis_port, api_port, model_port = free_port(), free_port(), free_port()
-            start_redis(processes, folder / "redis", redis_port)
-            start_api(processes, redis_port, api_port, **api)
+    `folder`. `stub`: its variables, if the stub replaces vLLM. `api`: more variables of the API, such as
+    GRISTMILL_RUNS_DIR for an archive."""
+    weights = folder / "weights"
+    weights.mkdir(parents=True)
+    with local_stack(folder) as processes:
+        redis_port, api_port, model_port = free_port(), free_port(), free_port()
+        start_redis(processes, folder / "redis", redis_port)
+        start_api(processes, redis_port, api_port, **api)
+        if stub is None:
             start_vllm(processes, weights, model_port, model)
-            api_url, model_url = f"http://127.0.0.1:{api_port}", f"http://127.0.0.1:{model_port}"
-            yield Services(processes, folder, api_url, model_url, weights)
+        else:
+            start_stub(processes, model_port, stub)
+        api_url, model_url = f"http://127.0.0.1:{api_port}", f"http://127.0.0.1:{model_port}"
+        yield Services(processes, folder, api_url, model_url, weights)

@@ -8,7 +8,6 @@ the server is the model in bfloat16. `WRONG` has the changes that make the serve
 
 from __future__ import annotations
 
-import argparse
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -18,6 +17,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from benchmarks import script
 from transformers import AutoModelForCausalLM
 
 from gristmill_trainer.data.types import Sample
@@ -178,9 +178,8 @@ def sampled(policy: Policy) -> Probes:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = script.parser("wrong_weights", __doc__)
     parser.add_argument("folders", nargs="+", type=Path, help="models, as in .gristmill/models")
-    parser.add_argument("--results", type=Path, help="folder for receipts-bounds.md")
     options = parser.parse_args()
     text = ["# Wrong weights and the bound of a first receipt, in bfloat16", ""]
     for folder in [one for one in options.folders if not one.name.endswith("-untied")]:
@@ -192,9 +191,7 @@ def main() -> None:
             cells = [f"{one.nats:.2g}, {'rejected' if one.rejected else 'accepted'}" for one in row]
             text.append(f"| {row[0].weights} | {' | '.join(cells)} |")
         text.append("")
-    print("\n".join(text))
-    if options.results is not None:
-        (options.results / "receipts-bounds.md").write_text("\n".join(text))
+    script.publish("\n".join(text), options.results, "receipts-bounds")
 
 
 if __name__ == "__main__":

@@ -15,10 +15,9 @@ draw is the lease; its ack has a separate column. `make bench ARGS=api` runs all
 from __future__ import annotations
 
 import argparse
-import time
 from pathlib import Path
 
-from benchmarks import machine
+from benchmarks import machine, script
 from benchmarks.api import memory, queue_length, report, servers, speed
 from benchmarks.api.payloads import make
 from benchmarks.api.report import Results
@@ -26,7 +25,6 @@ from tests.support.redis_server import RedisServer
 
 _ROOT = Path(__file__).parents[2]
 _CASES = ("speed", "queue", "memory")
-_STARTED = time.monotonic()
 
 
 def main() -> None:
@@ -37,27 +35,18 @@ def main() -> None:
         _speed(results, options.atropos_python, rounds=2 if quick else 7)
     if "queue" in options.cases:
         with RedisServer() as redis, servers.gristmill(redis.url) as api:
-            results.costs = queue_length.run(api, redis.url, 20 if quick else 200, _say)
+            results.costs = queue_length.run(api, redis.url, 20 if quick else 200, script.say)
     if "memory" in options.cases:
         _memory(results, pushed=0.5e9 if quick else 10e9, stored=300e6 if quick else 500e6)
-    text = report.page(results)
-    print(text)
-    if options.results is not None:
-        options.results.mkdir(parents=True, exist_ok=True)
-        (options.results / "api.md").write_text(text)
-        (options.results / "api.json").write_text(results.json() + "\n")
-        _say(f"written: {options.results}/api.md and api.json")
+    script.publish(report.page(results), options.results, "api", results.json())
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks api", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script.parser("api", __doc__)
     parser.add_argument("cases", nargs="*", default=_CASES, metavar="case", help="speed, queue, memory; default: all")
     parser.add_argument(
         "--quick", action="store_true", help="few rounds, 0.5 GB instead of 10: minutes, coarse figures"
     )
-    parser.add_argument("--results", type=Path, help="folder to write api.md and api.json to; default: only show them")
     parser.add_argument(
         "--atropos-python", type=Path, default=_ROOT / ".venv-atropos" / "bin" / "python",
         help="python of an environment with atroposlib 0.4.0",
@@ -72,7 +61,7 @@ def _options() -> argparse.Namespace:
 def _speed(results: Results, atropos_python: Path, rounds: int) -> None:
     with RedisServer() as redis, servers.gristmill(redis.url) as api, servers.reference(atropos_python) as reference:
         for shape in speed.SHAPES:
-            results.speed[shape.name] = speed.run(shape, reference, api, redis, rounds, _say)
+            results.speed[shape.name] = speed.run(shape, reference, api, redis, rounds, script.say)
             sample = make(shape, 0)
             results.sizes[shape.name] = {
                 "binary": sample.native_size, "JSON": len(sample.plain), "gzipped JSON": len(sample.gzipped),
@@ -82,16 +71,12 @@ def _speed(results: Results, atropos_python: Path, rounds: int) -> None:
 def _memory(results: Results, pushed: float, stored: float) -> None:
     with RedisServer() as redis, servers.gristmill(redis.url) as api:
         for shape in speed.SHAPES:
-            _say(f"memory of Redis with {stored / 1e6:.0f} MB of groups of {shape.name}")
+            script.say(f"memory of Redis with {stored / 1e6:.0f} MB of groups of {shape.name}")
             results.stored.append(memory.store(api, redis.url, shape, int(stored)))
     payloads = [make(memory.SHAPE, seed) for seed in range(4)]
     for feed in (memory.NativeFeed, memory.CompatibleFeed):
         with RedisServer() as redis, servers.gristmill(redis.url) as api:
-            results.pushes.append(memory.push(api, redis.url, feed(api.port, payloads), int(pushed), _say))
-
-
-def _say(text: str) -> None:
-    print(f"[{time.monotonic() - _STARTED:6.0f} s] {text}", flush=True)
+            results.pushes.append(memory.push(api, redis.url, feed(api.port, payloads), int(pushed), script.say))
 
 
 if __name__ == "__main__":

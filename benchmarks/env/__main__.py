@@ -16,65 +16,52 @@ import dataclasses
 import json
 import statistics
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine
+from benchmarks import machine, script
 from benchmarks.env import checks, startup, throughput
 from benchmarks.env.stack import Load, bench
 
 _ROOT = Path(__file__).parents[2]
 _REAL = Load("smollm2", workers=4, max_tokens=32)
 _WORST = Load("tiny", workers=16, max_tokens=24)
-_STARTED = time.monotonic()
 
 
 def main() -> None:
     options = _options()
     facts = machine.facts(_ROOT / ".venv-atropos" / "bin" / "python")
-    _say("the accuracy reward")
+    script.say("the accuracy reward")
     accuracy = asyncio.run(checks.measure())
     with tempfile.TemporaryDirectory() as folder, bench(Path(folder) / _REAL.model, _REAL) as started:
-        _say(f"tokens a second, {_REAL.model}")
-        real = throughput.measure(started, options.rounds, options.seconds, _say)
+        script.say(f"tokens a second, {_REAL.model}")
+        real = throughput.measure(started, options.rounds, options.seconds, script.say)
     with tempfile.TemporaryDirectory() as folder, bench(Path(folder) / _WORST.model, _WORST) as started:
-        _say(f"tokens a second, {_WORST.model}")
-        worst = throughput.measure(started, options.rounds, options.seconds / 4, _say)
-        _say("the start, on 10,000 rows")
+        script.say(f"tokens a second, {_WORST.model}")
+        worst = throughput.measure(started, options.rounds, options.seconds / 4, script.say)
+        script.say("the start, on 10,000 rows")
         starts = [startup.first_prompt(started, number) for number in range(3)]
-        _say("memory in the image")
+        script.say("memory in the image")
         resident = startup.resident_mb(started, options.image)
-    page = "\n".join([*_facts(facts), *_targets(real, worst, starts, resident), *checks.page(accuracy)]) + "\n"
-    print(page)
-    if options.results is not None:
-        options.results.mkdir(parents=True, exist_ok=True)
-        found: dict[str, Any] = {
-            "facts": facts,
-            "throughput": [_figures(_REAL, real), _figures(_WORST, worst)],
-            "first_prompt_s": [one.first_prompt_s for one in starts],
-            "resident_mb": resident,
-            "accuracy": dataclasses.asdict(accuracy),
-        }
-        (options.results / "env.md").write_text(page)
-        (options.results / "env.json").write_text(json.dumps(found, indent=1, default=str) + "\n")
-        _say(f"written: {options.results}/env.md and env.json")
+    shown = {name: value for name, value in facts.items() if name not in ("ours", "reference")}
+    head = script.heading("Dataset environment: measured", shown)
+    page = "\n".join([*head, *_targets(real, worst, starts, resident), *checks.page(accuracy)]) + "\n"
+    figures: dict[str, Any] = {
+        "facts": facts,
+        "throughput": [_figures(_REAL, real), _figures(_WORST, worst)],
+        "first_prompt_s": [start.first_prompt_s for start in starts],
+        "resident_mb": resident,
+        "accuracy": dataclasses.asdict(accuracy),
+    }
+    script.publish(page, options.results, "env", json.dumps(figures, indent=1, default=str))
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks env", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script.parser("env", __doc__)
     parser.add_argument("--rounds", type=int, default=3, help="number of turns of the bare client and of serve")
     parser.add_argument("--seconds", type=float, default=60.0, help="seconds of a turn; a quarter of them with tiny")
     parser.add_argument("--image", default="gristmill/env:local", help="image whose memory is measured")
-    parser.add_argument("--results", type=Path, help="folder to write env.md and env.json to; default: only show them")
     return parser.parse_args()
-
-
-def _facts(facts: dict[str, str]) -> list[str]:
-    names = [name for name in facts if name not in ("ours", "reference")]
-    return ["# Dataset environment: measured", "", "| | |", "|-|-|", *(f"| {name} | {facts[name]} |" for name in names)]
 
 
 def _targets(
@@ -92,7 +79,6 @@ def _targets(
          "met" if resident < 400 else "missed"),
     ]  # fmt: skip
     return [
-        "",
         "| what | found | wanted | |",
         "|-|-|-|-|",
         *(f"| {what} | {found} | {wanted} | {met} |" for what, found, wanted, met in rows),
@@ -121,10 +107,6 @@ def _figures(load: Load, rounds: list[throughput.Round]) -> dict[str, Any]:
 
 def _median(rounds: list[throughput.Round]) -> float:
     return statistics.median(one.ratio for one in rounds)
-
-
-def _say(text: str) -> None:
-    print(f"[{time.monotonic() - _STARTED:6.0f} s] {text}", flush=True)
 
 
 if __name__ == "__main__":

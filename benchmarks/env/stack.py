@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,7 +78,7 @@ class Bench(Services):
 
 
 @contextmanager
-def bench(folder: Path, load: Load) -> Iterator[Bench]:
-    """Starts the services with the model of `load`."""
-    with start_services(folder, load.model) as started:
+def bench(folder: Path, load: Load, stub: Mapping[str, str] | None = None, **api: str) -> Iterator[Bench]:
+    """Starts the services with the model of `load`. `stub`, `api`: as for `start_services`."""
+    with start_services(folder, load.model, stub, **api) as started:
         yield Bench(**vars(started), load=load)

@@ -94,7 +94,7 @@ def resident_mb(bench: Bench, image: str) -> float:
     (bench.folder / "runs").mkdir(exist_ok=True)
     for path in (bench.folder, *bench.folder.glob("*")):
         path.chmod(0o777 if path.is_dir() else 0o644)
-    volumes = [f"{path}:{path}" for path in (bench.folder, f"{bench.models_dir}:ro".removesuffix(":ro"))]
+    volumes = [f"{path}:{path}" for path in (bench.folder, bench.models_dir)]
     flags = [word for volume in volumes for word in ("-v", volume)]
     flags += [word for name, value in bench.environ().items() for word in ("-e", f"{name}={value}")]
     start = ["docker", "run", "--detach", "--rm", "--network", "host", "--name", _NAME, *flags, image]

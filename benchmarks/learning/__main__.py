@@ -16,12 +16,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks import machine
+from benchmarks import machine, script
 from benchmarks.learning import curriculum, report, retrained, sums
 from benchmarks.learning.runs import Case, Curve, train
 from benchmarks.services import start_services
@@ -29,7 +28,6 @@ from benchmarks.services import start_services
 _TARGET = 0.85
 _OBJECTIVES = ("grpo", "dapo", "bnpo", "dr_grpo", "cispo", "gspo")
 _STALENESS = (0, 1, 2, 4)
-_STARTED = time.monotonic()
 
 
 class Study(NamedTuple):
@@ -60,31 +58,25 @@ def main() -> None:
                 if options.study == "curriculum":  # the rewards of the quickstart's rows alone
                     rewards = curriculum.rewards(started.folder / "runs" / case.name)
                     curves[-1] = dataclasses.replace(curves[-1], rewards=rewards)
-                _say(f"{case.name}: reward {report.last(curves[-1]):.3f} at the end, {curves[-1].seconds:.0f} s")
+                script.say(f"{case.name}: reward {report.last(curves[-1]):.3f} at the end, {curves[-1].seconds:.0f} s")
                 if options.results is not None:
-                    _write(options.results / f"learning-{options.study}", study, facts, curves)
+                    _write(options.results, f"learning-{options.study}", study, facts, curves)
     print(_page(study, facts, curves))
 
 
 def _retrained(options: argparse.Namespace, folder: Path, facts: dict[str, str]) -> None:
     services = folder / "services"
     with start_services(services, "tiny", GRISTMILL_RUNS_DIR=str(services / "runs")) as started:
-        found = retrained.study(started, _OBJECTIVES, options.steps, _say)
+        found = retrained.study(started, _OBJECTIVES, options.steps, script.say)
     page = retrained.page(facts, found, retrained.live_curves())
-    if options.results is not None:
-        base = options.results / "learning-retrained"
-        base.parent.mkdir(parents=True, exist_ok=True)
-        base.with_suffix(".md").write_text(page)
-        base.with_suffix(".json").write_text(retrained.plain(facts, found))
-    print(page)
+    script.publish(page, options.results, "learning-retrained", retrained.plain(facts, found))
 
 
-def _write(base: Path, study: Study, facts: dict[str, str], curves: Sequence[Curve]) -> None:
+def _write(results: Path, name: str, study: Study, facts: dict[str, str], curves: Sequence[Curve]) -> None:
     """Writes the results so far after every training, so that a failed training does not lose earlier results."""
-    base.parent.mkdir(parents=True, exist_ok=True)
-    base.with_suffix(".md").write_text(f"{_page(study, facts, curves)}\n![{study.title}]({base.name}.svg)\n")
-    base.with_suffix(".json").write_text(report.plain(facts, curves))
-    report.plot(curves, study.title, study.target, base.with_suffix(".svg"))
+    page = f"{_page(study, facts, curves)}\n![{study.title}]({name}.svg)\n"
+    script.write(page, results, name, report.plain(facts, curves))
+    report.plot(curves, study.title, study.target, results / f"{name}.svg")
 
 
 def _study(options: argparse.Namespace, folder: Path) -> Study:
@@ -129,26 +121,19 @@ def _quickstart(label: str, seed: int, trainer: dict[str, object]) -> Case:
 
 
 def _page(study: Study, facts: dict[str, str], curves: Sequence[Curve]) -> str:
-    head = [f"# Learning: {study.title}", "", "| | |", "|-|-|", *(f"| {name} | {facts[name]} |" for name in facts)]
+    head = script.heading(f"Learning: {study.title}", facts)
     found = report.table(curves, study.what, study.target)
     of_both = {curve.label for curve in curves} == {curriculum.WITHOUT, curriculum.WITH}
     result = ["", curriculum.ratio(curves, _TARGET)] if of_both else []
-    return "\n".join([*head, "", study.text, "", *found, *result]) + "\n"
+    return "\n".join([*head, study.text, "", *found, *result]) + "\n"
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks learning", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script.parser("learning", __doc__)
     parser.add_argument("study", choices=("objectives", "staleness", "agent", "smollm2", "curriculum", "retrained"))
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each")
     parser.add_argument("--steps", type=int, default=60, help="steps of the study retrained")
-    parser.add_argument("--results", type=Path, help="folder to write to; default: only show them")
     return parser.parse_args()
-
-
-def _say(text: str) -> None:
-    print(f"[{time.monotonic() - _STARTED:6.0f} s] {text}", flush=True)
 
 
 if __name__ == "__main__":

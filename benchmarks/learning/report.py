@@ -104,7 +104,7 @@ def plain(facts: Mapping[str, str], curves: Sequence[Curve]) -> str:
         row["rewards"] = [round(reward, 4) for reward in curve.rewards]
         row["staleness"] = [round(age, 3) for age in curve.staleness]
         rounded.append(row)
-    return json.dumps({"facts": facts, "curves": rounded}) + "\n"
+    return json.dumps({"facts": facts, "curves": rounded})
 
 
 def _smooth(values: Sequence[float]) -> list[float]:

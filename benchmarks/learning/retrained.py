@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks import script
 from benchmarks.learning.report import WINDOW
 from benchmarks.learning.runs import Case, train
 from benchmarks.services import Services
@@ -65,14 +66,13 @@ def live_curves() -> dict[str, list[list[float]]]:
 
 def page(facts: Mapping[str, str], found: Sequence[Retrained], live: Mapping[str, list[list[float]]]) -> str:
     """Returns the report as Markdown."""
-    head = ["# Learning: six objectives retrained from one run of GRPO", "", "| | |", "|-|-|"]
-    head += [f"| {name} | {facts[name]} |" for name in facts]
-    return "\n".join([*head, "", _TEXT, "", *_table(found, live)]) + "\n"
+    head = script.heading("Learning: six objectives retrained from one run of GRPO", facts)
+    return "\n".join([*head, _TEXT, "", *_table(found, live)]) + "\n"
 
 
 def plain(facts: Mapping[str, str], found: Sequence[Retrained]) -> str:
     """Returns all curves as JSON."""
-    return json.dumps({"facts": dict(facts), "curves": [asdict(one) for one in found]}) + "\n"
+    return json.dumps({"facts": dict(facts), "curves": [asdict(one) for one in found]})
 
 
 def _recorded(folder: Path) -> RecordedRun:

@@ -22,11 +22,9 @@ optimizer. Ours is Learner.step, with all that it measures; TRL measures as much
 from __future__ import annotations
 
 import argparse
-import time
-from pathlib import Path
 
 import torch
-from benchmarks import machine
+from benchmarks import machine, script
 from benchmarks.trainer import cpu_cases, gpu_cases
 from benchmarks.trainer.batch import Load
 from benchmarks.trainer.report import Results, page
@@ -37,46 +35,34 @@ _PROMPTS = Load(sequences=8, micro_batch=8, tokens=4096, spread=0.3, prompt_shar
 _MEMORY = Load(sequences=16, micro_batch=16, tokens=2048)
 _TOKENS = (16_384,)
 _CASES = ("speed", "prompts", "memory")
-_STARTED = time.monotonic()
 
 
 def main() -> None:
     options = _options()
     facts = machine.hardware() | machine.training(options.device)
+    name = "trainer-cuda" if options.device == "cuda" else "trainer"
     if options.shapes:
         shapes = [SHAPES[name] for name in options.shapes.split(",")]
         measured: list[gpu_cases.Case] = []
-        for case in gpu_cases.measure(shapes, options.tokens, options.device, options.rounds, _say):
+        for case in gpu_cases.measure(shapes, options.tokens, options.device, options.rounds, script.say):
             measured.append(case)
-            _write(Results(facts, cases=measured), options)  # time on a GPU may end before the last case
+            if options.results is not None:
+                results = Results(facts, cases=measured)  # Written now: the time on a GPU may end before the last case.
+                script.write(page(results), options.results, name, results.json())
         results = Results(facts, cases=measured)
     else:
-        cases, rounds = options.cases, options.rounds
+        cases, rounds, say = options.cases, options.rounds, script.say
         results = Results(
             facts,
-            memory=cpu_cases.compare_memory(VOCABULARY, _MEMORY, _say) if "memory" in cases else None,
-            speed=cpu_cases.compare_speed("trl", BODY, _SPEED, rounds, _say) if "speed" in cases else None,
-            prompts=cpu_cases.compare_speed("whole", BODY, _PROMPTS, rounds, _say) if "prompts" in cases else None,
+            memory=cpu_cases.compare_memory(VOCABULARY, _MEMORY, say) if "memory" in cases else None,
+            speed=cpu_cases.compare_speed("trl", BODY, _SPEED, rounds, say) if "speed" in cases else None,
+            prompts=cpu_cases.compare_speed("whole", BODY, _PROMPTS, rounds, say) if "prompts" in cases else None,
         )
-    print(page(results))
-    _write(results, options)
-    if options.results is not None:
-        _say(f"written to {options.results}")
-
-
-def _write(results: Results, options: argparse.Namespace) -> None:
-    if options.results is None:
-        return
-    name = "trainer-cuda" if options.device == "cuda" else "trainer"
-    options.results.mkdir(parents=True, exist_ok=True)
-    (options.results / f"{name}.md").write_text(page(results))
-    (options.results / f"{name}.json").write_text(results.json() + "\n")
+    script.publish(page(results), options.results, name, results.json())
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks trainer", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script.parser("trainer", __doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--shapes", help=f"names with commas between them, of {', '.join(SHAPES)}; cuda: the real ones")
     parser.add_argument(
@@ -85,7 +71,6 @@ def _options() -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--cases", nargs="+", choices=_CASES, default=_CASES, help="on a CPU; default: all")
     parser.add_argument("--rounds", type=int, default=7, help="timed steps of each backend")
-    parser.add_argument("--results", type=Path, help="folder to write to; default: only show them")
     options = parser.parse_args()
     if options.device == "cuda":
         if not torch.cuda.is_available():
@@ -95,10 +80,6 @@ def _options() -> argparse.Namespace:
         if name not in SHAPES:
             parser.error(f"no shape {name!r}; there are {', '.join(SHAPES)}")
     return options
-
-
-def _say(text: str) -> None:
-    print(f"[{time.monotonic() - _STARTED:6.0f} s] {text}", flush=True)
 
 
 if __name__ == "__main__":
