@@ -99,8 +99,8 @@ class NativeInterface:
         """Opens the run and takes it, with capacity for any number of groups."""
         http = Http(self.port)
         trainer = {
-            "batch_size": self._shape.sequences * 1_000_000, "gradient_accumulation_steps": 1,
-            "training_steps": 1_000_000, "max_staleness": 0,
+            "batch_size": self._shape.sequences, "gradient_accumulation_steps": 1,
+            "training_steps": 10**9, "max_staleness": 10**8,
         }  # fmt: skip
         http.ok(_post("/v1/runs", {"run_id": self.run_id, "env": {}, "group_size": self._shape.sequences}))
         answer = http.ok(_post(f"{self.at}/take", {"trainer": trainer, "covered": []}))
@@ -136,7 +136,7 @@ class NativeInterface:
 
     def submission(self, holder: str, row: int, payload: Payload) -> Request:
         path = f"{self.at}/groups/{group_id(row)}?holder={holder}"
-        return Request("PUT", path, payload.native(self.run_id, row), {"Content-Type": GROUP_MEDIA_TYPE})
+        return Request("PUT", path, payload.native(self.run_id, row, holder), {"Content-Type": GROUP_MEDIA_TYPE})
 
     def draw(self, http: Http) -> Answer:
         answer = self.lease(http, BATCH_GROUPS, wait=0)

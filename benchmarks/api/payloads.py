@@ -46,13 +46,13 @@ class Payload:
     _header: bytes
     _tail: bytes
 
-    def native(self, run_id: str, row: int) -> tuple[bytes]:
+    def native(self, run_id: str, row: int, holder: str) -> tuple[bytes]:
         """Returns the binary group of permit `row` in one piece, like clients of the other interfaces."""
-        return (self._header + _head(self._group, run_id, row) + self._tail,)
+        return (self._header + _head(run_id, row, holder) + self._tail,)
 
     @property
     def native_size(self) -> int:
-        return sum(map(len, self.native("bench", 0)))
+        return sum(map(len, self.native("bench", 0, "bench")))
 
     def holds(self, group: TrajectoryGroup) -> bool:
         """Returns whether `group` has this content."""
@@ -79,7 +79,7 @@ def make(shape: Shape, seed: int) -> Payload:
     group = TrajectoryGroup(
         group_id=group_id(0),
         run_id="bench",
-        env_id="env-1",
+        env_id="bench",
         row=0,
         lengths=np.full(rows, columns, np.int32),
         tokens=tokens.ravel(),
@@ -102,12 +102,12 @@ def make(shape: Shape, seed: int) -> Payload:
     ).encode()
     whole = group.encode()
     start = whole.index(b"\xa6format")  # where the map's header ends
-    head = _head(group, "bench", 0)
+    head = _head("bench", 0, "bench")
     assert whole[start:].startswith(head), "a binary group does not begin as _head says"
     return Payload(shape, plain, gzip.compress(plain), group, whole[:start], whole[start + len(head) :])
 
 
-def _head(group: TrajectoryGroup, run_id: str, row: int) -> bytes:
-    """Returns the keys before `lengths` for another id, as `group.encode()` writes them."""
-    fields = {"format": 1, "group_id": group_id(row), "run_id": run_id, "env_id": group.env_id, "row": row}
+def _head(run_id: str, row: int, holder: str) -> bytes:
+    """Returns the keys before `lengths`, as `TrajectoryGroup.encode` writes them."""
+    fields = {"format": 1, "group_id": group_id(row), "run_id": run_id, "env_id": holder, "row": row}
     return msgspec.msgpack.encode(fields)[1:]  # without the header of a map of only these keys

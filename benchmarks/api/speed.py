@@ -154,7 +154,9 @@ def _interleave(
 
 def _measure_redis(redis_url: str, plan: Plan, payloads: Sequence[Payload], samples: Samples) -> None:
     """Measures one round: `plan.groups` SETs by CLIENTS clients, then MGETs with one batch each."""
-    asyncio.run(_set_and_get(redis_url, plan, [b"".join(payload.native("bench", 0)) for payload in payloads], samples))
+    asyncio.run(
+        _set_and_get(redis_url, plan, [b"".join(payload.native("bench", 0, "bench")) for payload in payloads], samples)
+    )
 
 
 async def _set_and_get(redis_url: str, plan: Plan, bodies: Sequence[bytes], samples: Samples) -> None:
