@@ -28,12 +28,11 @@ _LONGEST = 1000
 class ApiProblem(ApiError):
     """An error response. `retry_after`: seconds after which the same request may succeed."""
 
-    retry_after: int | None = None
-
-    def __init__(self, code: str, status: int, message: str, remedy: str = "") -> None:
+    def __init__(self, code: str, status: int, message: str, remedy: str = "", retry_after: int | None = None) -> None:
         # A message may quote a part of a request, but not a body of 64 MiB.
         clipped = message if len(message) <= _LONGEST else f"{message[:_LONGEST]}..."
         super().__init__(code, status, clipped, remedy)
+        self.retry_after = retry_after
 
     def body(self) -> dict[str, Any]:
         return {"error": {"code": self.code, "message": self.message, "remedy": self.remedy}}
@@ -116,14 +115,13 @@ def run_not_finished(run_id: str) -> ApiProblem:
 
 
 def archiving(run_id: str, groups: int) -> ApiProblem:
-    refused = ApiProblem(
+    return ApiProblem(
         "archiving",
         409,
         f"{groups} groups of run {run_id!r} wait to be written to disk: trained groups, or what became of others.",
         "Try again in a moment. If the number stays, free some space on the archive's disk.",
+        retry_after=1,
     )
-    refused.retry_after = 1
-    return refused
 
 
 def replaced_later(run_id: str, groups: int) -> ApiProblem:
@@ -162,16 +160,15 @@ def env_missing(run_id: str, env_id: str) -> ApiProblem:
 
 def other_registration(run_id: str, env_id: str, left_s: float) -> ApiProblem:
     """`left_s`: seconds until the registration expires; 0: it has expired, and anybody may register the name."""
-    refused = ApiProblem(
+    return ApiProblem(
         "other_registration",
         409,
         f"environment {env_id!r} of run {run_id!r} was registered with another word than this request has (header "
         "Gristmill-Word).",
         f"Use another name. Or register this name when the registration has expired: in {math.ceil(left_s)} s, unless "
         "its process is alive.",
+        retry_after=max(1, math.ceil(left_s)),
     )
-    refused.retry_after = max(1, math.ceil(left_s))
-    return refused
 
 
 def writer_missing(run_id: str, source: str) -> ApiProblem:
@@ -186,14 +183,13 @@ def writer_missing(run_id: str, source: str) -> ApiProblem:
 
 def run_in_use(run_id: str, why: str, retry_after: int) -> ApiProblem:
     """An environment's token may not replace, extend or suspend what others work on. `why`: what they have."""
-    refused = ApiProblem(
+    return ApiProblem(
         "run_in_use",
         409,
         f"run {run_id!r} is in use: {why}.",
         "Stop its environments first, or use the admin's token.",
+        retry_after=max(1, retry_after),
     )
-    refused.retry_after = max(1, retry_after)
-    return refused
 
 
 def too_many(what: str, message: str, remedy: str) -> ApiProblem:
@@ -203,12 +199,6 @@ def too_many(what: str, message: str, remedy: str) -> ApiProblem:
 
 def too_long(what: str, length: int, most: int) -> ApiProblem:
     return ApiProblem("too_large", 413, f"{what}: {length} bytes as JSON; at most {most} are kept.", "Send less.")
-
-
-def too_many_claims(run_id: str, most: int) -> ApiProblem:
-    return ApiProblem(
-        "too_many_claims", 409, f"run {run_id!r} has {most} claims.", "Wait until one of them runs out; they all do."
-    )
 
 
 def source_missing(run_id: str, source: str, sources: Sequence[str]) -> ApiProblem:
@@ -325,16 +315,14 @@ def too_large(limit: int) -> ApiProblem:
 def too_many_bodies(limit: int) -> ApiProblem:
     message = f"request bodies of {limit} bytes are in memory already."
     remedy = "Try again, or raise API_MAX_CONCURRENT_BODY_BYTES (and the API's memory)."
-    refused = ApiProblem("too_many_bodies", 503, message, remedy)
-    refused.retry_after = 1
-    return refused
+    return ApiProblem("too_many_bodies", 503, message, remedy, retry_after=1)
 
 
 def body_stalled(seconds: float, received: int) -> ApiProblem:
     message = f"only {received} bytes of the request's body arrived in {seconds:.3g} s."
-    refused = ApiProblem("body_stalled", 503, message, "Send the request again. Check the network if it happens again.")
-    refused.retry_after = 1
-    return refused
+    return ApiProblem(
+        "body_stalled", 503, message, "Send the request again. Check the network if it happens again.", retry_after=1
+    )
 
 
 def unauthorized(request: str, need: str, given: bool) -> ApiProblem:
@@ -369,9 +357,7 @@ def store_full(message: str) -> ApiProblem:
         "Try again once the trainer has acked, after each checkpoint: lower checkpoint_interval, or raise "
         "API_MAX_STORED_BYTES (and Redis' maxmemory)."
     )
-    refused = ApiProblem("store_full", 429, message, remedy)
-    refused.retry_after = 2
-    return refused
+    return ApiProblem("store_full", 429, message, remedy, retry_after=2)
 
 
 def run_full(run_id: str, held: int, groups: int) -> ApiProblem:
@@ -379,9 +365,9 @@ def run_full(run_id: str, held: int, groups: int) -> ApiProblem:
         "Try again once the trainer has acked, after each checkpoint: lower checkpoint_interval, or raise "
         "API_MAX_RUN_BYTES or API_MAX_RUN_GROUPS."
     )
-    refused = ApiProblem("store_full", 429, f"run {run_id!r} holds {groups} groups of {held} bytes.", remedy)
-    refused.retry_after = 2
-    return refused
+    return ApiProblem(
+        "store_full", 429, f"run {run_id!r} holds {groups} groups of {held} bytes.", remedy, retry_after=2
+    )
 
 
 def lease_lost(run_id: str, batch_ids: list[str]) -> ApiProblem:
@@ -411,9 +397,9 @@ def batch_acked(run_id: str, batch_id: str) -> ApiProblem:
 
 
 def store_unavailable(error: RedisError) -> ApiProblem:
-    refused = ApiProblem("store_unavailable", 503, f"Redis: {error}.", "Try again; the API recovers with Redis.")
-    refused.retry_after = 1
-    return refused
+    return ApiProblem(
+        "store_unavailable", 503, f"Redis: {error}.", "Try again; the API recovers with Redis.", retry_after=1
+    )
 
 
 def internal(error: Exception) -> ApiProblem:

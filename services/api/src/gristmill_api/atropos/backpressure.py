@@ -79,6 +79,4 @@ def _passing(error: RedisError | ApiProblem) -> ApiProblem:
 def _busy(refused: ApiProblem) -> ApiProblem:
     """Returns a new problem of status 503. An exception that was raised would keep its frames alive, and the bodies in
     them, until the garbage collector runs."""
-    busy = ApiProblem(refused.code, 503, refused.message, refused.remedy)
-    busy.retry_after = refused.retry_after
-    return busy
+    return ApiProblem(refused.code, 503, refused.message, refused.remedy, refused.retry_after)

@@ -88,7 +88,9 @@ class Environments:
         """
         status, *rest = await self._scripts.call("claim", run_id, name, holder, ttl_ms, MOST_CLAIMS)
         if status == "FULL":
-            raise errors.too_many_claims(run_id, MOST_CLAIMS)
+            raise errors.too_many(
+                "claims", f"run {run_id!r} has {MOST_CLAIMS} claims", "Wait until one of them runs out; they all do."
+            )
         return text(rest[0]) if status == "HELD" else holder
 
     async def _call(self, run_id: str, env_id: str, what: str, *args: str | int) -> str:

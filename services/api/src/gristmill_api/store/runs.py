@@ -137,10 +137,10 @@ class Runs:
         ]
 
     async def record(self, run_id: str) -> RunRecord:
-        fields = await self._fields(run_id)
+        fields: dict[bytes, bytes] = await self._redis.hgetall(keys.record(run_id))  # type: ignore[assignment]
         if not fields:
             raise errors.run_missing(run_id)
-        return run_record(fields)
+        return run_record({text(name): value for name, value in fields.items()})
 
     async def exists(self, run_id: str) -> bool:
         return bool(await self._redis.exists(keys.record(run_id)))
@@ -314,10 +314,6 @@ class Runs:
         if sum(map(len, held)) <= SHORT_AUDIT:
             return _audit(*held)
         return await asyncio.to_thread(_audit, *held)
-
-    async def _fields(self, run_id: str) -> dict[str, bytes]:
-        fields: dict[bytes, bytes] = await self._redis.hgetall(keys.record(run_id))  # type: ignore[assignment]
-        return {name.decode(): value for name, value in fields.items()}
 
 
 @dataclass(frozen=True)
