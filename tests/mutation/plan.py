@@ -31,7 +31,7 @@ NATIVE_SLOW: Final[Tests] = (*_SLOW, f"{_API}/test_machine.py")
 ATROPOS: Final[Tests] = tuple(
     f"{_ATROPOS}/test_{name}.py" for name in ("queue", "batches", "environments", "buffers", "model")
 )
-ATROPOS_SLOW: Final[Tests] = ("tests/integration/atropos/test_packing.py",)
+ATROPOS_SLOW: Final[Tests] = (f"{_ATROPOS}/test_packing.py",)
 
 _OF_ATROPOS: Final = ("_atropos.lua",)
 _OF_BOTH: Final = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
@@ -94,7 +95,15 @@ async def test_batch_lease_expires_and_can_be_extended(harness: StoreHarness) ->
     assert await harness.queue.ack("atropos:3"), "late, and no trainer holds its groups"
     assert await harness.redis.smembers(START + "expired") == set()
     assert (await harness.store.runs.audit(RUN)).trained == names(0, 1)
-    assert (await harness.store.runs.status(RUN)).leased == 2
+    status = await harness.store.runs.status(RUN)
+    assert (status.leased, status.lease_expiries) == (2, 4)
+
+
+async def test_concurrent_leases_get_different_batches(harness: StoreHarness) -> None:
+    await harness.start()
+    await harness.submit(*[scored(4)] * 12)
+    batches = await asyncio.gather(*(harness.lend(f"atropos:{number}") for number in range(12)))
+    assert sorted(name for batch in batches for name in batch or ()) == names(*range(12))
 
 
 async def test_nack_returns_the_batch_of_a_disconnected_client(harness: StoreHarness, listener: EventListener) -> None:
@@ -105,6 +114,7 @@ async def test_nack_returns_the_batch_of_a_disconnected_client(harness: StoreHar
     given_back = ({f"ready {START}"}, [event_fields("nack", batch="atropos:1", groups=2)])
     assert await listener.recorded(harness.queue.nack("atropos:1")) == given_back
     assert await listener.recorded(harness.queue.nack("atropos:1")) == NOTHING
+    assert not await harness.queue.extend("atropos:1")
     assert await harness.ready() == names(0, 1, 2)
     assert not await harness.queue.ack("atropos:1")
     assert await harness.redis.exists(START + "batch:atropos:1") == 0
@@ -130,6 +140,8 @@ async def test_groups_that_fit_no_batch_become_dead_letters(redis_url: str) -> N
         assert await harness.lend("atropos:3") == names(2), "the group before it was delivered too often"
         status = await harness.store.runs.status(RUN)
         assert (status.dead, status.accepted, status.ready) == (3, 2, 1)
+        reasons = {letter.group_id: letter.reason for letter in await harness.store.dead_letters.all(RUN, 0, 9)}
+        assert reasons["a00000001"] == "undeliverable"
 
 
 async def test_lease_returns_no_batch_if_all_its_groups_became_dead_letters(redis_url: str) -> None:
@@ -170,6 +182,9 @@ async def test_share_of_a_silent_environment_is_not_reserved(harness: StoreHarne
     assert await harness.lend("atropos:1") is None
     await harness.silence(quiet)
     assert await harness.lend("atropos:1") == names(0, 1)
+    await harness.submit(*[scored(2, busy)] * 2)
+    assert await harness.queue.env(quiet) is not None
+    assert await harness.lend("atropos:2") is None, "a request counts as a sign of life"
 
 
 @pytest.mark.parametrize("batch_size", [0, -4])

@@ -101,6 +101,23 @@ async def test_reset_removes_everything_that_came_before_it(harness: StoreHarnes
     assert await harness.redis.zcard(START + "leases") == 0
     await harness.queue.reset()
     assert await harness.ready() == []
+    await harness.start()
+    assert not await harness.queue.ack("atropos:1"), "it does not count as a step after the reset"
+    trainer = await harness.queue.trainer()
+    assert trainer is not None
+    assert trainer.step == 0
+
+
+async def test_reset_keeps_groups_that_arrive_during_it(harness: StoreHarness) -> None:
+    await harness.start(8)
+    await harness.submit(*[scored(4)] * 300)
+    _, last, left = await harness.store.scripts.run("atropos_reset", START, "", 256)
+    assert left == 44
+    await harness.submit(scored(4))
+    await harness.store.scripts.run("atropos_reset", START, last, 256)
+    await harness.start(8)
+    await harness.submit(scored(4))
+    assert await harness.lend("atropos:1") == names(300, 301)
 
 
 async def _submit_meanwhile(harness: StoreHarness) -> None:
@@ -109,8 +126,10 @@ async def _submit_meanwhile(harness: StoreHarness) -> None:
 
 async def test_deleted_run_leaves_only_its_fence_and_receipts(harness: StoreHarness) -> None:
     await harness.start()
-    number = await harness.env(group_size=4)
-    await harness.submit(scored(2, number), scored(2))
+    number = await harness.env(group_size=4, share=0.25)
+    await harness.submit(scored(2, number), scored(2), scored(4), scored(2))
+    await harness.queue.disconnect(number)
+    assert await harness.lend("atropos:1") is not None
     await harness.store.runs.close(RUN)
     await harness.store.runs.delete(RUN)
     left = [name for name in await harness.redis.keys(START + "*") if b"receipt" not in name]
