@@ -91,12 +91,6 @@ class ApiServer:
                     raise RuntimeError(f"the API did not start:\n{self.log()[-4000:]}") from error
                 time.sleep(0.05)
 
-    @property
-    def peak_memory(self) -> int:
-        """Returns the peak memory of the running process in bytes."""
-        status = Path(f"/proc/{self.pid}/status").read_text()
-        return int(status.split("VmHWM:")[1].split()[0]) * 1024
-
     def log(self) -> str:
         """Returns everything that the server has printed, over all starts."""
         return self._log.read_text()

@@ -40,6 +40,7 @@ async def test_group_of_v1_is_read_as_bytes_and_as_an_example(client: Client, ht
     assert (example.status_code, example.headers["content-type"]) == (200, "application/json")
     assert example.json()["tokens"] == [group.tokens[:7].tolist(), group.tokens[7:].tolist()]
     assert (await http.get(f"{AT}/examples")).json() == [example.json()]
+    assert await client.examples(RUN) == [await client.read_example(RUN, permit.group_id)]
 
 
 async def test_messages_that_no_reader_could_show_are_refused_and_hide_no_example(

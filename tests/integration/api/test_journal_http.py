@@ -14,7 +14,7 @@ from tests.integration.api.test_http import AT, code, start
 from tests.support.errors import raises
 from tests.support.groups import make_group
 
-from gristmill import ApiError, Client
+from gristmill import ApiError, Client, SyncClient
 from gristmill_api.store import keys
 
 
@@ -60,7 +60,8 @@ async def test_environments_are_registered_and_listed_over_http(client: Client, 
         "env_id": "env-1", "weight": 2.0, "min_batch_allocation": None, "heartbeat_s": None, "alive": True,
     }  # fmt: skip
     await client.register_env(RUN, "env-1", heartbeat_s=3)
-    assert (await client.environments(RUN))[0].heartbeat_s == 3
+    (env,) = await client.environments(RUN)
+    assert (env.env_id, env.heartbeat_s, env.alive) == ("env-1", 3, True)
     assert (await http.post(f"{AT}/envs/env-1/heartbeat")).status_code == 204
     assert (await http.delete(f"{AT}/envs/env-1")).status_code == 204
     assert code(await http.post(f"{AT}/envs/env-1/heartbeat")) == (404, "env_missing")
@@ -81,12 +82,13 @@ async def test_dead_letters_are_listed_and_purged_over_http(
     assert await client.lease(RUN, incarnation, "b1", 2, wait=0) is None
     (letter,) = await client.dead_letters(RUN)
     assert (letter.group_id, letter.reason) == (first, "undeliverable")
-    body = await http.get(f"{AT}/groups/{first}")
-    assert body.content == make_group(first, RUN, seed=0).encode()
-    assert (await http.post(f"{AT}/dead/replay", json={"group_ids": [first]})).json() == {"groups": 1}
+    assert await client.dead_letters(RUN, offset=1) == []
+    assert (await client.read_group(RUN, first)).encode() == make_group(first, RUN, seed=0).encode()
+    assert await client.replay_dead_letters(RUN, [first]) == 1
     assert (await client.audit(RUN)).dead == []
     assert (await http.post(f"{AT}/dead/purge", json={})).json() == {"groups": 0}
-    assert code(await http.get(f"{AT}/groups/g00000099")) == (404, "group_missing")
+    with raises(ApiError, "group_missing"):
+        await client.read_group(RUN, "g00000099")
     assert code(await http.get("/v1/runs/nowhere/dead")) == (404, "run_missing")
 
 
@@ -96,13 +98,13 @@ async def test_metrics_are_kept_by_source_and_step(client: Client, http: httpx.A
         await client.report_metrics(RUN, "trainer", step, {"loss": step / 2, "seconds": {"train": 1.5}})
     await client.report_metrics(RUN, "trainer", 2, {"loss": 9.0})
     await client.report_metrics(RUN, "env-1", 1, {"reward": 0.5, "loss": float("nan"), "max": float("-inf")})
-    assert (await http.get(f"{AT}/metrics")).json() == ["env-1", "trainer"]
+    assert await client.metric_sources(RUN) == ["env-1", "trainer"]
     rows = (await http.get(f"{AT}/metrics/trainer", params={"after_step": 1})).json()
     assert rows == [
         {"source": "trainer", "step": 2, "values": {"loss": 9.0}},
         {"source": "trainer", "step": 3, "values": {"loss": 1.5, "seconds": {"train": 1.5}}},
     ]
-    assert len((await http.get(f"{AT}/metrics/trainer", params={"limit": 1})).json()) == 1
+    assert [row.step for row in await client.metrics(RUN, "trainer", limit=1)] == [1]
     (row,) = (await http.get(f"{AT}/metrics/env-1")).json()
     assert row["values"] == {"reward": 0.5, "loss": "nan", "max": "-inf"}
     assert (await http.get(f"{AT}/metrics/env-1", params={"after_step": 9})).json() == []
@@ -146,6 +148,18 @@ async def test_event_stream_reports_changes_and_continues_after_the_last_event_i
     for wrong in ("soon", f"{2**64}-0", f"0-{2**64}", "99999999999999999999-0"):
         assert code(await http.get(f"{AT}/events", headers={"Last-Event-ID": wrong})) == (422, "bad_request"), wrong
     assert code(await http.get("/v1/runs/nowhere/events")) == (404, "run_missing")
+
+
+async def test_both_clients_follow_the_events_of_a_run(client: Client) -> None:
+    await start(client)
+    with SyncClient(client.url, patience=10) as other:
+        blocking = other.events(RUN, after="0-0")
+        events = [next(blocking) for _ in range(3)]
+        blocking.close()
+    assert [event.kind for event in events] == ["open", "take", "version"]
+    following = client.events(RUN, after=events[0].id)
+    assert [(await anext(following)).id for _ in range(2)] == [events[1].id, events[2].id]
+    await following.aclose()
 
 
 async def test_event_stream_ends_when_its_run_is_deleted(client: Client, http: httpx.AsyncClient) -> None:
@@ -202,4 +216,5 @@ async def test_each_stack_has_its_own_open_run_over_http(client: Client, http: h
     await client.take("b", trainer(), [])
     await client.close_run("b")
     await client.delete_run("b")
-    assert [run["run_id"] for run in (await http.get("/v1/runs")).json()] == ["a"]
+    assert [run.run_id for run in await client.list_runs()] == ["a"]
+    assert await client.list_runs(offset=1) == []

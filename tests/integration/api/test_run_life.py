@@ -348,7 +348,8 @@ async def test_a_run_is_deleted_in_parts_and_leaves_its_fence(
     assert {name for name in await key_names(harness.redis) if name.startswith(PREFIX)} == {PREFIX + "fence"}
     assert 0 < await harness.redis.pttl(PREFIX + "fence") <= FENCE_S * 1000
     assert int(await harness.redis.get(keys.BYTES) or 0) == beside
-    assert await harness.redis.exists(keys.DELETING) == 0
+    assert int(await harness.redis.get(keys.JOURNAL) or 0) == 0
+    assert await harness.redis.exists(keys.DELETING, keys.JOURNALS) == 0
     assert (await refusal(harness.store.runs.delete(RUN))).code == "run_missing"
     incarnation = (await harness.store.runs.record(OTHER)).incarnation
     assert len((await harness.store.queue.lease(OTHER, incarnation, "b1", LeaseSize("groups", 1))).groups) == 1

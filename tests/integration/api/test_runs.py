@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.integration.api.store_harness import PREFIX, RUN, StoreHarness, submission, trainer
+from tests.integration.api.store_harness import RUN, StoreHarness, submission, trainer
 from tests.support.errors import raises
-from tests.support.redis_contents import key_names
 
 from gristmill import MetricsRow
 from gristmill_api.errors import ApiProblem
@@ -258,28 +257,6 @@ async def test_run_without_a_stack_blocks_no_other_run(harness: StoreHarness) ->
     assert "stack: None -> 'default'" in refused.value.message
     await harness.store.runs.close("a")
     assert (await harness.store.runs.open_run()).run_id == RUN  # type: ignore[union-attr]
-
-
-async def test_a_deleted_run_leaves_nothing_but_its_fence(harness: StoreHarness) -> None:
-    incarnation = await harness.start()
-    await harness.store.envs.register(RUN, "env-1", 1.0)
-    await harness.fill(4)
-    await harness.give_up(incarnation)
-    await harness.lease(incarnation, "b1", 1)
-    await harness.lease(incarnation, "b2", 1)
-    await harness.store.queue.ack(RUN, incarnation, ["b1"])
-    await harness.lease(incarnation, "b3", 1)
-    await harness.expire_lease("b3")
-    await harness.lease(incarnation, "b4", 9)
-    assert await harness.redis.sismember(PREFIX + "expired", "b3")
-    await harness.ask("env-1", 1)
-    await harness.store.journal.record_metrics(RUN, MetricsRow(source="trainer", step=1, values={"loss": 1.0}))
-    await harness.store.runs.close(RUN)
-    await harness.store.runs.delete(RUN)
-    assert await key_names(harness.redis) == {keys.BYTES, keys.JOURNAL, PREFIX + "fence"}
-    assert int(await harness.redis.get(keys.JOURNAL) or 0) == 0
-    assert int(await harness.redis.get(keys.BYTES) or 0) == 0
-    assert (await harness.create()).state == "open", "the id is free again"
 
 
 async def test_every_verb_reports_run_missing_for_an_unknown_run(harness: StoreHarness) -> None:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"question": "1 + 1?", "answer": "#### 2"}))
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"question": "1 + 1?", "answer": "#### 2"}) + "\n")
     sums = (
         "dataset: {dataset_path: rows.jsonl, prompt_field: question, answer_field: answer, "
         "reward_functions: [accuracy]}"
@@ -87,11 +87,20 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
             "model_server_unreachable",
             ["http://127.0.0.1:1"],
         ),
+        (["chek"], "unknown_command", ["'chek'", "'check'", "serve, try, "]),
+        (["replay"], "invalid_settings", ["'saved'"]),
+        (["replay", "gone.jsonl", "--reward_functions", "accuracy"], "saved_groups_unreadable", ["gone.jsonl"]),
+        (["sft", "gone.jsonl"], "invalid_settings", ["'out'"]),
+        (["sft", "rows.jsonl", "--out", "x.jsonl"], "not_a_saved_group", ["line 1 of rows.jsonl"]),
+        (["dpo", "rows.jsonl", "--out", "x.jsonl", "--min_diference", "1"], "unknown_flag", ["'min_difference'"]),
+        (["process", "sums", "rows.jsonl"], "unknown_argument", ["'rows.jsonl'"]),
+        (["check", "--config", "sums", "--dataset_path", "half.jsonl"], "check_failed", [" 1 "]),
     ],
 )
 def test_command_with_a_mistake_prints_one_line_and_exits_with_1(
-    run: Command, arguments: list[str], code: str, named: list[str]
+    folder: Path, run: Command, arguments: list[str], code: str, named: list[str]
 ) -> None:
+    (folder / "half.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n{"question": "2 + 2?"}\n')
     status, lines = run(*arguments)
     errors = [line for line in lines if " ERROR " in line]
     assert status == 1
@@ -156,33 +165,6 @@ def test_importing_the_cli_loads_no_heavy_packages() -> None:
     script = f"import sys, gristmill_env.cli; print(sorted({heavy} & {{*sys.modules}}))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "quoted"),
-    [
-        (["chek"], "unknown_command", ["'chek'", "'check'", "serve, try, "]),
-        (["replay"], "invalid_settings", ["'saved'"]),
-        (["replay", "gone.jsonl", "--reward_functions", "accuracy"], "saved_groups_unreadable", ["gone.jsonl"]),
-        (["sft", "gone.jsonl"], "invalid_settings", ["'out'"]),
-        (["sft", "rows.jsonl", "--out", "x.jsonl"], "not_a_saved_group", ["line 1 of rows.jsonl"]),
-        (["dpo", "rows.jsonl", "--out", "x.jsonl", "--min_diference", "1"], "unknown_flag", ["'min_difference'"]),
-        (["process", "sums", "rows.jsonl"], "unknown_argument", ["'rows.jsonl'"]),
-        (["check", "--config", "sums", "--dataset_path", "half.jsonl"], "check_failed", [" 1 "]),
-    ],
-)
-def test_mistake_in_a_command_is_one_line_and_exit_1(
-    folder: Path, run: Command, arguments: list[str], code: str, quoted: list[str]
-) -> None:
-    (folder / "half.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n{"question": "2 + 2?"}\n')
-    (folder / "rows.jsonl").write_text((folder / "rows.jsonl").read_text() + "\n")
-    status, lines = run(*arguments)
-    errors = [line for line in lines if " ERROR " in line]
-    assert status == 1
-    assert len(errors) == 1
-    assert f"[{code}] " in errors[0]
-    assert [part for part in quoted if part not in errors[0]] == []
-    assert not any("Traceback" in line for line in lines)
 
 
 def test_check_needs_neither_model_nor_api(run: Command) -> None:

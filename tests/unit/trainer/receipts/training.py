@@ -13,7 +13,6 @@ import torch
 from tests.unit.trainer.receipts.torch_server import TorchServer
 
 from gristmill import PolicyVersion
-from gristmill.lines import read_jsonl
 from gristmill.receipts import RECEIPTS_FILE, Receipt, read_receipts
 from gristmill_trainer.data.types import Sample
 from gristmill_trainer.dist_context import DistContext
@@ -102,9 +101,6 @@ class Run:
 
     def rows(self) -> list[Receipt]:
         return read_receipts(self.folder / RECEIPTS_FILE)
-
-    def raw_rows(self) -> list[dict[str, Any]]:
-        return read_jsonl(self.folder / RECEIPTS_FILE)
 
     def weights(self) -> dict[str, torch.Tensor]:
         return {name: tensor.clone() for name, tensor in self.learner.policy.model.state_dict().items()}
