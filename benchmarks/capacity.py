@@ -85,18 +85,18 @@ def main() -> None:
 def _submits(groups: int, times: int) -> dict[int, list[Round]]:
     """Returns the measurements by the number of API processes. The numbers take turns."""
     payloads = [make(_SHAPE, seed) for seed in range(_CONTENTS)]
-    found: dict[int, list[Round]] = {1: [], 2: []}
-    with RedisServer() as redis, gristmill(redis.url) as one, gristmill(redis.url) as two:
-        run = NativeInterface(one.port, _SHAPE, "capacity")
+    rounds: dict[int, list[Round]] = {1: [], 2: []}
+    with RedisServer() as redis, gristmill(redis.url) as first, gristmill(redis.url) as second:
+        run = NativeInterface(first.port, _SHAPE, "capacity")
         run.open()
         for index in range(times):
             for count in (1, 2) if index % 2 else (2, 1):
-                apis = (one, two)[:count]
-                found[count].append(_round(run, payloads, groups, apis, redis))
-                script.say(f"round {index + 1}: {count} API: {found[count][-1].rate:.0f} groups/s")
+                apis = (first, second)[:count]
+                rounds[count].append(_round(run, payloads, groups, apis, redis))
+                script.say(f"round {index + 1}: {count} API: {rounds[count][-1].rate:.0f} groups/s")
                 _empty(run)
         run.close()
-    return found
+    return rounds
 
 
 def _round(
@@ -141,15 +141,15 @@ def _idle(folder: Path, seconds: float) -> list[Idle]:
             started.processes.wait_until(services["env"], lambda: _waiting(api) == 2, timeout=60)
         time.sleep(5)  # What a service does once after its start ends.
         pids = {name: machine.with_children(service.process.pid) for name, service in services.items()}
-        before = {name: machine.cpu_seconds(*found) for name, found in pids.items()}
+        before = {name: machine.cpu_seconds(*ids) for name, ids in pids.items()}
         time.sleep(seconds)
         idle = [
             Idle(
                 name,
-                (machine.cpu_seconds(*found) - before[name]) / seconds,
-                sum(machine.rss(pid) for pid in found),
+                (machine.cpu_seconds(*ids) - before[name]) / seconds,
+                sum(machine.rss(pid) for pid in ids),
             )
-            for name, found in pids.items()
+            for name, ids in pids.items()
         ]
         for name in ("env", _WITH_TORCH):
             services[name].stop(grace=20)
@@ -164,7 +164,7 @@ def _waiting(api: SyncClient) -> int:
 def _page(
     facts: dict[str, str], rounds: dict[int, list[Round]], idle: Sequence[Idle], options: argparse.Namespace
 ) -> str:
-    rates = {count: statistics.median(one.rate for one in found) for count, found in rounds.items()}
+    rates = {count: statistics.median(measured.rate for measured in of_count) for count, of_count in rounds.items()}
     ratio, cores = rates[2] / rates[1], os.cpu_count() or 1
     lines = [*script.heading("Capacity: API processes, and an idle stack", facts), "## Submits", ""]
     lines += [f"{CLIENTS} clients submit groups of {_SHAPE.name} tokens. Medians of {options.rounds} measurements of"]
@@ -177,13 +177,13 @@ def _page(
     ]
     lines += ["|---|---|---|---|---|---|---|---|---|"]
     spent: dict[int, tuple[float, float, float]] = {}
-    for count, found in rounds.items():
+    for count, of_count in rounds.items():
         spent[count] = (
-            statistics.median(one.api for one in found),
-            statistics.median(one.redis for one in found),
-            statistics.median(one.clients for one in found),
+            statistics.median(measured.api for measured in of_count),
+            statistics.median(measured.redis for measured in of_count),
+            statistics.median(measured.clients for measured in of_count),
         )
-        low, high = min(one.rate for one in found), max(one.rate for one in found)
+        low, high = min(measured.rate for measured in of_count), max(measured.rate for measured in of_count)
         cpu = " | ".join(f"{1000 * value:.2f}" for value in spent[count])
         lines.append(
             f"| {count} | {rates[count]:,.0f} | {rates[count] / rates[1]:.2f} | {low:,.0f} | {high:,.0f} | {cpu} | "
@@ -202,11 +202,11 @@ def _page(
         f"By its processor time, an API process with a core of its own ends at {1 / api:,.0f} groups/s, and Redis"
     ]
     lines += [f"at {1 / redis:,.0f}."]
-    image = [one for one in idle if one.name != _WITH_TORCH]
-    share, memory = sum(one.share for one in image), sum(one.rss for one in image)
+    image = [service for service in idle if service.name != _WITH_TORCH]
+    share, memory = sum(service.share for service in image), sum(service.rss for service in image)
     lines += ["", "## Idle", "", f"{options.idle:g} s in which the environments of an open run wait for a trainer.", ""]
     lines += ["| service | share of a core | resident MB |", "|---|---|---|"]
-    lines += [f"| {one.name} | {one.share:.2%} | {one.rss / 1e6:.0f} |" for one in idle]
+    lines += [f"| {service.name} | {service.share:.2%} | {service.rss / 1e6:.0f} |" for service in idle]
     lines += [
         f"| redis, api and env | {share:.2%} (at most {_SHARE:.0%}) | {memory / 1e6:.0f} (at most {_MEGABYTES}) |"
     ]

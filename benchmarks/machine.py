@@ -84,26 +84,26 @@ def cpu_seconds(*pids: int) -> float:
 
 def with_children(pid: int) -> list[int]:
     """Returns the process and all processes that it started and that have not ended."""
-    found = [pid]
+    pids = [pid]
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
-            found += with_children(int(child))
-    return found
+            pids += with_children(int(child))
+    return pids
 
 
 def _versions(python: str) -> str:
     """Returns the versions of the packages that serve HTTP in the environment of `python`."""
     names = ("atroposlib", "fastapi", "starlette", "pydantic", "uvicorn", "uvloop", "httptools", "redis", "hiredis")
     if python == sys.executable:
-        found = [_version(name) for name in names]
+        versions = [_version(name) for name in names]
     else:
         code = (
             "import importlib.metadata as m\n"
             f"have = {{d.name.lower(): d.version for d in m.distributions()}}\n"
             f"print(*(f'{{n}} {{have[n]}}' for n in {names} if n in have), sep='\\n')"
         )
-        found = _output(python, "-c", code).splitlines()
-    return ", ".join(filter(None, found))
+        versions = _output(python, "-c", code).splitlines()
+    return ", ".join(filter(None, versions))
 
 
 def _version(name: str) -> str:

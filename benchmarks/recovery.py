@@ -106,11 +106,11 @@ class Run:
                 *("--training_steps", "100000", "--checkpoint_interval", "2"),
             ],
         }
-        own = {
+        variables = {
             "api": {"REDIS_URL": f"redis://127.0.0.1:{self._redis_port}/0"},
             "model": {"MODEL": "tiny", "MODEL_PORT": str(self._model_ports[1])},
         }
-        self._services[name] = self._stack.start(name, commands[name], self._places | own.get(name, {}))
+        self._services[name] = self._stack.start(name, commands[name], self._places | variables.get(name, {}))
 
     def kill(self, name: str) -> None:
         """Kills a service and all of its processes."""
@@ -133,9 +133,8 @@ class Run:
 
         def trained() -> bool:
             nonlocal before
-            found, known = self.step(), before
-            before = found
-            return found > known
+            earlier, before = before, self.step()
+            return before > earlier
 
         self._wait(trained)
         return time.monotonic()
@@ -213,15 +212,15 @@ def _page(facts: dict[str, str], kills: dict[str, list[Kill]]) -> str:
         "| killed | kills | to the next step, median | longest | usual step | standstill, median | longest | target |"
     ]
     lines += ["|---|---|---|---|---|---|---|---|"]
-    for name, found in kills.items():
-        times, still = [kill.to_next_step for kill in found], [kill.standstill for kill in found]
+    for name, of_service in kills.items():
+        times, still = [kill.to_next_step for kill in of_service], [kill.standstill for kill in of_service]
         target = TARGETS[name]
         texts = [f"{statistics.median(times):.1f}", f"{max(times):.1f}"]
-        texts += [f"{statistics.median(kill.usual_step for kill in found):.1f}"]
+        texts += [f"{statistics.median(kill.usual_step for kill in of_service):.1f}"]
         texts += [f"{statistics.median(still):.1f}", f"{max(still):.1f}"]
         limit = f"{'standstill' if target.standstill else 'next step'} ≤ {target.seconds:g}"
         shown = "one of two model servers" if name == "model" else name
-        lines.append(f"| {shown} | {len(found)} | {' | '.join(texts)} | {limit} |")
+        lines.append(f"| {shown} | {len(of_service)} | {' | '.join(texts)} | {limit} |")
     return "\n".join(lines) + "\n"
 
 

@@ -81,7 +81,7 @@ def _rates_with_a_kill(bench: Bench, run: str, options: argparse.Namespace) -> l
             time.sleep(0.1)
         both = _accepted_per_second(api, run, options)
         stubs[0].process.kill()
-        one = _accepted_per_second(api, run, options)
+        with_one_dead = _accepted_per_second(api, run, options)
         stubs[0] = start_stub(bench.processes, ports[0], places)
         httpx.post(f"{urls[0]}/update_weight_version", json=version).raise_for_status()
         time.sleep(_PAUSE_SECONDS)
@@ -89,7 +89,7 @@ def _rates_with_a_kill(bench: Bench, run: str, options: argparse.Namespace) -> l
     for service in (environment, *stubs):
         service.stop(grace=20)
     bench.close(run)
-    return [both, one, again]
+    return [both, with_one_dead, again]
 
 
 def _rate(bench: Bench, run: str, count: int, options: argparse.Namespace) -> float:
@@ -120,24 +120,24 @@ def _accepted_per_second(api: SyncClient, run: str, options: argparse.Namespace)
 def _page(
     facts: dict[str, str], rates: dict[int, list[float]], lost: dict[str, list[float]], options: argparse.Namespace
 ) -> str:
-    one = statistics.median(rates[1])
+    rate_of_one = statistics.median(rates[1])
     facts |= {"latency": f"{options.latency:g} s; prompts at a time per environment: {options.workers}"}
     lines = script.heading("Environments against a server with a fixed latency", facts)
     target = f"Target: four environments have at least {_TARGET} times the rate of one."
     lines += [f"Medians of {options.rounds} measurements of {options.seconds:g} s. {target}", ""]
     lines += ["| environments | groups/s | share of the ideal rate | times the rate of one | lowest | highest |"]
     lines += ["|---|---|---|---|---|---|"]
-    for count, found in rates.items():
-        rate, ideal = statistics.median(found), count * options.workers / options.latency
-        spread = f"{min(found):.2f} | {max(found):.2f}"
-        lines.append(f"| {count} | {rate:.2f} | {rate / ideal:.2f} | {rate / one:.2f} | {spread} |")
+    for count, measured in rates.items():
+        rate, ideal = statistics.median(measured), count * options.workers / options.latency
+        spread = f"{min(measured):.2f} | {max(measured):.2f}"
+        lines.append(f"| {count} | {rate:.2f} | {rate / ideal:.2f} | {rate / rate_of_one:.2f} | {spread} |")
     lines += ["", "## A dead model server", ""]
     lines += [f"One environment and two servers, each of which works on {options.workers // 2} prompts at a time.", ""]
     lines += ["| servers | groups/s | times the rate of both | lowest | highest |", "|---|---|---|---|---|"]
     both = statistics.median(lost[_SERVERS[0]])
-    for name, found in lost.items():
-        rate = statistics.median(found)
-        lines.append(f"| {name} | {rate:.2f} | {rate / both:.2f} | {min(found):.2f} | {max(found):.2f} |")
+    for name, measured in lost.items():
+        rate = statistics.median(measured)
+        lines.append(f"| {name} | {rate:.2f} | {rate / both:.2f} | {min(measured):.2f} | {max(measured):.2f} |")
     return "\n".join(lines) + "\n"
 
 
