@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.support import http_server
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 if TYPE_CHECKING:
@@ -53,7 +51,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 Answer = tuple[int, Any]
 
 
-class FailingServer:
+class FailingServer(http_server.HttpServer):
     """Answers each path as a test prescribes, and never with a completion that could be trained on.
 
     While `takes_tokens` is set, the server has vLLM's route for token ids.
@@ -74,44 +72,18 @@ class FailingServer:
             "/v1/models": lambda: (200, {"data": [{"id": "tiny", "root": "/models/tiny", "max_model_len": 1024}]})
         }
         self.asked: list[str] = []
-        failing = self
+        super().__init__(self._reply, address)
 
-        class Handler(BaseHTTPRequestHandler):
-            def _answer(self) -> None:
-                posted = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                if (self.command, self.path) == ("GET", "/inference/v1/generate"):
-                    self._send(*((405, "Method Not Allowed") if failing.takes_tokens else (404, "Not Found")))
-                    return
-                failing.asked.append(self.path)
-                if posted:
-                    failing.now.body = json.loads(posted)
-                    failing.bodies.append(failing.now.body)
-                    time.sleep(failing.delay)
-                self._send(*failing.answers.get(self.path, lambda: (404, {"detail": "Not Found"}))())
-
-            def _send(self, status: int, body: Any) -> None:
-                raw = json.dumps(body).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(raw)))
-                for name, value in failing.headers.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                with contextlib.suppress(BrokenPipeError):  # A test's client may have stopped waiting.
-                    self.wfile.write(raw)
-
-            do_GET = _answer  # noqa: N815
-            do_POST = _answer  # noqa: N815
-
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-                pass
-
-        self._server = ThreadingHTTPServer(address, Handler)
-        self.url = f"http://{address[0]}:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    def _reply(self, request: http_server.Request) -> http_server.Answer:
+        if (request.method, request.path) == ("GET", "/inference/v1/generate"):
+            return http_server.Answer(*((405, "Method Not Allowed") if self.takes_tokens else (404, "Not Found")))
+        self.asked.append(request.path)
+        if request.body:
+            self.now.body = request.json
+            self.bodies.append(self.now.body)
+            time.sleep(self.delay)
+        status, body = self.answers.get(request.path, lambda: (404, {"detail": "Not Found"}))()
+        return http_server.Answer(status, body, self.headers)
 
 
 @pytest.fixture

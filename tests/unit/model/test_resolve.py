@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import torch
 from huggingface_hub import constants
 from tests.support.errors import raises
+from tests.support.http_server import Answer, HttpServer
 from tests.unit.model.models import save_random
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -88,25 +87,13 @@ def test_hub_id_takes_a_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_hub_errors_name_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, code: str, named: str
 ) -> None:
-    class Hub(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(403 if answer == "GatedRepo" else 404)
-            self.send_header("X-Error-Code", answer)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *args: object) -> None:
-            """Does not log anything."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    with raises(ModelError, code, model="owner/name") as raised:
-        resolve("owner/name@v2", tmp_path / "models")
+    refusal = Answer(403 if answer == "GatedRepo" else 404, headers={"X-Error-Code": answer})
+    with HttpServer(lambda request: refusal) as server:
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+        with raises(ModelError, code, model="owner/name") as raised:
+            resolve("owner/name@v2", tmp_path / "models")
     assert named in str(raised.value)
-    server.shutdown()
-    server.server_close()
 
 
 def test_resolve_copies_an_outside_folder_and_serves_it_untied(tmp_path: Path) -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.errors import raises
+from tests.support.http_server import Answer, HttpServer, Request
 from tests.support.scoring import scored
 
 from gristmill_env.errors import RewardError
@@ -23,7 +22,7 @@ from gristmill_env.rewards.judge import filled, refuse_own_judges
 pytestmark = pytest.mark.slow
 
 
-class JudgeServer:
+class JudgeServer(HttpServer):
     """Answers POST /v1/chat/completions with `reply(question)`."""
 
     def __init__(self) -> None:
@@ -36,43 +35,26 @@ class JudgeServer:
         self.gate = threading.Semaphore(1000)
         """Each answer takes one."""
         self.working = self.most_working = 0
-        lock = threading.Lock()
-        served = self
+        self._lock = threading.Lock()
+        super().__init__(self._answer)
+        self.url += "/v1"
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                with lock:
-                    served.asked.append({"path": self.path, "key": self.headers["Authorization"], **body})
-                    served.working += 1
-                    served.most_working = max(served.most_working, served.working)
-                served.gate.acquire()
-                status = served.statuses.pop(0) if served.statuses else 200
-                text = served.reply(body["messages"][0]["content"])
-                usage = {"prompt_tokens": 100, "completion_tokens": 10}
-                raw = json.dumps({"choices": [{"message": {"content": text}}], "usage": usage}).encode()
-                raw = raw if served.raw is None else served.raw
-                with lock:
-                    served.working -= 1
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(raw)))
-                self.end_headers()
-                self.wfile.write(raw)
-
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+    def _answer(self, request: Request) -> Answer:
+        with self._lock:
+            self.asked.append({"path": request.path, "key": request.headers["Authorization"], **request.json})
+            self.working += 1
+            self.most_working = max(self.most_working, self.working)
+        self.gate.acquire()
+        text = self.reply(request.json["messages"][0]["content"])
+        usage = {"prompt_tokens": 100, "completion_tokens": 10}
+        whole = {"choices": [{"message": {"content": text}}], "usage": usage}
+        with self._lock:
+            self.working -= 1
+        return Answer(self.statuses.pop(0) if self.statuses else 200, whole if self.raw is None else self.raw)
 
     @property
     def questions(self) -> list[str]:
         return [asked["messages"][0]["content"] for asked in self.asked]
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
 
 
 @pytest.fixture

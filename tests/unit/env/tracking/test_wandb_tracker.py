@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import base64
-import threading
 from collections.abc import Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from tests.support.groups import make_group
+from tests.support.http_server import Answer, HttpServer, Request
 from tests.support.rollouts import scored_group
 from tests.support.wandb_file import WandbRun, read_wandb
 
@@ -168,40 +167,22 @@ def test_credentials_are_a_key_or_a_netrc_entry(tmp_path: Path) -> None:
     assert has_credentials({"WANDB_API_KEY_FILE": str(key), "NETRC": "/nowhere"})
 
 
-class _Wandb(BaseHTTPRequestHandler):
-    """Records the caller, and refuses."""
-
-    keys: ClassVar[list[str]] = []
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        kind, _, text = self.headers.get("Authorization", "").partition(" ")
-        self.keys.append(base64.b64decode(text).decode() if kind == "Basic" else f"{kind} {text}")
-        self.send_response(403)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def do_GET(self) -> None:
-        self.do_POST()
-
-    def log_message(self, *args: object) -> None:
-        """Does not log anything."""
-
-
 def test_wandb_key_is_read_from_its_file_and_not_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = "0123456789abcdef" * 3
     key = tmp_path / "key"
     key.write_text(secret + "\n")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Wandb)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    url = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setenv("WANDB_BASE_URL", url)
-    run = start_wandb("sums", "env", {}, tmp_path / "sums", {"WANDB_API_KEY_FILE": str(key), "WANDB_BASE_URL": url})
-    run.finish()
-    server.shutdown()
-    server.server_close()
-    assert _Wandb.keys
-    assert set(_Wandb.keys) == {f"api:{secret}"}
+    keys: set[str] = set()
+
+    def refuse(request: Request) -> Answer:
+        kind, _, text = request.headers.get("Authorization", "").partition(" ")
+        keys.add(base64.b64decode(text).decode() if kind == "Basic" else f"{kind} {text}")
+        return Answer(403)
+
+    with HttpServer(refuse) as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        environ = {"WANDB_API_KEY_FILE": str(key), "WANDB_BASE_URL": server.url}
+        start_wandb("sums", "env", {}, tmp_path / "sums", environ).finish()
+    assert keys == {f"api:{secret}"}
     files = [path for path in (tmp_path / "sums").rglob("*") if path.is_file()]
     assert files, "the run is kept offline"
     assert not [path for path in files if secret.encode() in path.read_bytes()]

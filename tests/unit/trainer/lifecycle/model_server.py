@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
+
+from tests.support.http_server import Answer, HttpServer, Request
 
 
 class ModelServerStandIn:
@@ -24,7 +24,7 @@ class ModelServerStandIn:
         self.loads: list[str] = []
         self._runs = threading.Event()
         self._runs.set()
-        self._http: ThreadingHTTPServer | None = None
+        self._http: HttpServer | None = None
         self._port = 0
         self.start()
 
@@ -33,26 +33,12 @@ class ModelServerStandIn:
         return f"http://127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                outer._answer(self, "")
-
-            def do_POST(self) -> None:
-                outer._answer(self, self.rfile.read(int(self.headers.get("Content-Length", 0))).decode())
-
-            def log_message(self, *args: object) -> None:
-                """Logs nothing."""
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", self._port), Handler)
-        self._port = self._http.server_port
-        threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()
+        self._http = HttpServer(self._answer, ("127.0.0.1", self._port))
+        self._port = self._http.port
 
     def stop(self) -> None:
         assert self._http is not None
-        self._http.shutdown()
-        self._http.server_close()
+        self._http.close()
         self.version, self.paused = "default", False
 
     def hang(self) -> None:
@@ -63,20 +49,15 @@ class ModelServerStandIn:
         """Answers again, also the requests that came in the meantime."""
         self._runs.set()
 
-    def _answer(self, request: BaseHTTPRequestHandler, body: str) -> None:
+    def _answer(self, request: Request) -> Answer:
         self._runs.wait()
         if urlsplit(request.path).path == "/gristmill/publish" and self.refusal is None:
-            asked = json.loads(body)
+            asked = request.json
             self.paused = True
             time.sleep(self.load_seconds)
             self.loads.append(asked["path"])
             self.version, self.paused = asked["version"], False
         status, answer = 200, {"is_paused": self.paused, "weight_version": self.version, "data": [{"id": "tiny"}]}
-        if request.command == "POST" and self.refusal is not None:
+        if request.method == "POST" and self.refusal is not None:
             status, answer = self.refusal[0], {"error": {"code": self.refusal[1], "message": "no", "remedy": ""}}
-        told = b"<html>" if self.broken else json.dumps(answer).encode()
-        request.send_response(status)
-        request.send_header("Content-Length", str(len(told)))
-        request.send_header("Connection", "close")
-        request.end_headers()
-        request.wfile.write(told)
+        return Answer(status, b"<html>" if self.broken else answer, {"Connection": "close"})

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import resource
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import torch
 from tests.support.errors import raises
+from tests.support.http_server import Answer, HttpServer
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
@@ -140,23 +139,11 @@ def test_push_reads_its_token_from_the_file_in_hf_token_path(tmp_path: Path) -> 
 
 
 def test_failed_push_names_the_folder_of_the_model(tmp_path: Path) -> None:
-    class Refuses(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.send_response(403)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *args: object) -> None:
-            """Does not log anything."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Refuses)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    hub = Hub("me/model", "hf_secret", f"http://127.0.0.1:{server.server_port}")
-    with raises(TrainerError, "push_failed", repository="me/model", folder=tmp_path) as raised:
-        hub.push(tmp_path)
+    with HttpServer(lambda request: Answer(403)) as server:
+        hub = Hub("me/model", "hf_secret", server.url)
+        with raises(TrainerError, "push_failed", repository="me/model", folder=tmp_path) as raised:
+            hub.push(tmp_path)
     assert "403" in str(raised.value)
     assert "hf_secret" not in repr((raised.value, raised.value.values))
-    server.shutdown()
-    server.server_close()
     with raises(TrainerError, "push_failed", folder=tmp_path):
         hub.push(tmp_path)

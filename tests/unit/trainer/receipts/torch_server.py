@@ -10,7 +10,6 @@ import json
 import re
 import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +17,7 @@ from urllib.parse import urlsplit
 
 import torch
 from safetensors.torch import load_file
+from tests.support.http_server import Answer, HttpServer, Request
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gristmill_model.worker import Worker
@@ -43,7 +43,7 @@ BLOCK = 16
 """Tokens of a block of the prefix cache."""
 
 
-class TorchServer:
+class TorchServer(HttpServer):
     """Serves the model in `folder`. `fault` acts from the version of step `since` on, `times` publications long, or
     from the start if `since` is 0."""
 
@@ -74,30 +74,10 @@ class TorchServer:
         self._cache: dict[tuple[int, ...], Any] = {}
         self._lock = threading.Lock()
         self._faulty = since == 0
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self.url = f"http://127.0.0.1:{self._http.server_port}"
-        threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()
+        super().__init__(self._answer)
 
-    def close(self) -> None:
-        self._http.shutdown()
-        self._http.server_close()
-
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                outer._answer(self, {})
-
-            def do_POST(self) -> None:
-                outer._answer(self, json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-
-            def log_message(self, *args: object) -> None:
-                """Logs nothing."""
-
-        return Handler
-
-    def _answer(self, request: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
+    def _answer(self, request: Request) -> Answer:
+        body = request.json
         path = urlsplit(request.path).path
         status = 200
         with self._lock:
@@ -121,11 +101,7 @@ class TorchServer:
                     answer = self._generate(body)
             else:
                 answer = {"weight_version": self.label, "is_paused": False}
-        content = json.dumps(answer).encode()
-        request.send_response(status)
-        request.send_header("Content-Length", str(len(content)))
-        request.end_headers()
-        request.wfile.write(content)
+        return Answer(status, answer)
 
     def weight_sums(self) -> dict[str, list[Any]]:
         """Returns what vLLM's worker does: it joins query, key and value, and gate and up."""
