@@ -75,7 +75,7 @@ def create_app(source: RunSource) -> Starlette:
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         app.state.stopping = stopping
-        with _set_on_signal(stopping):
+        with called_on_stop(stopping.set):
             yield
 
     routes = api_routes(source, stopping.is_set)
@@ -83,26 +83,30 @@ def create_app(source: RunSource) -> Starlette:
 
 
 @contextlib.contextmanager
-def _set_on_signal(stopping: threading.Event) -> Iterator[None]:
-    """Ends streams of events when the process receives a signal to stop, because uvicorn waits for them to end."""
+def called_on_stop(call: Callable[[], object]) -> Iterator[None]:
+    """Calls `call` as soon as the process receives a signal to stop, before uvicorn's handler.
+
+    uvicorn waits until all requests have ended before it shuts the application down. So streams of events and long
+    polls must end first."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def stop(number: int, frame: FrameType | None) -> None:
-        stopping.set()
+        call()
         handler = before[signal.Signals(number)]
         if callable(handler):
             handler(number, frame)
 
-    for number in before:
+    replaced = [number for number, handler in before.items() if callable(handler)]
+    for number in replaced:
         signal.signal(number, stop)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number in replaced:
+            signal.signal(number, before[number])
 
 
 class _HostCheck:

@@ -8,10 +8,7 @@ import functools
 import gc
 import logging
 import os
-import signal
-import threading
-from collections.abc import AsyncIterator, Iterator
-from types import FrameType
+from collections.abc import AsyncIterator
 
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
@@ -35,7 +32,7 @@ from gristmill_api.notifications import Notifications, listen_to_redis
 from gristmill_api.settings import Settings
 from gristmill_api.store import Store
 from gristmill_api.store.connection import check_server, connect
-from gristmill_view.app import PageFiles, api_routes
+from gristmill_view.app import PageFiles, api_routes, called_on_stop
 from gristmill_view.run_source import RunSource
 
 _LOG = logging.getLogger(__name__)
@@ -79,7 +76,8 @@ def create_app(settings: Settings) -> FastAPI:
         try:
             # All objects that exist now stay. The garbage collector need not visit them at each run.
             gc.freeze()
-            with _stop_waits_on_signal(context.notifications):
+            loop = asyncio.get_running_loop()
+            with called_on_stop(lambda: loop.call_soon_threadsafe(context.notifications.close)):
                 yield
         finally:
             reporting.cancel()
@@ -132,32 +130,6 @@ def _log_as_one() -> None:
         logger.handlers.clear()
         logger.propagate = True
     logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
-
-
-@contextlib.contextmanager
-def _stop_waits_on_signal(notifications: Notifications) -> Iterator[None]:
-    """End long polls when the process receives a signal to stop. uvicorn waits for requests to end before it runs our
-    shutdown, so without this Ctrl-C would hang for as long as the longest wait."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        loop.call_soon_threadsafe(notifications.close)
-        handler = before[signal.Signals(number)]
-        if callable(handler):
-            handler(number, frame)
-
-    replaced = [number for number, handler in before.items() if callable(handler)]
-    for number in replaced:
-        signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number in replaced:
-            signal.signal(number, before[number])
 
 
 app = create_app(Settings.read(os.environ))
