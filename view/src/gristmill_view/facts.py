@@ -36,6 +36,8 @@ from gristmill_view.phases import Log, read_log
 
 STALE_S: Final = 120.0
 """Seconds without a new line, after which a service without an API to ask counts as gone."""
+STOPPED: Final = "stopped"
+"""State of an unfinished run on which no service works, as its files show it."""
 _SERVER_TIMEOUT = 2.0
 _TRAINER_EVENTS = frozenset({"take", "version", "lease", "nack", "ack", "finish"})
 _ORDER = ("redis", "api", "model", "trainer", "env")
@@ -315,7 +317,7 @@ def read_files(run_id: str, roots: Sequence[Path], clock: Callable[[], float] = 
     logs = read_logs(source, record)
     ages = {name: now - last_change(log.path) for name, log in logs.items()}
     last_sign = min([*ages.values(), *([now - written] if written else [])], default=None)
-    state = str(RunState.OPEN) if last_sign is not None and last_sign < STALE_S else "stopped"
+    state = str(RunState.OPEN) if last_sign is not None and last_sign < STALE_S else STOPPED
     if record is not None and record.state == RunState.SUSPENDED:
         state = str(RunState.SUSPENDED)
     # The API may have ended before it wrote the end of the run; the finished model is the trainer's sign of it.

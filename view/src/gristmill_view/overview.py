@@ -22,9 +22,6 @@ from gristmill_view.facts import Facts, Service, row_seconds, trainer_has_batch
 from gristmill_view.series import flat
 from gristmill_view.trouble import troubles
 
-STOPPED = "stopped"
-"""State of an unfinished run on which no service works, as its files show it."""
-
 
 class Waiting(msgspec.Struct, frozen=True):
     """One service that waits."""
@@ -81,7 +78,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str
     state: str
-    """open, suspended, finished, or STOPPED."""
+    """open, suspended, finished, or `facts.STOPPED`."""
     protocol: str
     phase: str
     """The present work of the run, in a few words."""

@@ -63,7 +63,6 @@ _ROWS_AT_ONCE, _TOKENS_AT_ONCE = 4096, 4 << 20
 _PART_BYTES = 256 << 20
 """Size in memory at which rows become a part, however many rows are new."""
 _GROUP_ROWS = 8192
-_LISTED = 20
 _SMALL_BYTES, _SMALL_PARTS = 4 << 20, 16
 """So many last parts of fewer bytes than this become one part."""
 SAME_SCORES = "same_scores"
@@ -96,8 +95,6 @@ class Completeness(msgspec.Struct, frozen=True, kw_only=True):
     unaccounted: int
     """Of these, rows without any trace: still in generation or in the queue, abandoned at the end of the run, or passed
     over by the run's curriculum."""
-    unaccounted_rows: list[int]
-    """The first of them."""
     damaged: list[str]
     """Files with a damaged place. The groups after that place are not in the table."""
 
@@ -455,7 +452,6 @@ class _Builder:
         known = _Ids(self._done.ranges(), [])
         for group_id in (*self._state.submitted, *self._state.dead, *self._state.records):
             known.add(group_id)
-        missing = known.missing()
         return Completeness(
             run=self._source.run_id,
             trained=groups["trained"],
@@ -467,8 +463,7 @@ class _Builder:
             rows=sum(rows for _, rows, _ in self._state.parts) + open_rows,
             without_record=groups["without_record"],
             rows_issued=None if known.highest is None else known.highest + 1,
-            unaccounted=len(missing),
-            unaccounted_rows=missing[:_LISTED],
+            unaccounted=len(known.missing()),
             damaged=self._damaged,
         )
 

@@ -30,8 +30,6 @@ _LEAST_SECONDS = 600
 _ENDING_SECONDS = 60
 _TIME = re.compile(r"\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}")
 _REDIS = "redis-server"
-SERVICES = ("redis", "api", "model", "trainer", "env")
-"""The names that `{service}` represents in the image of a container."""
 
 
 @dataclass(frozen=True)
