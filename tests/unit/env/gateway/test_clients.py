@@ -149,7 +149,7 @@ async def test_anthropic_client_calls_tools(running: Running, model: ScriptedMod
     assert last.stop_reason == "end_turn"
     first, second = running.session.turns
     assert second.parent is first
-    assert len(second.more) == 2
+    assert len(second.stored.more) == 2
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -175,7 +175,7 @@ async def test_responses_api_calls_tools(running: Running, model: ScriptedModel,
     assert last.output_text == "Done"
     first, second = running.session.turns
     assert second.parent is first, "the second request continues the first"
-    assert len(second.more) == 2
+    assert len(second.stored.more) == 2
 
 
 @pytest.mark.parametrize(

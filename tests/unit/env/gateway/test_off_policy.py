@@ -58,7 +58,7 @@ async def test_constraint_reaches_the_model_server_and_the_reply_is_not_trained(
     assert not sampling.keys() & free_request["sampling_params"].keys()
     (branch,) = session.branches()
     constrained, free = branch.turns
-    assert (constrained.trained, free.trained) == (False, True)
+    assert (constrained.stored.trained, free.stored.trained) == (False, True)
     assert branch.mask.sum() == len(free.sampled)
     assert branch.logprobs[: len(constrained.sampled)].tolist() == [0.0] * len(constrained.sampled)
     assert sum(span.end - span.start for span in branch.labels) == branch.sampled

@@ -11,7 +11,7 @@ import pytest
 from gristmill_env.data import Message, assistant, system, user
 from gristmill_env.gateway import Turn, Turns
 from gristmill_env.gateway.dialects import template_message
-from gristmill_env.gateway.turns import Stored, encode
+from gristmill_env.gateway.turns import Stored
 from gristmill_env.inference import Completion, LabelSpan
 
 TOOL = {"type": "function", "function": {"name": "search", "parameters": {"type": "object"}}}
@@ -147,8 +147,8 @@ def test_turns_are_read_from_a_file_as_they_were() -> None:
     say(turns, (*OPENING, assistant("4"), user("Sure?")), "Yes", 20, given=(5,))
     again = Turns()
     for turn in turns:
-        again.restore(msgspec.json.decode(encode(turn), type=Stored))
-    assert [encode(turn) for turn in again] == [encode(turn) for turn in turns]
+        again.restore(msgspec.json.decode(msgspec.json.encode(turn.stored), type=Stored))
+    assert [msgspec.to_builtins(turn.stored) for turn in again] == [msgspec.to_builtins(turn.stored) for turn in turns]
     assert again.place((*OPENING, assistant("4"), user("Sure?"), assistant("Yes"), user("!"))).parent is list(again)[1]
     for one, other in zip(turns.branches(), again.branches(), strict=True):
         assert one.token_ids.tolist() == other.token_ids.tolist()

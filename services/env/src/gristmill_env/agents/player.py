@@ -155,14 +155,14 @@ def _part(branch: Branch, reward: float | None, prompts: PromptBuilder) -> Rollo
     last = branch.turns[-1]
     prompt = tuple(branch.prompt.tolist())
     return Rollout(
-        prompt=Prompt(prompts.decode(prompt, special=True), prompt, branch.turns[0].more),
+        prompt=Prompt(prompts.decode(prompt, special=True), prompt, tuple(branch.turns[0].stored.more)),
         token_ids=branch.token_ids.tolist(),
         logprobs=branch.logprobs.tolist(),
         mask=branch.mask.tolist(),
         labels=branch.labels,
         text=str(last.reply["content"]),
         messages=last.messages,
-        finish_reason=last.finish_reason,
+        finish_reason=last.stored.finish_reason,
         replies=len(branch.turns),
         sampled=branch.sampled,
         reward=reward,

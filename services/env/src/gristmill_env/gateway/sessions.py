@@ -23,7 +23,7 @@ from gristmill.disk import make_folder, sync
 from gristmill.lines import LineFile, read_lines
 from gristmill_env.errors import EnvError, InferenceError, PromptError, PromptRefusedError, PromptTooLongError
 from gristmill_env.gateway.dialects import ChatRequest, Reply, RequestError
-from gristmill_env.gateway.turns import Branch, Place, Stored, Turn, Turns, encode
+from gristmill_env.gateway.turns import Branch, Place, Stored, Turn, Turns
 from gristmill_env.inference import Completion, GenerationRequest, ModelServers
 from gristmill_env.rollouts.prompts import PromptBuilder
 
@@ -202,13 +202,13 @@ class Session:
         turn = await asyncio.shield(task)
         self._unread.discard(turn.number)
         prompt = turn.length - len(turn.sampled)
-        reason = "tool_calls" if turn.answer.get("tool_calls") else turn.finish_reason
+        answer = dict(turn.stored.answer)
+        reason = "tool_calls" if answer.get("tool_calls") else turn.stored.finish_reason
         stop_text = None
         if reason == "stop" and prepared.request.stop:
             stop_text = self._first_stop(turn.sampled.tolist(), prepared.request.stop)
-        answer = dict(turn.answer)
         return Reply(
-            turn.key.hex()[:24], self._policy.name, answer, reason, prompt, len(turn.sampled), stop_text
+            turn.stored.key.hex()[:24], self._policy.name, answer, reason, prompt, len(turn.sampled), stop_text
         )  # fmt: skip
 
     async def begin(self) -> None:
@@ -290,7 +290,7 @@ class Session:
         turn = self.turns.add(place, prepared.given, completion, answer, trained=trained)
         self._unread.add(turn.number)
         if self._file is not None:
-            await asyncio.to_thread(self._file.append, encode(turn))
+            await asyncio.to_thread(self._file.append, msgspec.json.encode(turn.stored))
         return turn
 
     async def _parsed(self, completion: Completion, prepared: Prepared) -> dict[str, Any]:
@@ -342,7 +342,7 @@ class Session:
             self.ended = stored
         elif isinstance(stored, Stored):
             turn = self.turns.restore(stored)
-            self._answers[turn.request] = _done(turn)
+            self._answers[stored.request] = _done(turn)
 
 
 class Sessions:

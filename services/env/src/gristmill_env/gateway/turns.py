@@ -31,6 +31,29 @@ _KEYS = ("role", "content", "name", "tool_calls", "tool_call_id")
 and few send a reply's reasoning back."""
 
 
+class Stored(msgspec.Struct, frozen=True, eq=False, tag="turn"):
+    """A turn as it is in a file. Arrays are bytes, least significant byte first."""
+
+    parent: int | None
+    """Number of the turn before."""
+    given: bytes
+    sampled: bytes
+    logprobs: bytes
+    labels: list[LabelSpan]
+    """The server's weight labels by position in `sampled`."""
+    finish_reason: str
+    more: list[dict[str, Any]]
+    """The messages of the request that no earlier turn has."""
+    answer: dict[str, Any]
+    """The model's message in OpenAI's form, as the agent received it."""
+    request: bytes
+    """Identifies the request (`Place.request`)."""
+    key: bytes
+    """Identifies the conversation up to and including the reply, with the tools."""
+    trained: bool = True
+    """Whether the reply was sampled from the distribution that is trained."""
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Turn:
     """One reply of the model. P: tokens of the prompt that no earlier turn has. R: tokens of the reply."""
@@ -38,27 +61,15 @@ class Turn:
     number: int
     """Its place in the order of the replies."""
     parent: Turn | None
+    stored: Stored
     given: NDArray[np.int32]
     """[P]: the whole prompt of a root; else the tokens between the parent's reply and this reply."""
     sampled: NDArray[np.int32]
     """[R]"""
     logprobs: NDArray[np.float32]
     """[R]: under the distribution from which a token was drawn."""
-    labels: tuple[LabelSpan, ...]
-    """The server's weight labels by position in `sampled`."""
-    finish_reason: str
-    more: tuple[Message, ...]
-    """The messages of the request that no earlier turn has."""
-    answer: Mapping[str, Any]
-    """The model's message in OpenAI's form, as the agent received it."""
-    request: bytes
-    """Identifies the request (`Place.request`)."""
-    key: bytes
-    """Identifies the conversation up to and including the reply, with the tools."""
     length: int
     """Number of tokens up to the end of this reply."""
-    trained: bool = True
-    """Whether the reply was sampled from the distribution that is trained."""
 
     @property
     def last_token(self) -> int | None:
@@ -67,7 +78,7 @@ class Turn:
     @property
     def reply(self) -> Message:
         """The model's message in the form of chat templates."""
-        return template_message(self.answer)
+        return template_message(self.stored.answer)
 
     def path(self) -> list[Turn]:
         """Returns the turns from the root to this turn."""
@@ -86,7 +97,7 @@ class Turn:
     @property
     def messages(self) -> tuple[Message, ...]:
         """The conversation up to and including this reply."""
-        return tuple(message for turn in self.path() for message in (*turn.more, turn.reply))
+        return tuple(message for turn in self.path() for message in (*turn.stored.more, turn.reply))
 
 
 @dataclass(frozen=True)
@@ -163,23 +174,35 @@ class Turns:
         *,
         trained: bool = True,
     ) -> Turn:
-        """Stores a reply. `given`: the prompt's tokens that the parent does not have. `trained`: `Turn.trained`."""
-        turn = Turn(
-            number=len(self._turns),
-            parent=place.parent,
-            given=np.array(given, np.int32),
-            sampled=np.array(completion.token_ids, np.int32),
-            logprobs=np.array(completion.logprobs, np.float32),
-            labels=tuple(completion.labels),
-            finish_reason=completion.finish_reason,
-            more=place.more,
-            answer=answer,
-            request=place.request,
-            key=_digest(place.key, _identity(template_message(answer))),
-            length=_length(place.parent) + len(given) + len(completion.token_ids),
-            trained=trained,
+        """Stores a reply. `given`: the prompt's tokens that the parent does not have. `trained`: `Stored.trained`."""
+        return self.restore(
+            Stored(
+                parent=None if place.parent is None else place.parent.number,
+                given=np.array(given, "<i4").tobytes(),
+                sampled=np.array(completion.token_ids, "<i4").tobytes(),
+                logprobs=np.array(completion.logprobs, "<f4").tobytes(),
+                labels=list(completion.labels),
+                finish_reason=completion.finish_reason,
+                more=[dict(message) for message in place.more],
+                answer=dict(answer),
+                request=place.request,
+                key=_digest(place.key, _identity(template_message(answer))),
+                trained=trained,
+            )
         )
-        self._append(turn)
+
+    def restore(self, stored: Stored) -> Turn:
+        """Adds a turn of a file, after the turns before it. Raises IndexError for a turn without its parent."""
+        parent = None if stored.parent is None else self._turns[stored.parent]
+        given, sampled = np.frombuffer(stored.given, "<i4"), np.frombuffer(stored.sampled, "<i4")
+        new = len(given) + len(sampled)
+        length = new if parent is None else parent.length + new
+        turn = Turn(
+            len(self._turns), parent, stored, given, sampled, np.frombuffer(stored.logprobs, "<f4"), length
+        )  # fmt: skip
+        self._turns.append(turn)
+        self.tokens += new
+        self._by_key[stored.key] = turn
         return turn
 
     def branches(self, unread: Set[int] = frozenset(), untrained: Set[int] = frozenset()) -> list[Branch]:
@@ -206,75 +229,10 @@ class Turns:
         give, for example one that the agent has changed. `untrained`: replies to requests for another distribution.
         """
         roots = sum(turn.parent is None for turn in self._turns)
-        unknown = sum(any(message["role"] == "assistant" for message in turn.more) for turn in self._turns)
-        untrained = sum(not turn.trained for turn in self._turns)
+        unknown = sum(any(message["role"] == "assistant" for message in turn.stored.more) for turn in self._turns)
+        untrained = sum(not turn.stored.trained for turn in self._turns)
         found = {"conversations": roots if roots > 1 else 0, "unknown": unknown, "untrained": untrained}
         return {name: count for name, count in found.items() if count}
-
-    def restore(self, stored: Stored) -> Turn:
-        """Adds a turn that `encode` wrote. Raises IndexError for a turn without its parent."""
-        parent = None if stored.parent is None else self._turns[stored.parent]
-        given, sampled = np.frombuffer(stored.given, "<i4"), np.frombuffer(stored.sampled, "<i4")
-        turn = Turn(
-            number=len(self._turns),
-            parent=parent,
-            given=given,
-            sampled=sampled,
-            logprobs=np.frombuffer(stored.logprobs, "<f4"),
-            labels=tuple(stored.labels),
-            finish_reason=stored.finish_reason,
-            more=tuple(stored.more),
-            answer=stored.answer,
-            request=stored.request,
-            key=stored.key,
-            length=_length(parent) + len(given) + len(sampled),
-            trained=stored.trained,
-        )
-        self._append(turn)
-        return turn
-
-    def _append(self, turn: Turn) -> None:
-        self._turns.append(turn)
-        self.tokens += len(turn.given) + len(turn.sampled)
-        self._by_key[turn.key] = turn
-
-
-class Stored(msgspec.Struct, tag="turn"):
-    """A turn in a file."""
-
-    parent: int | None
-    given: bytes
-    sampled: bytes
-    logprobs: bytes
-    labels: list[LabelSpan]
-    finish_reason: str
-    more: list[dict[str, Any]]
-    answer: dict[str, Any]
-    request: bytes
-    key: bytes
-    trained: bool = True
-
-
-def encode(turn: Turn) -> bytes:
-    """Returns a turn for a file. `Turns.restore` reads it, after the turns before it."""
-    stored = Stored(
-        parent=None if turn.parent is None else turn.parent.number,
-        given=turn.given.astype("<i4").tobytes(),
-        sampled=turn.sampled.astype("<i4").tobytes(),
-        logprobs=turn.logprobs.astype("<f4").tobytes(),
-        labels=list(turn.labels),
-        finish_reason=turn.finish_reason,
-        more=[dict(message) for message in turn.more],
-        answer=dict(turn.answer),
-        request=turn.request,
-        key=turn.key,
-        trained=turn.trained,
-    )
-    return msgspec.json.encode(stored)
-
-
-def _length(turn: Turn | None) -> int:
-    return 0 if turn is None else turn.length
 
 
 def _branch(path: Sequence[Turn], used: Set[int], untrained: Set[int]) -> Branch:
@@ -282,11 +240,11 @@ def _branch(path: Sequence[Turn], used: Set[int], untrained: Set[int]) -> Branch
     place = sampled = 0
     for turn in path:
         new = turn.number not in used
-        trained = new and turn.trained and turn.number not in untrained
+        trained = new and turn.stored.trained and turn.number not in untrained
         given = turn.given if turn.parent is not None else turn.given[:0]
         place += len(given)
         if new:
-            labels += [LabelSpan(span.version, place + span.start, place + span.end) for span in turn.labels]
+            labels += [LabelSpan(span.version, place + span.start, place + span.end) for span in turn.stored.labels]
             sampled += len(turn.sampled)
         place += len(turn.sampled)
         ids += [given, turn.sampled]

@@ -120,7 +120,7 @@ class Conversations:
                 labels=branch.labels,
                 text=self._texts[last.number],
                 messages=last.messages,
-                finish_reason=over.get(last.number, last.finish_reason),
+                finish_reason=over.get(last.number, last.stored.finish_reason),
                 replies=len(branch.turns),
                 sampled=self._sampled(branch),
                 reward=reward,
