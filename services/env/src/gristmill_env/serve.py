@@ -51,7 +51,6 @@ from gristmill_env.evaluation.run import RunEvaluations, RunMeasure, version_lef
 from gristmill_env.preflight import first_warnings
 from gristmill_env.progress import Pace, Tally
 from gristmill_env.prometheus import EnvMetrics
-from gristmill_env.rollouts.generator import UnscoredGroup
 from gristmill_env.rollouts.groups import (
     RolloutGroup,
     build_group,
@@ -266,13 +265,13 @@ class ServeLoop:
                 async with asyncio.timeout(limit if limit > 0 else None) as bound:
                     attempt.item = item = dataset.item(row, permit.row)
                     with self._ageing(permit.group_id, bound) as generation:
-                        unscored = await generator.generate(item, permit.group_id, step=version.step, kept=kept)
-                    attempt.rollouts, attempt.sampling = unscored.rollouts, unscored.sampling
-                    attempt.failed = unscored.failed
-                    versions = self._versions(unscored, version)
+                        group = await generator.generate(item, permit.group_id, step=version.step, kept=kept)
+                    attempt.rollouts, attempt.sampling = group.rollouts, group.sampling
+                    attempt.failed = group.failed
+                    versions = self._versions(group, version)
                     self._permits.generated(permit)
                     try:
-                        scored = await generator.score(unscored)
+                        scored = await generator.score(group, permit.group_id, version.step)
                     except RewardError as error:
                         if source.task.name is None:
                             raise
@@ -315,14 +314,14 @@ class ServeLoop:
         finally:
             del self._generating[group_id]
 
-    def _versions(self, unscored: UnscoredGroup, granted: PolicyVersion) -> list[list[VersionSpan]]:
+    def _versions(self, group: RolloutGroup, granted: PolicyVersion) -> list[list[VersionSpan]]:
         """Returns which weights sampled each branch of each rollout.
 
         The model servers have discarded completions of other weights.
         """
         assert self._trainer is not None  # a permit exists, so the trainer has joined
         published = self._trainer.publishes
-        branches = [branch for rollout in unscored.rollouts for branch in rollout.branches]
+        branches = [branch for rollout in group.rollouts for branch in rollout.branches]
         return [version_spans(branch, str(granted), published=published) for branch in branches]
 
     async def _submit(

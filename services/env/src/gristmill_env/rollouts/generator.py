@@ -6,11 +6,11 @@ A rollout that fails is tried again, and then left out of its group. The group f
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -22,7 +22,7 @@ from gristmill_env.errors import ROLLOUT_ERRORS, ROW_ERRORS, EnvError, EpisodeEr
 from gristmill_env.gateway import Policy
 from gristmill_env.gather import gather
 from gristmill_env.outages import Outages, Wait, may_pass
-from gristmill_env.rewards import Sample, Scorer
+from gristmill_env.rewards import Sample, Score, Scorer
 from gristmill_env.rollouts.conversations import GroupPrompts
 from gristmill_env.rollouts.groups import Rollout, RolloutGroup
 from gristmill_env.rollouts.prompts import PromptBuilder
@@ -45,23 +45,6 @@ class Player(Protocol):
 
 Play = Callable[[int], Awaitable[list[Rollout]]]
 """Plays a rollout, or the rollouts of one request."""
-
-
-@dataclass(frozen=True)
-class UnscoredGroup:
-    """The finished rollouts of one item, before scoring."""
-
-    item: Item
-    name: str
-    """The group's name in the logs."""
-    step: int | None
-    """Training steps done when the group began."""
-    sampling: SamplingParams
-    rollouts: list[Rollout]
-    failed: Sequence[EnvError]
-    """The errors of the rollouts that failed and were left out of the group."""
-    started: float
-    """time.monotonic()."""
 
 
 class _Results:
@@ -152,9 +135,8 @@ class RolloutGenerator:
 
         Raises InferenceError, and one of ROW_ERRORS for an error of the row. A failed reward is recorded in its score.
         """
-        return await self.score(
-            await self.generate(item, name, step=step, sampling=sampling, count=count, evaluation=evaluation)
-        )
+        group = await self.generate(item, name, step=step, sampling=sampling, count=count, evaluation=evaluation)
+        return await self.score(group, name, step)
 
     async def generate(
         self,
@@ -166,8 +148,8 @@ class RolloutGenerator:
         count: int | None = None,
         evaluation: bool = False,
         kept: Path | None = None,
-    ) -> UnscoredGroup:
-        """Makes the rollouts, the part of `generate_and_score` that needs the model servers.
+    ) -> RolloutGroup:
+        """Makes the rollouts without scores, the part of `generate_and_score` that needs the model servers.
 
         Takes the same arguments and raises the same errors. `kept`: a folder of the group alone, in which rollouts of
         agents elsewhere survive this process. The caller removes it when the group is submitted or dropped.
@@ -177,19 +159,18 @@ class RolloutGenerator:
         ask = Ask(GroupPrompts(self.prompts), sampling, evaluation, kept)
         results = await self._rollouts(item, ask, count)
         rollouts, failed = results.rollouts, results.failed
-        self._log_rollouts(item, rollouts, name, time.monotonic() - started)
+        seconds = time.monotonic() - started
+        self._log_rollouts(item, rollouts, name, seconds)
         for number, error in enumerate(failed, len(rollouts)):
             logger.warning(line("rollout_failed", prompt=name, n=number, error=error.code, text=str(error)))
-        return UnscoredGroup(item, name, step, sampling, rollouts, failed, started)
+        return RolloutGroup(item, sampling, rollouts, [], seconds, failed)
 
-    async def score(self, unscored: UnscoredGroup) -> RolloutGroup:
+    async def score(self, group: RolloutGroup, name: str, step: int | None = None) -> RolloutGroup:
         """Scores the rollouts, the second part of `generate_and_score`."""
-        item, rollouts = unscored.item, unscored.rollouts
-        scores = await self._scorer.score([_sample(item, rollout, unscored.step) for rollout in rollouts])
-        seconds = time.monotonic() - unscored.started
-        scored = RolloutGroup(item, unscored.sampling, rollouts, scores, seconds, unscored.failed)
-        self._log_scores(scored, unscored.name)
-        return scored
+        started = time.monotonic()
+        scores = await self._scorer.score([_sample(group.item, rollout, step) for rollout in group.rollouts])
+        self._log_scores(scores, name)
+        return dataclasses.replace(group, scores=scores, seconds=group.seconds + time.monotonic() - started)
 
     def sampling(self, step: int | None = None) -> SamplingParams:
         """Returns the sampling after `step` training steps; None: after the warm-up."""
@@ -270,8 +251,8 @@ class RolloutGenerator:
             text = repr(rollout.text) if rollout.replies == 1 else repr([dict(m) for m in rollout.messages])
             logger.info(line("completion", **fields) + (f" text={text}" if testing else ""))
 
-    def _log_scores(self, scored: RolloutGroup, name: str) -> None:
-        for number, score in enumerate(scored.scores):
+    def _log_scores(self, scores: Sequence[Score], name: str) -> None:
+        for number, score in enumerate(scores):
             parts = {part: "none" if value is None else value for part, value in score.parts.items()}
             total = "none" if score.total is None else score.total
             logger.info(line("score", prompt=name, n=number, **parts, total=total))

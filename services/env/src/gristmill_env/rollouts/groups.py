@@ -81,14 +81,14 @@ class Rollout:
 
 @dataclass(frozen=True)
 class RolloutGroup:
-    """The rollouts of one item and their scores, in the same order."""
+    """The rollouts of one item and their scores, in the same order; without scores until they are scored."""
 
     item: Item
     sampling: SamplingParams
     rollouts: list[Rollout]
     scores: list[Score]
     seconds: float
-    """From the first request to the last score."""
+    """For the rollouts and the scores."""
     failed: Sequence[EnvError] = ()
     """The errors of the rollouts that failed and were left out of the group."""
 
