@@ -11,7 +11,7 @@ import msgspec
 from gristmill_env.data import Item
 from gristmill_env.environments.functions import schemas
 from gristmill_env.environments.model import Answer, Asked
-from gristmill_env.environments.playing import Rollout
+from gristmill_env.environments.playing import Episode
 from gristmill_env.environments.registry import Source, create_environment
 from gristmill_env.environments.tools import ToolLoop
 from gristmill_env.running.host import Asking, Failed, Handler
@@ -46,6 +46,6 @@ def handler(settings: bytes) -> Handler:
             return answers.decode(await ask(encode(question)))
 
         item: Item = pickle.loads(body)
-        return encode(await Rollout(factory, item, answered, given.limit, waits=True).play())
+        return encode(await Episode(factory, item, answered, given.limit).play())
 
     return play

@@ -5,8 +5,8 @@ The environment's process and the service exchange the messages of this module (
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Self
 
 import msgspec
@@ -15,7 +15,7 @@ from gristmill_env.data import Message
 from gristmill_env.environments.functions import Tool, schema_of
 from gristmill_env.environments.returned import EnvironmentName, checked_reward, said_messages
 from gristmill_env.errors import EpisodeError
-from gristmill_env.running.host import Failed
+from gristmill_env.running.host import Failed, run
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -101,20 +101,50 @@ Asking = Callable[[Asked], Awaitable[Answer]]
 """Asks the service. Raises EnvError."""
 
 
-@dataclass
 class Talk:
-    """What the conversations of one rollout share."""
+    """What the conversations of one rollout share, and the clock of the environment's methods."""
 
-    ask: Asking
-    name: EnvironmentName
-    pause: Callable[[bool], None]
-    """Receives True when the environment begins to wait for the model, and False when the wait is over."""
-    call: Callable[..., Awaitable[Any]]
-    """Calls `reset` or `step` with its arguments."""
-    max_turns: int = 1
-    replies: int = 0
-    over: dict[int, str] = field(default_factory=dict)
-    reward: float | None = None
+    def __init__(self, ask: Asking, name: EnvironmentName, limit: float) -> None:
+        """`limit`: seconds that a method may take between two replies of the model."""
+        self.ask, self.name, self.limit = ask, name, limit
+        self.method = "__init__"
+        """The method that runs."""
+        self.max_turns = 1
+        self.replies = 0
+        self.over: dict[int, str] = {}
+        self.reward: float | None = None
+        self._bound: asyncio.Timeout | None = None
+        self._saying = 0
+
+    @property
+    def place(self) -> str:
+        """The running method, for messages."""
+        return f"{self.name}.{self.method}"
+
+    async def in_time(self, playing: asyncio.Task[Any]) -> bool:
+        """Waits for the task. Returns False as soon as a method exceeds the limit."""
+        try:
+            async with asyncio.timeout(self.limit) as self._bound:
+                await asyncio.wait({playing})
+        except TimeoutError:
+            return False
+        finally:
+            self._bound = None
+        return True
+
+    async def call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls `reset` or `step`, with a time limit of its own."""
+        self.method = method.__name__
+        self.pause(0)
+        return await run(method, *arguments)
+
+    def pause(self, waiting: int) -> None:
+        """Restarts the clock, which stands while the environment waits for the model. `waiting`: replies, more or
+        fewer than before."""
+        self._saying += waiting
+        if self._bound is not None:
+            until = asyncio.get_running_loop().time() + self.limit
+            self._bound.reschedule(None if self._saying else until)
 
 
 class Model:
@@ -156,13 +186,13 @@ class Model:
             self._end("turns")
         talk.replies += 1
         self._saying = True
-        talk.pause(True)
+        talk.pause(1)
         try:
             parent = None if at is None else at.turn
             said = await talk.ask(Say(parent, sent, self._tools, parse, talk.reward))
         finally:
             self._saying = False
-            talk.pause(False)
+            talk.pause(-1)
         if isinstance(said, Over):
             talk.replies -= 1
             self._end(said.reason)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
-from typing import Any
 
 from gristmill.redaction import redact_text
 from gristmill_env.data import Item
@@ -22,58 +20,30 @@ _MOMENT = 0.5
 """Seconds that a method has to end before its environment is closed, when its rollout is cancelled or overran."""
 
 
-async def played(environment: Environment, item: Item, talk: Talk) -> End:
-    """Plays an environment. Raises what its methods raise, and EpisodeError for wrong values."""
-    name = talk.name
-    talk.max_turns = turn_limit(name, environment)
-    if not inspect.iscoroutinefunction(environment.play):
-        raise EpisodeError("not_async", f"{name}.play must be `async def`", method=f"{name}.play")
-    try:
-        reward = await environment.play(item, Model(talk))
-    except BaseException as error:
-        if not _is_end(error):
-            raise
-        reward = talk.reward
-    return End(checked_reward(name, "play", reward), talk.over)
-
-
-def closes(environment: Environment) -> bool:
-    """Returns whether the environment's class overrides `close`."""
-    return type(environment).close is not Environment.close
-
-
-class Rollout:
+class Episode:
     """One environment, from its making to its close."""
 
-    def __init__(self, factory: EnvironmentFactory, item: Item, ask: Asking, limit: float, *, waits: bool) -> None:
-        """`limit`: seconds that a method may take between two replies of the model. `waits`: whether a cancelled
-        rollout ends only when no method of it runs any more, so that a method that hangs costs its process."""
-        self._factory, self._item, self._ask = factory, item, ask
-        self._limit, self._waits = limit, waits
-        self._name = EnvironmentName(factory.name, item.index)
-        self._method = "__init__"
-        self._bound: asyncio.Timeout | None = None
-        self._saying = 0
+    def __init__(self, factory: EnvironmentFactory, item: Item, ask: Asking, limit: float) -> None:
+        """`limit`: seconds that a method may take between two replies of the model."""
+        self._factory, self._item = factory, item
+        self._talk = Talk(ask, EnvironmentName(factory.name, item.index), limit)
         self._environment: Environment | None = None
 
     async def play(self) -> Failed | None:
-        """Plays the rollout and asks with its `End`. Then closes the environment. Returns the error of its close."""
+        """Plays the rollout and asks with its `End`. Then closes the environment. Returns the error of its close.
+
+        Ends only when no method runs any more, so that a method that hangs costs its process.
+        """
         playing = asyncio.create_task(self._play())
         try:
-            try:
-                async with asyncio.timeout(self._limit) as self._bound:
-                    await asyncio.wait({playing})
-            finally:
-                self._bound = None
-            end = playing.result()
-        except TimeoutError:
-            playing.cancel()
-            end = End(None, failure=Failed.by(0, self._overran()))
+            if await self._talk.in_time(playing):
+                end = playing.result()
+            else:
+                playing.cancel()
+                end = End(None, failure=Failed.by(0, self._overran()))
         except asyncio.CancelledError:
             playing.cancel()
-            await self._finished(playing)
-            if self._waits:
-                await threads_end()
+            await self._finished(playing, cut=True)
             raise
         finishing = asyncio.create_task(self._told_and_finished(end, playing))
         try:
@@ -83,15 +53,24 @@ class Rollout:
             raise
 
     async def _play(self) -> End:
+        talk = self._talk
         try:
             await self._make()
             environment = self._environment
             assert environment is not None
-            self._method = "play"
-            return await played(environment, self._item, Talk(self._ask, self._name, self._pause, self._call))
+            talk.method = "play"
+            talk.max_turns = turn_limit(talk.name, environment)
+            if not inspect.iscoroutinefunction(environment.play):
+                raise EpisodeError("not_async", f"{talk.name}.play must be `async def`", method=f"{talk.name}.play")
+            try:
+                reward = await environment.play(self._item, Model(talk))
+            except BaseException as error:
+                if not _is_end(error):
+                    raise
+                reward = talk.reward
+            return End(checked_reward(talk.name, "play", reward), talk.over)
         except BaseException as error:
-            task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            if _is_cancelled(error):
                 raise
             return End(None, failure=Failed.by(0, self._wrapped(error)))
 
@@ -99,36 +78,23 @@ class Rollout:
         def make() -> None:
             self._environment = self._factory()
 
-        await run(make)
-
-    async def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
-        """Calls `reset` or `step`, with a time limit of its own."""
-        self._method = method.__name__
-        self._restart()
-        return await run(method, *arguments)
-
-    def _pause(self, waits: bool) -> None:
-        """Stops the clock while the environment waits for the model, and restarts it after that."""
-        self._saying += 1 if waits else -1
-        self._restart()
-
-    def _restart(self) -> None:
-        if self._bound is not None:
-            until = asyncio.get_running_loop().time() + self._limit
-            self._bound.reschedule(None if self._saying else until)
+        if self._factory.ours:  # it does not block
+            make()
+        else:
+            await run(make)
 
     def _overran(self) -> EpisodeError:
-        name = f"{self._name}.{self._method}"
+        name, limit = self._talk.place, self._talk.limit
         return EpisodeError(
             "call_overran",
-            f"{name}: it took longer than {self._limit:g} s; give what it waits for a time-out, or raise step_timeout",
-            method=name, limit="wall", seconds=self._limit,
+            f"{name}: it took longer than {limit:g} s; give what it waits for a time-out, or raise step_timeout",
+            method=name, limit="wall", seconds=limit,
         )  # fmt: skip
 
     def _wrapped(self, error: BaseException) -> BaseException:
         if isinstance(error, ROW_ERRORS):
             return error
-        name = f"{self._name}.{self._method}"
+        name = self._talk.place
         text = redact_text(f"{name}: {type(error).__name__}: {message_of(error)}")
         wrapped = EpisodeError("environment_raised", text, method=name, error=type(error).__name__)
         wrapped.may_pass = may_pass(error)
@@ -136,46 +102,38 @@ class Rollout:
         return wrapped
 
     async def _told_and_finished(self, end: End, playing: asyncio.Task[End]) -> Failed | None:
-        await self._ask(end)
-        failure = await self._finished(playing)
-        if end.failure is not None and self._waits:
-            await threads_end()
-        return failure
+        await self._talk.ask(end)
+        return await self._finished(playing, cut=end.failure is not None)
 
-    async def _finished(self, playing: asyncio.Task[End]) -> Failed | None:
-        """Closes the environment, and waits until no method of it runs."""
+    async def _finished(self, playing: asyncio.Task[End], *, cut: bool) -> Failed | None:
+        """Closes the environment, and waits until no method of it runs. `cut`: waits for all threads of the call."""
         await asyncio.wait({playing}, timeout=_MOMENT)
         if self._environment is None:  # __init__ has failed, or still runs
             await asyncio.wait({playing})
         failure = await self._close()
-        if self._waits:
-            await asyncio.wait({playing})
-        elif not playing.done():
-            _leave(playing)
+        await asyncio.wait({playing})
+        if cut:
+            await threads_end()
         return failure
 
     async def _close(self) -> Failed | None:
         environment = self._environment
-        if environment is None or not closes(environment):
+        if environment is None or type(environment).close is Environment.close:
             return None
-        self._method = "close"
+        self._talk.method = "close"
         try:
             await run(environment.close)
         except BaseException as error:
-            task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            if _is_cancelled(error):
                 raise
             return Failed.by(0, self._wrapped(error))
         return None
 
 
-_LEFT: set[asyncio.Task[Any]] = set()
-"""Rollouts whose end nobody waits for."""
-
-
-def _leave(task: asyncio.Task[Any]) -> None:
-    _LEFT.add(task)
-    task.add_done_callback(_LEFT.discard)
+def _is_cancelled(error: BaseException) -> bool:
+    """Returns whether the error is the cancellation of the running task, and not an error of a user's code."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 def _is_end(error: BaseException) -> bool:

@@ -16,13 +16,12 @@ from typing import Any, NamedTuple, Self
 from gristmill.redaction import redact_text
 from gristmill_env.data import Item, Message
 from gristmill_env.environments import child
-from gristmill_env.environments.model import Answer, Asked, End, LeaveOut, Noted, Reply, Say, Talk
-from gristmill_env.environments.playing import Rollout, closes, played
+from gristmill_env.environments.model import Answer, Asked, End, LeaveOut, Noted, Reply, Say
+from gristmill_env.environments.playing import Episode
 from gristmill_env.environments.registry import EnvironmentFactory
-from gristmill_env.environments.returned import EnvironmentName
 from gristmill_env.errors import ROW_ERRORS, EnvError, EpisodeError
 from gristmill_env.running.code_process import CodeError, CodeProcess, FirstErrors, LostProcessError
-from gristmill_env.running.host import GRACE, Failed, run
+from gristmill_env.running.host import GRACE, Failed
 from gristmill_env.values import message_of
 
 logger = logging.getLogger(__name__)
@@ -64,21 +63,19 @@ class EnvironmentRunner:
         `answer`: answers what the environment asks. `ended`: called when only the close is left.
         Raises the first error of `answer`, and one of ROW_ERRORS for an error of the environment.
         """
-        if self.factory.ours:
-            return await self._play_ours(item, answer)
         if self._process is not None:
             await self._start(self._process)
+        loop = asyncio.get_running_loop()
         end: End | None = None
-        failed: EnvError | None = None
+        failed: Exception | None = None
         asking = 0
         # The environment limits its own methods, and names the one that overruns. This limit is for the rest: code that
         # blocks the event loop of its process, and a close that does not end.
         spare = self._timeout + GRACE if self._process is not None else None
-        limit: asyncio.Timeout | None = None
 
         def limit_to(seconds: float | None) -> None:
-            if limit is not None:
-                limit.reschedule(None if seconds is None else asyncio.get_running_loop().time() + seconds)
+            with contextlib.suppress(RuntimeError):  # the time is over
+                limit.reschedule(None if seconds is None else loop.time() + seconds)
 
         async def answered(asked: Asked) -> Answer:
             nonlocal end, failed, asking
@@ -93,7 +90,7 @@ class EnvironmentRunner:
             try:
                 said: Answer = await answer(asked)
                 return said
-            except EnvError as error:
+            except Exception as error:
                 if end is None:
                     failed = failed or error
                 raise
@@ -102,29 +99,28 @@ class EnvironmentRunner:
                 if asking == 0 and end is None:
                     limit_to(spare)
 
-        running = asyncio.create_task(self._run(item, answered))
+        name, close_error = self.factory.name, None
         try:
-            try:
-                async with asyncio.timeout(spare) as limit:
-                    await asyncio.wait({running})
-            finally:
-                limit = None  # it takes no new time any more
+            async with asyncio.timeout(spare) as limit:
+                close_error = await self._run(item, answered)
         except TimeoutError:
-            await self._abandon(running)
+            if not limit.expired():
+                raise
             if end is None:
-                name, seconds = self.factory.name, self._timeout
+                seconds = self._timeout
                 raise EpisodeError(
                     "loop_blocked",
                     f"{name}: a method blocked the event loop of its process for {seconds:g} s; await what it waits "
                     "for, or use def",
                     method=name, seconds=seconds,
                 ) from None  # fmt: skip
-            logger.warning("a method of %s does not end and is not waited for", self.factory.name)
-        except asyncio.CancelledError:
-            await self._abandon(running)
-            raise
-        else:
-            self._read_close(running, end)
+            logger.warning("a method of %s does not end and is not waited for", name)
+        except (CodeError, LostProcessError) as error:
+            if end is None:
+                raise _of_process(error) from error
+            logger.warning("%s", error)
+        if close_error is not None:
+            logger.warning("%s", redact_text(close_error.text))
         if failed is not None:  # whatever the environment has made of it
             raise failed
         assert end is not None
@@ -164,19 +160,16 @@ class EnvironmentRunner:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    async def _play_ours(self, item: Item, answer: Any) -> End:
-        """Plays a rollout of an environment of this package: its methods are `async`, do not block and do not fail."""
-        environment = self.factory()
-        try:
-            name = EnvironmentName(self.factory.name, item.index)
-            return await played(environment, item, Talk(answer, name, lambda _: None, _called))
-        finally:
-            if closes(environment):
-                await run(environment.close)
-
     async def _run(self, item: Item, answered: Callable[[Asked], Awaitable[Answer]]) -> Failed | None:
+        """Returns the error of the environment's close. If this is cancelled, waits for the end of its methods."""
         if self._process is None:
-            return await Rollout(self.factory, _copy(item), answered, self._timeout, waits=False).play()
+            playing = asyncio.create_task(Episode(self.factory, _copy(item), answered, self._timeout).play())
+            try:
+                return await asyncio.shield(playing)
+            except asyncio.CancelledError:
+                playing.cancel()
+                await asyncio.wait({playing}, timeout=_GOODBYE)  # no process can be killed
+                raise
 
         async def answered_bytes(body: bytes) -> bytes:
             return child.encode(await answered(child.asked.decode(body)))
@@ -204,28 +197,6 @@ class EnvironmentRunner:
                 ) from error
         return self._pickled[1]
 
-    async def _abandon(self, running: asyncio.Task[Failed | None]) -> None:
-        """Cancels a rollout, and waits for its end: at most _GOODBYE seconds if no process can be killed."""
-        running.cancel()
-        _, pending = await asyncio.wait({running}, timeout=None if self._process is not None else _GOODBYE)
-        if pending:
-            logger.warning("a method of %s does not end, and is not waited for", self.factory.name)
-        else:
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                running.result()
-
-    def _read_close(self, running: asyncio.Task[Failed | None], end: End | None) -> None:
-        """Logs the error of a close. Raises EpisodeError if the environment ended in another way."""
-        try:
-            failure = running.result()
-        except (CodeError, LostProcessError) as error:
-            if end is None:
-                raise _of_process(error) from error
-            logger.warning("%s", error)
-            return
-        if failure is not None:
-            logger.warning("%s", redact_text(failure.text))
-
     def _raised(self, failure: Failed) -> EnvError:
         error = _KINDS.get(failure.error, EpisodeError)(
             failure.code or "environment_raised", redact_text(failure.text), **failure.values
@@ -240,10 +211,6 @@ def _of_process(error: CodeError | LostProcessError) -> EpisodeError:
     made = EpisodeError(error.code, str(error), **error.values)
     made.may_pass = error.may_pass
     return made
-
-
-async def _called(method: Callable[..., Any], *arguments: Any) -> Any:
-    return await method(*arguments)
 
 
 def _copy(item: Item) -> Item:

@@ -197,26 +197,32 @@ class _Life:
     async def call(self, body: bytes, answer: Answerer | None) -> bytes:
         number = next(self._numbers)
         working = _Working(asyncio.get_running_loop().create_future(), answer)
+
+        def ended(result: asyncio.Future[bytes]) -> None:
+            del self._working[number]
+            for task in working.answers:
+                task.cancel()
+            result.exception()  # of a cancelled call nobody reads it
+
         self._working[number] = working
+        working.result.add_done_callback(ended)
         self._send(host.Call(number, body))
         if not self.alive:
             self._lose(working)
         try:
             return await asyncio.shield(working.result)
         except asyncio.CancelledError:
-            self._send(host.Cancel(number))
-            await asyncio.wait([working.result], timeout=GRACE)
-            if not working.result.done():
-                logger.warning("%s does not end when it is cancelled; its process is killed", self._what)
-                self._killed_for_hanging = True
-                await self.close()  # which lets the other calls release what they hold
+            await asyncio.shield(self._cancel(number, working))  # a second cancellation does not stop it
             raise
-        finally:
-            del self._working[number]
-            for task in working.answers:
-                task.cancel()
-            if working.result.done() and not working.result.cancelled():
-                working.result.exception()  # of a cancelled call nobody reads it
+
+    async def _cancel(self, number: int, working: _Working) -> None:
+        """Cancels a call, and ends the process if the call does not end."""
+        self._send(host.Cancel(number))
+        await asyncio.wait([working.result], timeout=GRACE)
+        if not working.result.done():
+            logger.warning("%s does not end when it is cancelled; its process is killed", self._what)
+            self._killed_for_hanging = True
+            await self.close()  # which lets the other calls release what they hold
 
     async def close(self) -> None:
         """Closes the process's input, so that it cancels its calls and ends; kills it after `GRACE` seconds."""
