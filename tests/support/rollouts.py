@@ -38,19 +38,7 @@ def rollout_of(prompt: Prompt, *replies: Said, reward: float | None = None) -> R
         parent = turns.add(Place(parent, (), more, b""), given, reply.completion, dict(assistant(reply.text)))
 
     def part(branch: Branch) -> Rollout:
-        return Rollout(
-            prompt=prompt,
-            token_ids=branch.token_ids.tolist(),
-            logprobs=branch.logprobs.tolist(),
-            mask=branch.mask.tolist(),
-            labels=branch.labels,
-            text=replies[-1].text,
-            messages=branch.turns[-1].messages,
-            finish_reason=branch.turns[-1].stored.finish_reason,
-            replies=len(branch.turns),
-            sampled=branch.sampled,
-            reward=reward,
-        )
+        return Rollout.of(branch, prompt, replies[-1].text, reward)
 
     untrained = {number for number, reply in enumerate(replies) if not reply.trained}
     rollout = joined(turns.branches(untrained=untrained), len(replies), part)

@@ -152,18 +152,6 @@ def rollout_of(session: Session, reward: float | None, prompts: PromptBuilder) -
 
 
 def _part(branch: Branch, reward: float | None, prompts: PromptBuilder) -> Rollout:
-    last = branch.turns[-1]
-    prompt = tuple(branch.prompt.tolist())
-    return Rollout(
-        prompt=Prompt(prompts.decode(prompt, special=True), prompt, tuple(branch.turns[0].stored.more)),
-        token_ids=branch.token_ids.tolist(),
-        logprobs=branch.logprobs.tolist(),
-        mask=branch.mask.tolist(),
-        labels=branch.labels,
-        text=str(last.reply["content"]),
-        messages=last.messages,
-        finish_reason=last.stored.finish_reason,
-        replies=len(branch.turns),
-        sampled=branch.sampled,
-        reward=reward,
-    )
+    root, ids = branch.turns[0], tuple(branch.prompt.tolist())
+    prompt = Prompt(prompts.decode(ids, special=True), ids, tuple(root.stored.more))
+    return Rollout.of(branch, prompt, str(branch.turns[-1].reply["content"]), reward)

@@ -74,6 +74,20 @@ class Policy:
     untrained: bool = False
     """Whether requests for another distribution are answered, and their replies not trained. Otherwise refused."""
 
+    def request(
+        self, prompt: Sequence[int], sampling: SamplingParams, stop: Sequence[str] = (), **fields: Any
+    ) -> GenerationRequest:
+        """Returns a request for replies for which there is room. `stop`: further texts that end them."""
+        room = min(sampling.max_tokens, self.max_length - len(prompt))
+        return GenerationRequest(
+            token_ids=prompt,
+            sampling=msgspec.structs.replace(sampling, max_tokens=room),
+            stop=(*self.stop, *stop),
+            stop_token_ids=self.stop_token_ids,
+            more=self.sampling,
+            **fields,
+        )
+
     async def parsed(
         self, completion: Completion, before: Sequence[int], tools: Sequence[Any], *, parallel: bool = True
     ) -> dict[str, Any]:
@@ -258,18 +272,13 @@ class Session:
 
     async def _sample(self, prepared: Prepared, name: bytes) -> Turn:
         request = prepared.request
-        most = min(self._sampling.max_tokens, self._policy.max_length - len(prepared.token_ids))
+        sampling = self._sampling
         if request.max_tokens is not None:
-            most = min(most, request.max_tokens)
-        sampling = SamplingParams(
-            temperature=self._sampling.temperature, top_p=self._sampling.top_p, max_tokens=most
-        )  # fmt: skip
-        asked = GenerationRequest(
-            token_ids=prepared.token_ids,
-            sampling=sampling,
-            stop=(*self._policy.stop, *request.stop),
-            stop_token_ids=self._policy.stop_token_ids,
-            more=self._policy.sampling,
+            sampling = msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens, request.max_tokens))
+        asked = self._policy.request(
+            prepared.token_ids,
+            sampling,
+            request.stop,
             earlier=self._server,
             constraint=request.constraint.sampling,
         )

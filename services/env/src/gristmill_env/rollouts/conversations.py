@@ -16,7 +16,7 @@ from gristmill_env.environments.model import LeaveOut, Noted, Over, Reply, Say, 
 from gristmill_env.errors import EnvError, InferenceError, PromptTooLongError
 from gristmill_env.gateway import Branch, Policy, Turn, Turns
 from gristmill_env.gateway.turns import Place
-from gristmill_env.inference import Completion, GenerationRequest
+from gristmill_env.inference import Completion
 from gristmill_env.rollouts.groups import Rollout, joined
 from gristmill_env.rollouts.prompts import Prompt, PromptBuilder
 from gristmill_env.values import whole
@@ -111,20 +111,10 @@ class Conversations:
         """
 
         def part(branch: Branch) -> Rollout:
-            root, last = branch.turns[0], branch.turns[-1]
-            return Rollout(
-                prompt=self._asked[root.number],
-                token_ids=branch.token_ids.tolist(),
-                logprobs=branch.logprobs.tolist(),
-                mask=branch.mask.tolist(),
-                labels=branch.labels,
-                text=self._texts[last.number],
-                messages=last.messages,
-                finish_reason=over.get(last.number, last.stored.finish_reason),
-                replies=len(branch.turns),
-                sampled=self._sampled(branch),
-                reward=reward,
-            )
+            root, last = branch.turns[0].number, branch.turns[-1].number
+            made = Rollout.of(branch, self._asked[root], self._texts[last], reward)
+            reason = over.get(last, made.finish_reason)
+            return dataclasses.replace(made, finish_reason=reason, sampled=self._sampled(branch))
 
         rollout = joined(self.turns.branches(untrained=self._untrained), len(self.turns), part)
         if rollout is None or finish_reason is None:
@@ -181,25 +171,19 @@ async def sample(
 
     Raises InferenceError, PromptTooLongError and PromptRefusedError.
     """
-    room = policy.max_length - len(prompt.token_ids)
-    if room < 1:
+    if len(prompt.token_ids) >= policy.max_length:
         raise PromptTooLongError(
             "prompt_too_long",
             f"the prompt has {len(prompt.token_ids)} tokens; prompt and completion may have {policy.max_length}",
             tokens=len(prompt.token_ids),
             limit=policy.max_length,
         )
-    if room < sampling.max_tokens:
-        sampling = SamplingParams(temperature=sampling.temperature, top_p=sampling.top_p, max_tokens=room)
-    request = GenerationRequest(
-        token_ids=prompt.token_ids,
+    request = policy.request(
+        prompt.token_ids,
+        sampling,
         messages=prompt.messages,
         prefill=prompt.prefill,
-        sampling=sampling,
         count=count,
-        stop=policy.stop,
-        stop_token_ids=policy.stop_token_ids,
-        more=policy.sampling,
         template=policy.prompts.server_options,
         earlier=earlier,
     )

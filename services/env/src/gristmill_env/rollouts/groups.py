@@ -73,6 +73,23 @@ class Rollout:
     counts: Mapping[str, int] = field(default_factory=dict)
     """Facts about an agent's requests, for the log (`gateway.Turns.counts`)."""
 
+    @classmethod
+    def of(cls, branch: Branch, prompt: Prompt, text: str, reward: float | None) -> Rollout:
+        """Returns a branch as a rollout of one sequence. `text`: of its last reply."""
+        return cls(
+            prompt=prompt,
+            token_ids=branch.token_ids.tolist(),
+            logprobs=branch.logprobs.tolist(),
+            mask=branch.mask.tolist(),
+            labels=branch.labels,
+            text=text,
+            messages=branch.turns[-1].messages,
+            finish_reason=branch.turns[-1].stored.finish_reason,
+            replies=len(branch.turns),
+            sampled=branch.sampled,
+            reward=reward,
+        )
+
     @property
     def branches(self) -> tuple[Rollout, ...]:
         """All sequences of the rollout; the last is this one."""
