@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,19 +11,11 @@ from gristmill_env.data import Item
 from gristmill_env.environments.functions import schemas
 from gristmill_env.environments.model import Answer, Asked
 from gristmill_env.environments.playing import Episode
-from gristmill_env.environments.registry import Source, create_environment
+from gristmill_env.environments.registry import create_environment
 from gristmill_env.environments.tools import ToolLoop
 from gristmill_env.running.host import Asking, Failed, Handler
 
 TARGET = f"{__name__}:handler"
-
-
-class Settings(msgspec.Struct, frozen=True):
-    """The settings of the process."""
-
-    source: Source
-    limit: float
-    """Seconds that a method may take between two replies of the model."""
 
 
 answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
@@ -34,10 +25,12 @@ encode = msgspec.msgpack.encode
 
 
 def handler(settings: bytes) -> Handler:
-    """Loads the environment. The body of a call is an `Item` as a pickle, because a column may hold anything."""
-    given: Settings = pickle.loads(settings)
-    folder = None if given.source.folder is None else Path(given.source.folder)
-    factory = create_environment(given.source.name, given.source.params, folder)
+    """Loads the environment. `settings`: its `Source` and the seconds that a method may take, as a pickle.
+
+    The body of a call is an `Item` as a pickle, because a column may hold anything.
+    """
+    source, limit = pickle.loads(settings)
+    factory = create_environment(*source)
     if issubclass(factory.kind, ToolLoop):
         schemas()  # now, and not in the time of the first rollout
 
@@ -46,6 +39,6 @@ def handler(settings: bytes) -> Handler:
             return answers.decode(await ask(encode(question)))
 
         item: Item = pickle.loads(body)
-        return encode(await Episode(factory, item, answered, given.limit).play())
+        return encode(await Episode(factory, item, answered, limit).play())
 
     return play

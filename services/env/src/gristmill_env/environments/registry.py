@@ -8,8 +8,6 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
-import msgspec
-
 from gristmill.plugins import is_plugin, load_plugin
 from gristmill.settings import did_you_mean
 from gristmill_env.adapters import require
@@ -21,12 +19,12 @@ from gristmill_env.options import checked_options, options_of
 E = TypeVar("E", bound=type[Environment])
 
 
-class Source(msgspec.Struct, frozen=True):
+class Source(NamedTuple):
     """Where a process finds an environment: the arguments of `create_environment`."""
 
     name: str
     params: dict[str, Any]
-    folder: str | None
+    folder: Path | None
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ def create_environment(
     if issubclass(kind, Tools):
         options["folder"] = folder
         kind(**options).check()
-    source = None if here else Source(name, dict(params or {}), None if folder is None else str(folder))
+    source = None if here else Source(name, dict(params or {}), folder)
     return EnvironmentFactory(kind, options, source)
 
 

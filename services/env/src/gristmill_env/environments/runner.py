@@ -54,7 +54,7 @@ class EnvironmentRunner:
         self._pickled: tuple[Item, bytes] | None = None
         if factory.needs_process:
             assert factory.source is not None
-            settings = pickle.dumps(child.Settings(factory.source, timeout))
+            settings = pickle.dumps((factory.source, timeout))
             self._process = CodeProcess(child.TARGET, settings, f"environment {factory.name}")
 
     async def play(self, item: Item, answer: Answerer, ended: Callable[[], None] = lambda: None) -> End:

@@ -19,6 +19,7 @@ from gristmill_env.data import Item, Message
 from gristmill_env.environments.base import Environment
 from gristmill_env.environments.functions import ArgumentsError, checked_arguments, result_text, schema_of
 from gristmill_env.environments.model import Model, NoMoreRepliesError, ToolCall
+from gristmill_env.environments.returned import EnvironmentName
 from gristmill_env.errors import EpisodeError
 from gristmill_env.gather import gather
 from gristmill_env.outages import may_pass
@@ -125,11 +126,8 @@ class ToolObject(ToolLoop):
         if shown is None:
             return item.messages
         if not isinstance(shown, str):
-            raise EpisodeError(
-                "environment_value",
-                f"{self.made_of.__name__}.reset returned {shown!r:.80} for row {item.index}; it must be None or text",
-                method=f"{self.made_of.__name__}.reset", value=f"{shown!r:.80}", row=item.index,
-            )  # fmt: skip
+            name = EnvironmentName(self.made_of.__name__, item.index)
+            raise name.wrong("reset", "returned", shown, "None or text")
         *before, last = item.messages
         return [*before, {**last, "content": last["content"] + shown}]
 
