@@ -19,7 +19,7 @@ from tests.unit.env.conftest import FailingServer
 from transformers import PreTrainedTokenizerFast
 
 from gristmill import SamplingParams
-from gristmill_env.gateway import Gateway, Limits, Policy, Session, Sessions, serving
+from gristmill_env.gateway import Gateway, Policy, Session, Sessions, serving
 from gristmill_env.inference import ModelServers
 from gristmill_env.inference.server import PARSE
 from gristmill_env.rollouts.prompts import PromptBuilder
@@ -97,9 +97,9 @@ class Running:
     def url(self) -> str:
         return f"{self.gateway.url}/v1"
 
-    def open(self, limits: Limits | None = None, folder: Path | None = None) -> Session:
+    def open(self, most_turns: int = 500, folder: Path | None = None) -> Session:
         """Opens another session."""
-        session = Session(self.policy, SAMPLING, limits=limits, folder=folder)
+        session = Session(self.policy, SAMPLING, most_turns=most_turns, folder=folder)
         self.gateway.sessions.add(session)
         return session
 

@@ -14,7 +14,7 @@ import openai
 import pytest
 from tests.unit.env.gateway.conftest import SAMPLING, Running, ScriptedModel, until
 
-from gristmill_env.gateway import Limits, Session
+from gristmill_env.gateway import Session
 from gristmill_env.gateway.dialects import DIALECTS
 
 pytestmark = pytest.mark.slow
@@ -277,7 +277,7 @@ async def test_reply_that_nobody_received_is_not_trained(running: Running, model
 
 
 async def test_bounds_of_a_session(running: Running) -> None:
-    session = running.open(Limits(turns=1))
+    session = running.open(1)
     asked: Any = openai.AsyncOpenAI(base_url=running.gateway.base_url(session), api_key="any", max_retries=0)
     await asked.chat.completions.create(model="tiny", messages=QUESTION)
     with pytest.raises(openai.RateLimitError) as refused:
@@ -359,7 +359,7 @@ async def test_requests_at_once_keep_the_bound_of_replies_and_end_with_the_sessi
 ) -> None:
     go_on = threading.Event()
     model.hold = lambda: (go_on.wait(30), None)[1]
-    session = running.open(Limits(turns=3))
+    session = running.open(3)
     asked = [session.reply(session.prepare(DIALECTS["/v1/chat/completions"].read(BODY))) for _ in range(5)]
     replies = [asyncio.create_task(one) for one in asked]
     refused, _ = await asyncio.wait(replies, return_when=asyncio.FIRST_COMPLETED)
@@ -373,7 +373,7 @@ async def test_requests_at_once_keep_the_bound_of_replies_and_end_with_the_sessi
 
 
 async def test_repetition_of_the_last_allowed_request_gets_its_reply(running: Running) -> None:
-    session = running.open(Limits(turns=1))
+    session = running.open(1)
     async with httpx.AsyncClient(base_url=running.gateway.base_url(session)) as plain:
         for again in ("0", "1"):
             answer = await plain.post("/chat/completions", json=BODY, headers={"x-stainless-retry-count": again})

@@ -28,18 +28,10 @@ from gristmill_env.inference import Completion, GenerationRequest, ModelServers
 from gristmill_env.rollouts.prompts import PromptBuilder
 
 _KEY = "gm-"
+_MOST_TOKENS = 4_000_000
+"""Tokens of all replies of a rollout and of the messages between them."""
 _TAIL = 16
 """Tokens of a prompt that the model server sees when it parses a reply: the first token's text depends on them."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Bounds of one session."""
-
-    turns: int = 500
-    """Replies."""
-    tokens: int = 4_000_000
-    """Stored tokens."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
@@ -127,14 +119,14 @@ class Session:
         policy: Policy,
         sampling: SamplingParams,
         *,
-        limits: Limits | None = None,
+        most_turns: int = 500,
         folder: Path | None = None,
         number: int = 0,
         evaluation: bool = False,
     ) -> None:
-        """`folder`: the group's folder, in which the session is kept until its group is complete; `number`: of the
-        rollout in the group. If the folder has a session of this number, that session goes on (`resumed`). Without a
-        folder, the session ends with this process.
+        """`most_turns`: replies. `folder`: the group's folder, in which the session is kept until its group is
+        complete; `number`: of the rollout in the group. If the folder has a session of this number, that session goes
+        on (`resumed`). Without a folder, the session ends with this process.
 
         Raises OSError; BlockingIOError if another process has the session open; EnvError for a damaged file.
         """
@@ -150,7 +142,7 @@ class Session:
         """The last error of the model servers; None if they have answered since."""
         self._policy = policy
         self._sampling = sampling
-        self._limits = limits or Limits()
+        self._most_turns = most_turns
         self._evaluation = evaluation
         self._closed = False
         self._unread: set[int] = set()
@@ -254,10 +246,10 @@ class Session:
     def _refuse_more(self) -> None:
         """Raises RequestError if the rollout may have no further reply."""
         self._refuse_closed()
-        if len(self.turns) + len(self._working) >= self._limits.turns:
-            raise RequestError(429, "too_many_turns", f"a rollout may have {self._limits.turns} replies")
-        if self.turns.tokens >= self._limits.tokens:
-            raise RequestError(429, "too_many_tokens", f"a rollout may have {self._limits.tokens} tokens")
+        if len(self.turns) + len(self._working) >= self._most_turns:
+            raise RequestError(429, "too_many_turns", f"a rollout may have {self._most_turns} replies")
+        if self.turns.tokens >= _MOST_TOKENS:
+            raise RequestError(429, "too_many_tokens", f"a rollout may have {_MOST_TOKENS} tokens")
 
     def _refuse_closed(self) -> None:
         if self._closed:
