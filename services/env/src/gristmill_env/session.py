@@ -189,13 +189,14 @@ class Session:
         """
         for source in self.sources:
             if source.task.name == task.name:
-                return source.generator.for_task(task.scorer, task.environments)
+                return dataclasses.replace(source.generator, scorer=task.scorer, environments=task.environments)
         generator = self.model.generator(task)
         agent = self.sources[0].generator.agent
         if task.run.config.agent is None or not isinstance(agent, AgentPlayer):
             return generator
         policy, prompt, counts = _for_agent(task, self.served, generator.policy)
-        return generator.with_agent(dataclasses.replace(agent, policy=policy, system_prompt=prompt, counts=counts))
+        player = dataclasses.replace(agent, policy=policy, system_prompt=prompt, counts=counts)
+        return dataclasses.replace(generator, agent=player)
 
     def at(self, number: int) -> tuple[Source, int]:
         """Returns the source of a permit's row number, and the number of the row among those of the source."""
@@ -248,7 +249,7 @@ async def open_session(
                 generator = model.generator(task)
                 if task.run.config.agent is not None:
                     agent = await opened.enter_async_context(_agents(task, model.served, generator.policy))
-                    generator = generator.with_agent(agent)
+                    generator = dataclasses.replace(generator, agent=agent)
                 sources.append(Source(task, generator))
         yield Session(sources, schedule, model)
 

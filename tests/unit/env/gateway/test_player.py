@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -129,7 +130,7 @@ async def test_agent_plays_an_evaluation_with_the_evaluations_own_prompts_and_sa
     monkeypatch.setattr(session, "load_tokenizer", lambda name: model.tokenizer)
     served: Any = SimpleNamespace(name="tiny", root=None)
     known = session.Model(served, running.policy.servers, model.tokenizer, 1024, None)
-    generator = known.generator(task).with_agent(player(running, branching))
+    generator = replace(known.generator(task), agent=player(running, branching))
     opened = session.Session([session.Source(task, generator)], None, known)
     played = opened.evaluator(held).agent
     assert isinstance(played, AgentPlayer)

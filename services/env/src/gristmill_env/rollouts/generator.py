@@ -11,6 +11,8 @@ import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -81,35 +83,25 @@ class _Results:
         error.rollouts, error.failed = [*self.rollouts, *begun], self.failed
 
 
+@dataclass(frozen=True)
 class RolloutGenerator:
     """Makes rollouts. Holds no state of an item, so any number of rollouts may run at the same time."""
 
-    def __init__(
-        self,
-        config: EnvConfig,
-        policy: Policy,
-        scorer: Scorer,
-        environments: EnvironmentRunner,
-        agent: Player | None = None,
-    ) -> None:
-        """`agent`: plays the rollouts in place of the environment."""
-        self.policy = policy
-        """The model, as the environments' rollouts sample it."""
-        self._config = config
-        self._scorer = scorer
-        self._environments = environments
-        self.agent = agent
-        """Plays the rollouts in place of the environment."""
-        self._player = RolloutPlayer(config, policy, environments)
-        self._outages = Outages(config.patience, "environment", EnvError)
+    config: EnvConfig
+    policy: Policy
+    """The model, as the environments' rollouts sample it."""
+    scorer: Scorer
+    environments: EnvironmentRunner
+    agent: Player | None = None
+    """Plays the rollouts in place of the environment."""
 
-    def for_task(self, scorer: Scorer, environments: EnvironmentRunner) -> RolloutGenerator:
-        """Returns a generator with the same model, which uses other rewards and environments."""
-        return RolloutGenerator(self._config, self.policy, scorer, environments, self.agent)
+    @cached_property
+    def _player(self) -> RolloutPlayer:
+        return RolloutPlayer(self.config, self.policy, self.environments)
 
-    def with_agent(self, agent: Player) -> RolloutGenerator:
-        """Returns a generator whose rollouts `agent` plays."""
-        return RolloutGenerator(self._config, self.policy, self._scorer, self._environments, agent)
+    @cached_property
+    def _outages(self) -> Outages:
+        return Outages(self.config.patience, "environment", EnvError)
 
     @property
     def prompts(self) -> PromptBuilder:
@@ -168,13 +160,13 @@ class RolloutGenerator:
     async def score(self, group: RolloutGroup, name: str, step: int | None = None) -> RolloutGroup:
         """Scores the rollouts, the second part of `generate_and_score`."""
         started = time.monotonic()
-        scores = await self._scorer.score([_sample(group.item, rollout, step) for rollout in group.rollouts])
+        scores = await self.scorer.score([_sample(group.item, rollout, step) for rollout in group.rollouts])
         self._log_scores(scores, name)
         return dataclasses.replace(group, scores=scores, seconds=group.seconds + time.monotonic() - started)
 
     def sampling(self, step: int | None = None) -> SamplingParams:
         """Returns the sampling after `step` training steps; None: after the warm-up."""
-        dataset = self._config.dataset
+        dataset = self.config.dataset
         most = dataset.max_tokens
         if step is not None and step < dataset.length_warmup_steps:
             progress = step / dataset.length_warmup_steps
@@ -183,7 +175,7 @@ class RolloutGenerator:
 
     async def _rollouts(self, item: Item, ask: Ask, count: int | None) -> _Results:
         """Plays the rollouts of a group. Each rollout is a separate task, but single replies share a request."""
-        config = self._config
+        config = self.config
         size = config.group_size if count is None else count
         least, limit = (config.least_rollouts, config.group_timeout) if count is None else (count, None)
 
@@ -193,7 +185,7 @@ class RolloutGenerator:
         async def play_all(number: int) -> list[Rollout]:
             return await self._player.play_single_replies(item, ask, size)
 
-        plain = self.agent is None and self._environments.factory.kind is DatasetEnvironment
+        plain = self.agent is None and self.environments.factory.kind is DatasetEnvironment
         if plain and limit is None and config.rollout_timeout is None:
             results, work = _Results(1, 1), [play_all]
         else:
@@ -216,7 +208,7 @@ class RolloutGenerator:
 
         An error of a service that may answer later is waited for, and is not a retry.
         """
-        name, wait, retries = self._environments.factory.name, None, self._config.rollout_retries
+        name, wait, retries = self.environments.factory.name, None, self.config.rollout_retries
         while True:
             try:
                 rollouts = await play(number)
@@ -235,7 +227,7 @@ class RolloutGenerator:
                 return
 
     def _log_rollouts(self, item: Item, rollouts: Sequence[Rollout], name: str, seconds: float) -> None:
-        testing = self._config.testing
+        testing = self.config.testing
         if testing:
             logger.info(line("prompt", prompt=name, row=item.index, text=rollouts[0].prompt.text))
         for number, rollout in enumerate(rollouts):
