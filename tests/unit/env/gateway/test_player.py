@@ -47,7 +47,7 @@ class Written(AgentRunner):
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
 
-    async def run(self, task: AgentTask, endpoint: Endpoint) -> Any:
+    async def result(self, task: AgentTask, endpoint: Endpoint) -> Any:
         client = openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.key, max_retries=0)
 
         async def say(*messages: Any) -> str:

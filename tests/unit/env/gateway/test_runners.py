@@ -82,13 +82,13 @@ def folder(tmp_path: Path) -> Path:
 )
 async def test_function_returns_its_reward(folder: Path, name: str, reward: float | None) -> None:
     async with FunctionAgent(f"a.py:{name}", folder) as agent:
-        found = await asyncio.gather(*(agent.run(TASK, ENDPOINT) for _ in range(20)))
+        found = await asyncio.gather(*(agent.result(TASK, ENDPOINT) for _ in range(20)))
     assert found == [reward] * 20
 
 
 async def test_function_gets_its_params_checked(folder: Path) -> None:
     async with FunctionAgent("a.py:options", folder, {"level": "3", "more": True}) as agent:
-        assert await agent.run(TASK, ENDPOINT) == 4
+        assert await agent.result(TASK, ENDPOINT) == 4
     for params, code in (
         ({}, "parameter_missing"),
         ({"level": "x"}, "parameter_invalid"),
@@ -102,7 +102,7 @@ async def test_function_gets_its_params_checked(folder: Path) -> None:
 async def test_error_of_a_function_names_the_agent(folder: Path) -> None:
     async with FunctionAgent("a.py:raises", folder) as agent:
         with raises(EpisodeError, "agent_raised", agent="a.py:raises"):
-            await agent.run(TASK, ENDPOINT)
+            await agent.result(TASK, ENDPOINT)
 
 
 @pytest.mark.parametrize(("name", "code"), [("gone", "plugin_attribute_missing"), ("not_a_function", "not_an_agent")])
@@ -115,8 +115,8 @@ async def test_agent_that_cannot_be_loaded_is_refused_at_the_start(folder: Path,
 async def test_process_that_ends_fails_its_rollouts_and_is_replaced(folder: Path) -> None:
     async with FunctionAgent("a.py:dispatch", folder) as agent:
         with raises(EpisodeError, "agent_process_died"):
-            await agent.run(AgentTask("", [], index=0), ENDPOINT)
-        assert await agent.run(TASK, ENDPOINT) == 0.5
+            await agent.result(AgentTask("", [], index=0), ENDPOINT)
+        assert await agent.result(TASK, ENDPOINT) == 0.5
 
 
 @pytest.mark.parametrize("name", ["waits", "hangs"])
@@ -124,7 +124,7 @@ async def test_cancelled_function_ends(folder: Path, name: str, monkeypatch: pyt
     monkeypatch.setattr("gristmill_env.running.code_process.GRACE", 0.5)
     began = folder / "began"
     async with FunctionAgent(f"a.py:{name}", folder) as agent:
-        running = asyncio.create_task(agent.run(AgentTask(str(began), []), ENDPOINT))
+        running = asyncio.create_task(agent.result(AgentTask(str(began), []), ENDPOINT))
         await until(began.exists)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -148,7 +148,7 @@ async def test_command_gets_addresses_and_task_and_writes_its_reward(
     )
     log = tmp_path / "logs" / "agent.log"
     agent = CommandAgent([sys.executable, "-c", code], tmp_path, log, {"WANDB_API_KEY": os.environ["WANDB_API_KEY"]})
-    assert await agent.run(TASK, ENDPOINT) == len(TASK.prompt)
+    assert await agent.result(TASK, ENDPOINT) == len(TASK.prompt)
     seen = json.loads(log.read_text())
     assert (seen["OPENAI_BASE_URL"], seen["OPENAI_API_KEY"]) == (ENDPOINT.base_url, "k")
     assert (seen["ANTHROPIC_BASE_URL"], seen["ANTHROPIC_API_KEY"]) == (ENDPOINT.anthropic_url, "k")
@@ -173,7 +173,7 @@ async def test_command_gets_addresses_and_task_and_writes_its_reward(
 )
 async def test_command_that_fails_has_a_code(tmp_path: Path, command: list[str], code: str) -> None:
     with raises(EpisodeError, code):
-        checked_result(await CommandAgent(command, tmp_path, tmp_path / "agent.log").run(TASK, ENDPOINT))
+        checked_result(await CommandAgent(command, tmp_path, tmp_path / "agent.log").result(TASK, ENDPOINT))
 
 
 async def test_output_of_commands_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +187,7 @@ async def test_output_of_commands_is_bounded(tmp_path: Path, monkeypatch: pytest
         "    most = os.stat(path).st_size\n"
         "    print('x' * 1000, flush=True)\n"
     )
-    await CommandAgent([sys.executable, "-c", code], tmp_path, log).run(TASK, ENDPOINT)
+    await CommandAgent([sys.executable, "-c", code], tmp_path, log).result(TASK, ENDPOINT)
 
 
 async def test_row_that_cannot_be_sent_is_an_error_of_its_rollout(running: Running, folder: Path) -> None:
@@ -195,8 +195,8 @@ async def test_row_that_cannot_be_sent_is_an_error_of_its_rollout(running: Runni
     command, elsewhere = CommandAgent(["true"], folder, folder / "agent.log"), ExternalAgent(Sessions())
     async with FunctionAgent("a.py:silent", folder) as function:
         for run in (
-            function.run(tasks[0], ENDPOINT), function.run(tasks[1], ENDPOINT), command.run(tasks[0], ENDPOINT),
-            elsewhere.run(tasks[0], ENDPOINT, running.session),
+            function.result(tasks[0], ENDPOINT), function.result(tasks[1], ENDPOINT),
+            command.result(tasks[0], ENDPOINT), elsewhere.run(tasks[0], ENDPOINT, running.session, 60),
         ):  # fmt: skip
             with raises(EpisodeError, "row_not_encodable", row=7):
                 await run
@@ -211,7 +211,7 @@ async def test_cancelled_command_is_killed_with_its_children(tmp_path: Path) -> 
         "time.sleep(3600)\n"
     )
     agent = CommandAgent([sys.executable, "-c", code], tmp_path, tmp_path / "agent.log")
-    running = asyncio.create_task(agent.run(TASK, ENDPOINT))
+    running = asyncio.create_task(agent.result(TASK, ENDPOINT))
     await until(lambda: pids.exists() and pids.read_text().endswith("\n"))
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -236,7 +236,7 @@ async def test_program_elsewhere_asks_for_a_task_and_reports_a_reward(running: R
         session = running.session
         path = f"/s/{session.key}/reward"
         offered = Endpoint("", "", session.key, "tiny")
-        working = asyncio.create_task(agent.run(TASK, offered, session))
+        working = asyncio.create_task(agent.run(TASK, offered, session, 60))
         given: dict[str, Any] = (await program.post("/agent/task")).json()
         assert given["task"]["prompt"] == TASK.prompt
         assert given["endpoint"]["base_url"] == f"{gateway.url}/s/{session.key}/v1", (
@@ -252,7 +252,7 @@ async def test_program_elsewhere_asks_for_a_task_and_reports_a_reward(running: R
         assert (session.ended.reward, session.ended.parts) == (0.25, {"right": 1.0})
         same, other = {"reward": 0.25, "parts": {"right": 1}}, {"reward": 0.5}
         assert [(await program.post(path, json=body)).status_code for body in (same, other)] == [200, 404]
-        failing = asyncio.create_task(agent.run(TASK, offered, session))
+        failing = asyncio.create_task(agent.run(TASK, offered, session, 60))
         await program.post("/agent/task")
         await program.post(path, json={"error": "no sandbox", "traceback": "...", "reward": "none"})
         with raises(EpisodeError, "agent_failed"):
@@ -278,13 +278,13 @@ async def test_report_after_a_kill_is_repeated_until_the_rollout_goes_on(running
     await kill(session)
     assert await report(first) == 503
     resumed = running.open(folder=running.folder)
-    working = asyncio.create_task(first.run(TASK, ENDPOINT, resumed))
+    working = asyncio.create_task(first.run(TASK, ENDPOINT, resumed, 60))
     assert await report(first) == 200
     await working
     await kill(resumed)  # before the group is complete
     assert [await report(first), await report(first, 0.5)] == [200, 404]
     assert await report(second) == 503
-    second.remember(running.open(folder=running.folder))
+    await second.run(TASK, ENDPOINT, running.open(folder=running.folder), 60)
     assert await report(second) == 200
 
 
@@ -295,7 +295,9 @@ async def test_task_needs_the_token_if_there_is_one(running: Running, header: st
         serving(Sessions(), "tiny", ("127.0.0.1", 0), {}, agent.routes) as gateway,
         httpx.AsyncClient(base_url=gateway.url, headers={"Authorization": header}) as program,
     ):
-        working = asyncio.create_task(agent.run(TASK, Endpoint("", "", running.session.key, "tiny"), running.session))
+        working = asyncio.create_task(
+            agent.run(TASK, Endpoint("", "", running.session.key, "tiny"), running.session, 60)
+        )
         answer = await program.post("/agent/task")
         assert answer.status_code == status
         assert status == 200 or answer.json()["error"]["code"] == "agent_token"
@@ -306,7 +308,7 @@ async def test_task_whose_time_is_over_is_not_given_away(running: Running) -> No
     agent = ExternalAgent(Sessions())
     sessions = [running.open() for _ in range(2)]
     for session in sessions:
-        working = asyncio.create_task(agent.run(TASK, Endpoint("", "", session.key, "tiny"), session))
+        working = asyncio.create_task(agent.run(TASK, Endpoint("", "", session.key, "tiny"), session, 60))
         await asyncio.sleep(0)
         if session is sessions[0]:
             working.cancel()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import logging
@@ -12,14 +11,7 @@ from pathlib import Path
 
 from gristmill.deployment import read_secret
 from gristmill.prometheus import parse_address
-from gristmill_env.agents.runners import (
-    TOKEN_FILE,
-    AgentRunner,
-    CommandAgent,
-    ExternalAgent,
-    FunctionAgent,
-    checked_result,
-)
+from gristmill_env.agents.runners import TOKEN_FILE, AgentRunner, CommandAgent, ExternalAgent, FunctionAgent
 from gristmill_env.agents.task import AgentTask, Endpoint
 from gristmill_env.data import Item, system
 from gristmill_env.errors import EpisodeError, RolloutTimeoutError
@@ -37,7 +29,7 @@ class AgentPlayer:
     """Plays rollouts. Any number may be played at the same time."""
 
     spec: AgentSpec
-    runner: AgentRunner | ExternalAgent
+    runner: AgentRunner
     gateway: Gateway
     policy: Policy
     system_prompt: str | None = None
@@ -52,14 +44,11 @@ class AgentPlayer:
         Raises InferenceError if the model servers were away, RolloutTimeoutError, and EpisodeError if the agent fails
         or asks for no reply.
         """
-        kept = ask.kept if isinstance(self.runner, ExternalAgent) else None
+        kept = ask.kept if self.runner.elsewhere else None
         session = Session(self.policy, ask.sampling, evaluation=ask.evaluation, folder=kept, number=number)
         self.gateway.sessions.add(session)
         try:
-            if session.ended is None:
-                await self._run(item, session)
-            elif isinstance(self.runner, ExternalAgent):
-                self.runner.remember(session)
+            await self._run(item, session)
         except EpisodeError as error:
             session.forget()
             if session.failure is not None:
@@ -86,11 +75,7 @@ class AgentPlayer:
         base_url = self.gateway.base_url(session)
         endpoint = Endpoint(base_url, base_url.removesuffix("/v1"), session.key, self.policy.name)
         try:
-            if isinstance(self.runner, ExternalAgent):
-                await self.runner.run(self._task(item), endpoint, session, limit)
-            else:
-                async with asyncio.timeout(limit):
-                    await session.end(*checked_result(await self.runner.run(self._task(item), endpoint)))
+            await self.runner.run(self._task(item), endpoint, session, limit)
         except TimeoutError as error:
             session.forget()
             late = RolloutTimeoutError("agent_timeout", f"the agent took more than {limit:g} s", seconds=limit)
@@ -125,7 +110,7 @@ async def agents(
     token that programs elsewhere need for a task. Raises EnvError if the gateway's address is taken or the agent cannot
     be loaded, and ConfigError if the token's file cannot be read.
     """
-    runner: AgentRunner | ExternalAgent
+    runner: AgentRunner
     gateway_sessions = Sessions(folder=sessions)
     if spec.function is not None:
         runner = FunctionAgent(spec.function, folder, spec.params)
@@ -134,11 +119,7 @@ async def agents(
     else:
         runner = ExternalAgent(gateway_sessions, read_secret(environ, TOKEN_FILE))
     address = ("127.0.0.1", PORT if spec.external else 0) if spec.address is None else parse_address(spec.address)
-    routes = runner.routes if isinstance(runner, ExternalAgent) else ()
-    async with contextlib.AsyncExitStack() as opened:
-        gateway = await opened.enter_async_context(serving(gateway_sessions, policy.name, address, environ, routes))
-        if not isinstance(runner, ExternalAgent):
-            await opened.enter_async_context(runner)
+    async with serving(gateway_sessions, policy.name, address, environ, runner.routes) as gateway, runner:
         yield AgentPlayer(spec, runner, gateway, policy, system_prompt, counts)
 
 

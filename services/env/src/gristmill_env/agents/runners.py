@@ -11,7 +11,6 @@ import os
 import signal
 import tempfile
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,15 +49,28 @@ _LONGEST_REWARD = 1000
 """Characters of a reward file that are read."""
 
 
-class AgentRunner(ABC):
+class AgentRunner:
     """Runs agents until the end of the context (`async with`)."""
 
-    @abstractmethod
-    async def run(self, task: AgentTask, endpoint: Endpoint) -> Any:
-        """Runs the agent of one rollout. Returns its result (`checked_result`). Raises EpisodeError.
+    elsewhere = False
+    """Whether the agents run elsewhere, so that their rollouts survive this process."""
 
-        Cancelled when the rollout's time is over.
+    async def run(self, task: AgentTask, endpoint: Endpoint, session: Session, seconds: float) -> None:
+        """Runs the agent of one rollout, and returns when its reward is recorded in the session.
+
+        Raises EpisodeError, and TimeoutError after `seconds`.
         """
+        async with asyncio.timeout(seconds):
+            await session.end(*checked_result(await self.result(task, endpoint)))
+
+    async def result(self, task: AgentTask, endpoint: Endpoint) -> Any:
+        """Runs the agent of one rollout. Returns its result (`checked_result`). Raises EpisodeError."""
+        raise NotImplementedError
+
+    @property
+    def routes(self) -> list[Route]:
+        """The routes that agents need at the gateway, beside those of the model."""
+        return []
 
     async def __aenter__(self) -> Self:
         return self
@@ -83,7 +95,7 @@ class FunctionAgent(AgentRunner):
         """Whether the process runs."""
         return self._process.pid is not None
 
-    async def run(self, task: AgentTask, endpoint: Endpoint) -> Any:
+    async def result(self, task: AgentTask, endpoint: Endpoint) -> Any:
         try:
             sent = msgspec.Raw(task.encoded(msgspec.msgpack.encode))
             body = await self._process.call(msgspec.msgpack.encode((sent, endpoint)))
@@ -131,7 +143,7 @@ class CommandAgent(AgentRunner):
         for the command, which may be secret."""
         self._command, self._folder, self._log, self._env = command, folder, log, dict(env or {})
 
-    async def run(self, task: AgentTask, endpoint: Endpoint) -> Any:
+    async def result(self, task: AgentTask, endpoint: Endpoint) -> Any:
         with tempfile.TemporaryDirectory(prefix="gristmill-agent-", ignore_cleanup_errors=True) as place:
             told, reward = Path(place) / "task.json", Path(place) / "reward"
             told.write_bytes(task.encoded(msgspec.json.encode))
@@ -218,8 +230,10 @@ class _Offer:
     taken: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class ExternalAgent:
+class ExternalAgent(AgentRunner):
     """Programs elsewhere that ask the gateway for a task, work, and report a reward."""
+
+    elsewhere = True
 
     def __init__(self, sessions: Sessions, token: str | None = None) -> None:
         """`sessions`: of the gateway. `token`: programs need it for a task; None gives tasks to every program."""
@@ -235,12 +249,14 @@ class ExternalAgent:
         self._asked = time.monotonic()
         """When a program asked last, or when a log line said that none asks."""
 
-    async def run(self, task: AgentTask, endpoint: Endpoint, session: Session, seconds: float | None = None) -> None:
-        """Offers the task, unless a program has it already, and returns when the reward is recorded in the session.
+    async def run(self, task: AgentTask, endpoint: Endpoint, session: Session, seconds: float) -> None:
+        """Offers the task, unless a program has it already or has ended it.
 
-        `seconds`: the program's time from the moment at which it gets the task; None: no limit. A task waits for a
-        program without a limit. Raises EpisodeError if the program reports an error, and TimeoutError.
+        `seconds` begin when a program gets the task. A task waits for a program without a limit.
         """
+        if session.resumed and session.ended is not None:
+            self._remember(session)
+            return
         sent = msgspec.Raw(task.encoded(msgspec.json.encode))
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._working[session.digest] = session, future
@@ -281,7 +297,7 @@ class ExternalAgent:
         except TimeoutError:
             return None
 
-    def remember(self, session: Session) -> None:
+    def _remember(self, session: Session) -> None:
         """Keeps the result of an ended rollout, so that the repetition of its report is accepted."""
         if session.ended is not None:
             self._ended[session.digest] = session.ended
@@ -306,7 +322,7 @@ class ExternalAgent:
             return error is None and self._ended.get(name) == End(reward, parts)
         if error is None:
             await session.end(reward, parts)
-            self.remember(session)
+            self._remember(session)
         if not future.done():
             if error is None:
                 future.set_result(None)
@@ -316,7 +332,7 @@ class ExternalAgent:
 
     @property
     def routes(self) -> list[Route]:
-        """The routes for programs: `POST /agent/task` and `POST /s/{key}/reward`."""
+        """`POST /agent/task` and `POST /s/{key}/reward`."""
         return [
             Route("/agent/task", self._next, methods=["POST"]),
             Route("/s/{key}/reward", self._report, methods=["POST"]),
