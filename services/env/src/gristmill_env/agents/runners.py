@@ -115,11 +115,8 @@ class FunctionAgent(AgentRunner):
         await self._process.close()
 
     def _failure(self, error: CodeError | LostProcessError, what: str = "") -> EpisodeError:
-        text = f"agent {self._name}: {what}"
-        if isinstance(error, CodeError):
-            text += f"{error.kind}: {error}"
-        else:
-            text += str(error)
+        kind = f"{error.kind}: " if isinstance(error, CodeError) else ""
+        text = f"agent {self._name}: {what}{kind}{error}"
         if isinstance(error, CodeError) and error.raised:
             self._errors.log(self._name, text, error.trace)
             failure = EpisodeError("agent_raised", text, agent=self._name)

@@ -63,8 +63,6 @@ class EnvironmentRunner:
         `answer`: answers what the environment asks. `ended`: called when only the close is left.
         Raises the first error of `answer`, and one of ROW_ERRORS for an error of the environment.
         """
-        if self._process is not None:
-            await self._start(self._process)
         loop = asyncio.get_running_loop()
         end: End | None = None
         failed: Exception | None = None
@@ -101,6 +99,8 @@ class EnvironmentRunner:
 
         name, close_error = self.factory.name, None
         try:
+            if self._process is not None:
+                await self._process.start()  # which is no part of a method's time
             async with asyncio.timeout(spare) as limit:
                 close_error = await self._run(item, answered)
         except TimeoutError:
@@ -175,13 +175,6 @@ class EnvironmentRunner:
             return child.encode(await answered(child.asked.decode(body)))
 
         return child.closed.decode(await self._process.call(self._body(item), answered_bytes))
-
-    async def _start(self, process: CodeProcess) -> None:
-        """Starts the process unless it runs, so that its start is no part of a method's time. Raises EpisodeError."""
-        try:
-            await process.start()
-        except (CodeError, LostProcessError) as error:
-            raise _of_process(error) from error
 
     def _body(self, item: Item) -> bytes:
         """Returns an item for the process. The rollouts of a group begin together, so one is kept."""

@@ -202,7 +202,7 @@ class _Life:
             del self._working[number]
             for task in working.answers:
                 task.cancel()
-            result.exception()  # of a cancelled call nobody reads it
+            result.exception()  # so that the error of a cancelled call counts as read
 
         self._working[number] = working
         working.result.add_done_callback(ended)
