@@ -8,7 +8,6 @@ not answered.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import hashlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -286,9 +285,8 @@ class Session:
             raise RequestError(503, error.code, str(error)) from error
         self.failure = None
         self._server = completion.server
-        place = dataclasses.replace(prepared.place, request=name)
         trained = not request.constraint.fields
-        turn = self.turns.add(place, prepared.given, completion, answer, trained=trained)
+        turn = self.turns.add(prepared.place, prepared.given, completion, answer, request=name, trained=trained)
         self._unread.add(turn.number)
         if self._file is not None:
             await asyncio.to_thread(self._file.append, msgspec.json.encode(turn.stored))

@@ -47,7 +47,7 @@ class Stored(msgspec.Struct, frozen=True, eq=False, tag="turn"):
     answer: dict[str, Any]
     """The model's message in OpenAI's form, as the agent received it."""
     request: bytes
-    """Identifies the request (`Place.request`)."""
+    """Identifies the request among repetitions: its messages, its tools and its idempotency key."""
     key: bytes
     """Identifies the conversation up to and including the reply, with the tools."""
     trained: bool = True
@@ -112,8 +112,6 @@ class Place:
     """The messages after the parent's reply, or all messages."""
     key: bytes
     """Identifies the request's messages and tools."""
-    request: bytes = b""
-    """Identifies the request among repetitions: its messages, its tools and its idempotency key."""
 
 
 @dataclass(frozen=True)
@@ -172,9 +170,10 @@ class Turns:
         completion: Completion,
         answer: Mapping[str, Any],
         *,
+        request: bytes = b"",
         trained: bool = True,
     ) -> Turn:
-        """Stores a reply. `given`: the prompt's tokens that the parent does not have. `trained`: `Stored.trained`."""
+        """Stores a reply. `given`: the prompt's tokens that the parent does not have. The rest: as in `Stored`."""
         return self.restore(
             Stored(
                 parent=None if place.parent is None else place.parent.number,
@@ -185,7 +184,7 @@ class Turns:
                 finish_reason=completion.finish_reason,
                 more=[dict(message) for message in place.more],
                 answer=dict(answer),
-                request=place.request,
+                request=request,
                 key=_digest(place.key, _identity(template_message(answer))),
                 trained=trained,
             )
