@@ -88,7 +88,7 @@ async def test_every_batch_has_the_exact_size_and_no_group_is_lost_or_repeated(
     assert status.leased == 0
     facts = [await harness.redis.hmget(f"{START}group:{name}", "sequences", "env_id") for name in await harness.ready()]
     assert await harness.redis.hgetall(START + "kinds") == {
-        kind: str(count).encode() for kind, count in Counter(map(b" ".join, facts)).items()
+        kind: str(count).encode() for kind, count in Counter(b" ".join(map(bytes, pair)) for pair in facts).items()
     }
 
 
