@@ -1,4 +1,4 @@
-"""Gristmill's contract: what a trainer, an environment or a tool needs to work with a trajectory API.
+"""Gristmill's contract: the code that a trainer, an environment or a tool needs to work with a trajectory API.
 
 The modules, in the order in which to read them:
 

@@ -58,7 +58,7 @@ def _invalid(word: str, problem: str) -> ConfigError:
 
 
 def _path(key: str, model: type[BaseModel]) -> list[str | int] | None:
-    """Returns the place of the setting `key` in the values of `model`; None if there is no such setting."""
+    """Returns the place of the setting `key` in the values of `model`; None if `model` has no such setting."""
     path: list[str | int] = []
     here, rest = model, key.split(".")
     while True:
@@ -82,7 +82,7 @@ def _path(key: str, model: type[BaseModel]) -> list[str | int] | None:
 
 
 def _known(model: type[BaseModel], prefix: str = "") -> list[str]:
-    """Returns the keys of all settings, those of sections with their dots."""
+    """Returns the keys of all settings. A setting of a section has the section's name and a dot before its own name."""
     found: list[str] = []
     for name, field in model.model_fields.items():
         section = inner_model(field.annotation)

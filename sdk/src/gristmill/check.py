@@ -1,4 +1,4 @@
-"""What the checks of `gristmill doctor` share: their result, and the memory of this machine."""
+"""Code that the checks of `gristmill doctor` share: their result, and the memory of this machine."""
 
 from __future__ import annotations
 

@@ -99,8 +99,8 @@ def _is_own(host: str) -> bool:
 class _AnyNumber(httpx.AsyncBaseTransport):
     """Sends each request on a connection that is free, or on a new one.
 
-    httpx's own pool compares all connections with each other for each request: with 256 connections this takes
-    hundreds of milliseconds of processor time. Here each connection is a pool of its own.
+    httpx's own pool compares all connections with each other for each request. With 256 connections, the comparison
+    takes hundreds of milliseconds of processor time. Here each pool has only one connection.
     """
 
     def __init__(self, open_one: Callable[[], httpx.AsyncHTTPTransport]) -> None:

@@ -39,7 +39,7 @@ def make_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def complete_file(path: Path, *, mode: int | None = 0o644, several: bool = False) -> Iterator[Path]:
-    """Yields a temporary path beside `path`, which becomes `path` when the block ends without an error.
+    """Yields a temporary path next to `path`, which becomes `path` when the block ends without an error.
 
     A reader, or a restart after a crash, finds either the old file or the new file. `mode`: the file's permissions;
     None: as the block leaves them. `several`: several processes may write the file at the same time, also from other

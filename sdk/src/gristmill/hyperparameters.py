@@ -117,7 +117,7 @@ class Hyperparameters(Settings):
     0.28, gspo 0.0004, cispo 5."""
     ratio_policy: Literal["old", "rollout"] = "old"
     """Denominator of the policy ratio: the policy before the step's first update, or the policy that sampled the
-    tokens. With rollout the clip also bounds stale tokens, and there are no importance weights."""
+    tokens. With rollout the clip also bounds stale tokens, and the loss has no importance weights."""
     max_completion_length: int | None = Field(default=None, ge=1)
     """Divisor of dr_grpo. Default: the run's max_tokens."""
     importance_correction: Literal["truncate", "mask", "none"] = "truncate"

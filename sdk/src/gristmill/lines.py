@@ -155,7 +155,7 @@ def read_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 def whole_lines(file: BinaryIO, start: int = 0) -> Iterator[tuple[int, bytes]]:
     """Yields (offset, line) of the lines from byte `start`. Leaves out a last line without a newline: it may grow.
 
-    A line of more than `MAX_LINE` bytes comes in pieces, which are no JSON.
+    A line of more than `MAX_LINE` bytes comes in pieces, which are not valid JSON.
     """
     file.seek(start)
     while line := file.readline(MAX_LINE):

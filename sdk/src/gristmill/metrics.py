@@ -195,7 +195,7 @@ def number(value: Any) -> float | None:
 
 
 def readable(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a row that somebody else wrote without the values that are not of the type of their field in StepMetrics.
+    """Returns a third party's row without the values that are not of the type of their field in StepMetrics.
 
     Fields that StepMetrics does not have stay as they are.
     """

@@ -342,7 +342,7 @@ class PermitSession:
             await asyncio.sleep(self._beat_every)
 
     async def _silent_for(self) -> float | None:
-        """Returns the seconds since the API heard from the environment of this name; None without a registration."""
+        """Returns the seconds since the environment of this name last called the API; None without a registration."""
         environments = await self._api.environments(self._run_id)
         return next((one.last_seen_s for one in environments if one.env_id == self._holder), None)
 

@@ -110,8 +110,8 @@ def _from_package(place: str) -> ModuleType:
             raise import_error(f"module '{place}'", error) from error
         raise PluginError(
             "plugin_module_missing",
-            f"module '{place}' cannot be imported: there is no {error.name}. Install it, put its folder on PYTHONPATH, "
-            "or name a file (path/to/file.py:name)",
+            f"module '{place}' cannot be imported: the module {error.name} is missing. Install it, put its folder on "
+            "PYTHONPATH, or name a file (path/to/file.py:name)",
             module=error.name,
         ) from error
     except (Exception, SystemExit) as error:

@@ -1,4 +1,4 @@
-"""Receipts: what a model server answered after each publication, one JSON object per receipt in receipts.jsonl.
+"""Receipts: a model server's answer after each publication, one JSON object per receipt in receipts.jsonl.
 
 The trainer writes the file into the run's folder. The page, the doctor and the card of the model read it.
 """
@@ -21,7 +21,7 @@ UNPROVEN: Final = "unproven"
 
 
 class ReceiptState(StrEnum):
-    """What a receipt shows."""
+    """The result that a receipt shows."""
 
     OK = "ok"
     """The server's log-probabilities are the trainer's, and it has the step's change."""

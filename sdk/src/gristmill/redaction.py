@@ -88,7 +88,7 @@ _ASSIGNMENT = re.compile(r"(-{0,2}([A-Za-z][\w.-]*)=)(.*)", re.DOTALL)
 _USER_INFO = re.compile(
     r"(?<=://)(?:[^\s/?#'\"]+|[^\s/?#'\":@\[]*:(?!\d{1,5}[^\w@])(?!//)(?:[^\s'\":]|:(?!//)){1,256})(?=@)"
 )
-"""Second, a password with a slash that nobody quoted. A port is not the beginning of a password. The match ends before
+"""Second, a password with an unquoted slash. A port is not the beginning of a password. The match ends before
 the next ://, so that it takes linear time."""
 _HEADER = re.compile(r"\b([Bb]earer|BEARER|Basic)\s+[A-Za-z0-9._~+/=-]{8,}")
 _NAMED_HEADER = re.compile(

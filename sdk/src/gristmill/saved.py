@@ -54,7 +54,7 @@ class SavedCompletion(msgspec.Struct, frozen=True, kw_only=True):
     episode_reward: float | None = None
     """Reward from the run's `environment`; None if the environment gave no reward, or if it is unknown."""
     episode_parts: dict[str, float] | None = None
-    """Named parts of that reward; None if there are none, or if they are unknown."""
+    """Named parts of that reward; None if it has no parts, or if they are unknown."""
     scores: dict[str, float | None] = {}
     """Value of each reward, before its weight; null if the reward returned no value or failed."""
     total: float | None = None

@@ -162,7 +162,7 @@ def find_config(name: str, config_dir: Path) -> Path:
 def readable_by_all(path: Path) -> str:
     """Returns the remedy for a file that may not be read: "chmod -R a+rX" with the closed folder above it, or the file.
 
-    The services of the stack run as a user of the container (10001), who does not own mounted files.
+    The services of the stack run as a user of the container (10001). This user does not own mounted files.
     """
     path = path.absolute()
     closed = path

@@ -89,7 +89,7 @@ def start_wandb(
         if environ.get("WANDB_MODE"):
             return wandb.init(**start)
         if not has_credentials(environ):
-            _say_offline(f"there are no credentials (WANDB_API_KEY, {KEY_FILE} or ~/.netrc)", folder)
+            _say_offline(f"no credentials were found (WANDB_API_KEY, {KEY_FILE} or ~/.netrc)", folder)
             return wandb.init(mode="offline", **start)
         try:
             return wandb.init(mode="online", **start)

@@ -35,12 +35,12 @@ class Trouble(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(code: str, text: str, **values: object) -> Trouble:
-        """Returns the trouble with the remedy of its code. `values`: what the remedy's placeholders represent."""
+        """Returns the trouble with the remedy of its code. `values`: the values of the remedy's placeholders."""
         return Trouble(code, text, CODES[code].remedy.format(**values))
 
 
 class Kind(NamedTuple):
-    """What the documentation says about a code."""
+    """The documentation of a code."""
 
     meaning: str
     remedy: str

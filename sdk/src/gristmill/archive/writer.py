@@ -43,7 +43,7 @@ _RECENT_BYTES = 96 << 20
 
 
 class NoRoomError(OSError):
-    """The disk has less free space than the archive must leave, and there is no older segment to remove."""
+    """The disk has less free space than the archive must leave, and the archive has no older segment to remove."""
 
 
 def free_bytes(folder: Path) -> int:
@@ -130,7 +130,7 @@ class RunWriter:
     def sync(self) -> None:
         """Returns once all that was appended is on disk, in a file that is still there."""
         if self._unsure:
-            raise OSError(f"{self._current}: the disk failed, and tells so only once")
+            raise OSError(f"{self._current}: the disk failed, and reports a failure only once")
         if self._file is not None:
             self._flush()
             if not os.path.samestat(os.fstat(self._file), self._current.stat()):
