@@ -50,7 +50,7 @@ PACKED: Final = (
     "evaluations/*.json", "evaluations/*.jsonl", "evaluations/*.html", "dropped/*.jsonl", "logs/*.log", "origin/*",
     "aside/*",
 )  # fmt: skip
-"""Names of the files that a pack has. A `*` also stands for folders."""
+"""Names of the files that a pack has. A `*` also matches folders."""
 _EXACT: Final = frozenset({TOKENIZER_FOLDER, ORIGIN_FOLDER})
 """Folders whose files have no settings of a person, and must not change: checkpoints have hashes."""
 _TEXTS: Final = frozenset({".csv", ".html", ".log", ".md", ".txt", ".yaml", ".yml"})
@@ -65,7 +65,7 @@ MAX_SIZE: Final = 32 << 30
 """Most bytes that a pack may become, unless the user allows more."""
 _MOST_FILES, _MOST_FOLDERS, _LONGEST_NAME = 100_000, 16, 512
 _MOST_TIMES, _SMALL = 200, 64 << 20
-"""A pack that becomes more than `_SMALL` bytes may become so many times its own size."""
+"""A pack that becomes more than `_SMALL` bytes may become at most `_MOST_TIMES` times its own size."""
 _LATEST_NS: Final = 253_402_300_799_000_000_000
 """The end of the year 9999."""
 _CACHE_S: Final = 30 * 86400
@@ -155,7 +155,7 @@ def write_pack(
 
 
 def _collect(folders: Sequence[Path], include: Sequence[str]) -> tuple[dict[str, Path], dict[str, int]]:
-    """Returns the files to pack by their paths in the run's folder, and the bytes of what is left out."""
+    """Returns the files to pack by their paths in the run's folder, and the bytes of the files that are left out."""
     sources: dict[str, Path] = {}
     left_out: dict[str, int] = {}
     for folder in map(Path.resolve, folders):

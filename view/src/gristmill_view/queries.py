@@ -132,7 +132,7 @@ def step_of(roots: Roots, run: str, step: int) -> dict[str, Any]:
 
 
 def timeline_of(roots: Roots, run: str, step: int) -> Timeline:
-    """Returns who worked and who waited in a step. Raises ViewError for a step without times."""
+    """Returns the work and the waits of a step. Raises ViewError for a step without times."""
     times = window(facts_of(roots, run).rows, step)
     found = rows_of(
         roots,

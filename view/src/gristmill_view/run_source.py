@@ -188,7 +188,7 @@ class RunSource:
             return {"step": step, "metrics": dict(flat(row)), "groups": []}
 
     async def timeline(self, run: str, step: int) -> Timeline:
-        """Returns who worked and who waited in a step."""
+        """Returns the work and the waits of a step."""
         return cast(Timeline, await self._ask("timeline_of", run, step))
 
     async def group(self, run: str, group_id: str) -> dict[str, Any]:

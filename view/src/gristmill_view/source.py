@@ -20,7 +20,7 @@ _THREADS: Final = ThreadPoolExecutor(4, thread_name_prefix="page")
 
 
 async def in_thread(work: Callable[..., T], *args: Any) -> T:
-    """Runs work of the page in one of its own threads. The trajectory API, which serves the page, needs the event
+    """Runs work of the page in one of the page's threads. The trajectory API, which serves the page, needs the event
     loop's threads for submits and for the archive, and work of the page may wait for a slow Redis or disk.
     """
     return await asyncio.get_running_loop().run_in_executor(_THREADS, work, *args)
@@ -82,7 +82,7 @@ class Series(TypedDict):
 
 
 class Span(TypedDict):
-    """A part of a lane. Times are seconds since the start of the step."""
+    """A part of a `Lane`. Times are seconds since the start of the step."""
 
     start: float
     end: float

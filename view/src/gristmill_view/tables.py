@@ -1,4 +1,4 @@
-"""The page's way to the tables of runs: SQL over the rollouts of a run, and ViewErrors for what cannot be read."""
+"""The page's way to the tables of runs: SQL over a run's rollouts, and ViewErrors for files that cannot be read."""
 
 from __future__ import annotations
 

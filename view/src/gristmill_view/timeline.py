@@ -1,4 +1,4 @@
-"""Who worked and who waited in a step: the phases of the trainer, and the groups that each environment had in work.
+"""The work and the waits of a step: the phases of the trainer, and the groups that each environment had in work.
 
 The trainer's row has the time of the step's end and the seconds of its phases. A group has the time of its submit, and
 the seconds since its first request. Model servers record no times: they work while an environment has groups in work.
@@ -61,7 +61,7 @@ def window(rows: Sequence[Mapping[str, Any]], step: int) -> Window:
 
 
 def timeline(times: Window, works: Sequence[Work]) -> Timeline:
-    """Returns the lanes of a step. `works`: the groups in work in its time, at most MOST_GROUPS and one more."""
+    """Returns the timeline of a step. `works`: the groups in work in its time, at most MOST_GROUPS and one more."""
     length = times.end - times.start
     shown = works[:MOST_GROUPS]
     lanes = [_trainer(times)]
@@ -91,7 +91,7 @@ def _trainer(times: Window) -> Lane:
 
 
 def _environment(name: str, parts: Sequence[tuple[float, float, str]], length: float) -> Lane:
-    """Returns the lane of an environment. `parts`: (start, end, group) by start."""
+    """Returns the `Lane` of an environment. `parts`: (start, end, group) by start."""
     spans: list[Span] = []
     at = waited = 0.0
     for start, end, _ in parts:

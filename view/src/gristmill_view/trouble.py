@@ -17,7 +17,7 @@ from gristmill_view.facts import Facts, trainer_has_batch
 
 _TRAINER_QUIET_S = 60.0
 _NEWS_S = 120.0
-"""Seconds after which a silent environment is no news: another one may have taken its place."""
+"""Seconds after which a silent environment is not reported: another environment may have replaced it."""
 _EQUAL_STEPS = 3
 """Steps in a row without a gradient from rewards."""
 _FAILING_SHARE = 0.1
@@ -101,7 +101,7 @@ def on_policy(rows: Rows) -> list[tuple[int, float]]:
 
 
 def differing(rows: Rows) -> list[tuple[int, float]]:
-    """Returns those of `on_policy` in which trainer and model server disagree."""
+    """Returns the items of `on_policy` in which trainer and model server disagree."""
     return [(step, difference) for step, difference in on_policy(rows) if not difference < _LOGPROB_DIFF]
 
 

@@ -219,7 +219,7 @@ def sampled_spans(branches: Sequence[Branch]) -> list[list[Span]]:
     trains."""
     order = sorted(range(len(branches)), key=lambda at: branches[at].tokens.astype(">i4").tobytes())
     found = [set(branch.trained) for branch in branches]
-    # In the order of their tokens, what a branch shares with any other it shares with all branches between them.
+    # In the order of their tokens, the branches between two branches all share the tokens that those two share.
     for places in (order, order[::-1]):
         for before, at in itertools.pairwise(places):
             shared = _shared(branches[before].tokens, branches[at].tokens)
