@@ -11,6 +11,6 @@ The modules, in the order in which to read them:
     local     a training on this machine
     slurm     the batch script of a training
 
-The package may import all other packages. It imports those of the services, which need torch or a server, only when a
+The package may import all other packages. It imports the services' packages, which need torch or a server, only when a
 command needs them.
 """

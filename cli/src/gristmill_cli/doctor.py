@@ -255,7 +255,7 @@ def beyond_check(run: RunSettings, environ: Mapping[str, str]) -> Iterator[Check
 
 
 def after_run(run: RunFolder, config: str | None, environ: Mapping[str, str]) -> Iterator[Check]:
-    """Yields the checks of a run's files: first those of the archive, then those of the packages that are installed.
+    """Yields the checks of a run's files: first the archive's checks, then the installed packages' checks.
 
     `config`: name or path of the run's YAML, with which the rewards are computed again; None: the run's id.
     """
@@ -285,7 +285,7 @@ def _missing(package: str) -> Check | None:
 def examine(environ: Mapping[str, str], folder: Path) -> Machine:
     """Measures this machine. `environ`: with API_PORT, MODEL_PORT, HF_ENDPOINT. `folder`: where runs are kept.
 
-    Raises ConfigError for a port that is none."""
+    Raises ConfigError for a port that is not valid."""
     ports = {name.upper(): read_port(name, environ) for name in PORTS}
     hub = (environ.get("HF_ENDPOINT") or _HUB).rstrip("/")
     offline = environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
@@ -308,7 +308,7 @@ def examine(environ: Mapping[str, str], folder: Path) -> Machine:
 
 
 def port_use(port: int) -> PortUse:
-    """Returns whether a port of loopback is free, or who listens there."""
+    """Returns whether a port of loopback is free, or which program listens there."""
     with socket.socket() as probe:
         probe.settimeout(1)
         if probe.connect_ex(("127.0.0.1", port)) != 0:

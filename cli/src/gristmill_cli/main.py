@@ -49,7 +49,7 @@ GROUPS = {
     "prove and share": ("retrain", "bisect", "report", "pack", "unpack"),
     "machines": ("doctor", "slurm"),
 }
-"""The commands by what a user wants, in the order of --help."""
+"""The commands by a user's task, in the order of --help."""
 
 
 def _overview(texts: Mapping[str, str]) -> str:
@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="gristmill",
         usage="gristmill [--api URL] [--token-file FILE] [--runs FOLDER] COMMAND ...",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        add_help=False,  # Without a line of its own, so that the help fits on a screen.
+        add_help=False,  # A separate line for -h is left out, so that the help fits on a screen.
     )
     parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
     parser.add_argument("--api", metavar="URL", help="the trajectory API (GRISTMILL_API_URL)")

@@ -132,7 +132,7 @@ def _check_finished(services: Services, run_id: str, training_steps: int) -> Non
 def _finished(services: Services, run_id: str, steps: int) -> LocalStackError:
     options = services.options
     model = services.runs_dir / run_id / "model"
-    here = f"its model is {model}" if model.is_dir() else f"there is no model in {model.parent}"
+    here = f"its model is {model}" if model.is_dir() else f"{model.parent} has no model"
     commands = {
         "train it longer": command(options, training_steps=max(2 * steps, options.training_steps or 0, 20)),
         "train it again": command(options, fresh=True),

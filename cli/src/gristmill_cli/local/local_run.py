@@ -234,9 +234,9 @@ def show_context(log: Path | None) -> None:
 def next_commands(
     options: argparse.Namespace, root: Path, folder: Path, *, steps: int, question: str, stays: bool = False
 ) -> list[Command]:
-    """Returns the commands that a user probably wants after a run.
+    """Returns the commands that a user probably needs after a run.
 
-    `options`: those of this start. `root`: the clone. `folder`: of the run. `question`: a prompt of the run's data.
+    `options`: of this start. `root`: the clone. `folder`: of the run. `question`: a prompt of the run's data.
     `stays`: the model server of the run continues to run.
     """
     model, port = folder / "model", options.model_port

@@ -67,7 +67,7 @@ def _start(server: WarmServer, state: Path, model: str) -> None:
 def for_command(name: str, run: RunSettings) -> Iterator[Iterable[Check]]:
     """Uses the model server that stays on the port of the run's server, within the block. `name`: of the command.
 
-    If there is none and no server answers, `try` starts one and stops it afterwards. Yields the checks that `check`
+    If no server stays and no server answers, `try` starts one and stops it afterwards. Yields the checks that `check`
     adds to its own. Raises GristmillError.
     """
     with contextlib.ExitStack() as using:

@@ -115,7 +115,7 @@ def read_options(arguments: Sequence[str], prog: str) -> argparse.Namespace:
     if options.api_port == options.model_port:
         raise ConfigError(
             "port_invalid",
-            f"port {options.api_port} is that of the trajectory API and of the model server: choose another port with "
+            f"the trajectory API and the model server have the same port {options.api_port}: choose another port with "
             "--api_port or --model_port",
             port=options.api_port,
         )
@@ -140,7 +140,7 @@ def read_port(name: str, environ: Mapping[str, str], given: str | None = None) -
 
 
 def command(options: argparse.Namespace, **other: object) -> str:
-    """Returns a command that starts the same run with the same services. `other` options replace those of this start.
+    """Returns a command that starts the same run with the same services. `other`: options that replace this start's.
 
     An option that is True is a flag without a value.
     """
@@ -164,8 +164,8 @@ def require_clone(name: str) -> None:
     if not is_clone():
         raise ConfigError(
             "clone_missing",
-            f"`gristmill {name}` works in a clone of the repository only, and {ROOT} is none: run it in one, after "
-            "`make setup`",
+            f"`gristmill {name}` works in a clone of the repository only, and {ROOT} is not a clone: run the command "
+            "in a clone, after `make setup`",
             path=ROOT,
         )
 

@@ -47,7 +47,7 @@ class Output:
         print(text, flush=True)
 
     def stopping(self, text: str = "") -> None:
-        """Shows that the services stop. `text`: what they still finish."""
+        """Shows that the services stop. `text`: the work that they still finish."""
         if text:
             self.say(text)
 
@@ -88,7 +88,7 @@ class StepLines(Output):
         elif problem := found.warning or found.error:
             if (shown := self._warnings.show(service, problem)) is not None:
                 self.say(shown)
-        # A server that answers loads weights again at every publication, which is no news.
+        # A server that answers loads weights again at every publication, so this phase is not shown again.
         elif found.phase and self._phases.get(service) not in (ANSWERS, kind := _DIGITS.sub("N", found.phase)):
             self._phases[service] = kind
             self.say(f"{service}: {found.phase}")

@@ -119,7 +119,7 @@ class WarmServer:
                 raise
 
     def stop(self) -> bool:
-        """Ends the server. Returns False if there was none. Raises LocalStackError if a command uses the server."""
+        """Ends the server. Returns False if no server ran. Raises LocalStackError if a command uses the server."""
         record = self.record()
         if record is not None:
             with self._locked(alone=True):
@@ -153,7 +153,7 @@ class WarmServer:
             yield lock
 
     def check(self, record: Record, model: str | None, environ: Mapping[str, str]) -> None:
-        """Compares model, revision and dtype with those of a server that would start now.
+        """Compares model, revision and dtype with the values of a server that would start now.
 
         Raises LocalStackError, or ModelError if `model` is not valid. Checks nothing while the server starts.
         """
@@ -281,7 +281,7 @@ class WarmServer:
 
     @contextlib.contextmanager
     def _locked(self, *, alone: bool) -> Iterator[tuple[int, int | None]]:
-        """Holds the lock within the block. Yields its descriptor and kind: exclusive if nobody else has it.
+        """Holds the lock within the block. Yields its descriptor and kind: exclusive if no other process has it.
 
         Without `alone` the lock is shared with other commands, or None if a training has it. With `alone`, raises
         LocalStackError if another command has the lock.

@@ -272,7 +272,7 @@ def submit(job: Job) -> str:
 
 
 def _submitted(script: Path) -> str | None:
-    """Returns the id of this user's job with this script; None if there is none.
+    """Returns the id of this user's job with this script; None if Slurm has no such job.
 
     A job may be ending, or be on its way back to the queue: Slurm calls both COMPLETING. Waits for at most a minute
     until it is over. Raises GristmillError.

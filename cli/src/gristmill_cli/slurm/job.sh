@@ -98,7 +98,7 @@ trap stop TERM
 trap 'exit 1' USR1
 
 say "job $SLURM_JOB_ID, start $((${SLURM_RESTART_COUNT:-0} + 1)): API $GRISTMILL_API_URL, model servers $MODEL_URLS"
-# Redis has no port: only this user, on this node, can connect. The lock keeps out a job whose node was lost and lives.
+# Redis has no port: only this user, on this node, can connect. The lock keeps out a job that still runs on a lost node.
 keep always redis 0 "$FIRST_NODE" redis flock "$STATE/redis.lock" "$REDIS" "$LOCAL/redis.conf" --port 0 \
   --unixsocket "$LOCAL/redis.sock" --dir "$STATE/redis" &
 keep always api 0 "$FIRST_NODE" api "$PYTHON" -m gristmill_api --host 0.0.0.0 --port "$API_PORT" &
