@@ -50,7 +50,7 @@ def bad_request(message: str) -> ApiProblem:
 
 
 def run_missing(run_id: str) -> ApiProblem:
-    return ApiProblem("run_missing", 404, f"there is no run {run_id!r}.", "An environment opens it: POST /v1/runs.")
+    return ApiProblem("run_missing", 404, f"run {run_id!r} does not exist.", "An environment opens it: POST /v1/runs.")
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def archiving(run_id: str, groups: int) -> ApiProblem:
     return ApiProblem(
         "archiving",
         409,
-        f"{groups} groups of run {run_id!r} wait to be written to disk: trained groups, or what became of others.",
+        f"{groups} groups of run {run_id!r} wait to be written to disk: trained groups, or the fates of others.",
         "Try again in a moment. If the number stays, free some space on the archive's disk.",
         retry_after=1,
     )
@@ -159,7 +159,7 @@ def env_missing(run_id: str, env_id: str) -> ApiProblem:
 
 
 def other_registration(run_id: str, env_id: str, left_s: float) -> ApiProblem:
-    """`left_s`: seconds until the registration expires; 0: it has expired, and anybody may register the name."""
+    """`left_s`: seconds until the registration expires; 0: it has expired, and any environment may take the name."""
     return ApiProblem(
         "other_registration",
         409,
@@ -182,7 +182,7 @@ def writer_missing(run_id: str, source: str) -> ApiProblem:
 
 
 def run_in_use(run_id: str, why: str, retry_after: int) -> ApiProblem:
-    """An environment's token may not replace, extend or suspend what others work on. `why`: what they have."""
+    """An environment's token may not replace, extend or suspend a run that others use. `why`: how they use it."""
     return ApiProblem(
         "run_in_use",
         409,

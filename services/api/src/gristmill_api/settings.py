@@ -91,7 +91,7 @@ class Settings:
     """Acked groups are archived to <runs_dir>/<run id>/rollouts; None: nowhere."""
 
     view_dirs: tuple[Path, ...] = ()
-    """Further folders with folders of runs, which the page reads: those of the trainer and the environment."""
+    """Further folders with folders of runs, which the page reads: the trainer's and the environment's."""
     view_servers: tuple[str, ...] = ()
     """Model servers whose weights the page shows, such as dns+http://model:9001."""
 

@@ -44,7 +44,7 @@ class Tokens:
         """From the files env, trainer and admin in `folder`.
 
         Raises ConfigError for a file that is missing, unreadable, empty, too short to be safe, readable by every
-        user of the machine, or no plain text, and for two roles with one token.
+        user of the machine, or not plain text. Two roles with one token are an error too.
         """
         found: dict[Role, str] = {}
         for role in Role:

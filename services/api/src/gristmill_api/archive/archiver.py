@@ -160,7 +160,7 @@ class Archiver:
         self._disk_is_full = is_full
 
     async def _for_each(self, runs: Sequence[WaitingRun], work: Callable[[WaitingRun], Awaitable[bool]]) -> None:
-        """Calls `work` with each run until it returns False. An error of one run is logged, and the others go on."""
+        """Calls `work` with each run until it returns False. An error of one run is logged, and the others continue."""
         for run in runs:
             try:
                 if not await work(run):
@@ -290,8 +290,8 @@ class Archiver:
         if run.run_id not in self._failing:
             self._failing.add(run.run_id)
             _LOG.error(
-                "THE ARCHIVE OF RUN %s CANNOT BE WRITTEN [archive_lost] (%s). Training goes on; its groups are trained "
-                "on and NOT archived until %s can be written. gristmill_api_archive_lost counts them.",
+                "THE ARCHIVE OF RUN %s CANNOT BE WRITTEN [archive_lost] (%s). Training continues; its groups are "
+                "trained on and NOT archived until %s can be written. gristmill_api_archive_lost counts them.",
                 run.run_id,
                 error,
                 self._runs_dir,

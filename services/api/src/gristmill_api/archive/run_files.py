@@ -1,6 +1,6 @@
 """The task that keeps `<run>/run.json`, the settings and the state of each run, up to date.
 
-The files are also the witness of what Redis should have. The task reports a run whose file is newer than Redis: Redis
+The files also show which runs Redis should have. The task reports a run whose file is newer than Redis: Redis
 started with an empty or an older append-only file, or could not replay the file.
 """
 
@@ -167,7 +167,7 @@ def _unfinished(runs_dir: Path, known: Container[str]) -> dict[str, RunRecord]:
 
 
 def _read(path: Path) -> RunRecord | None:
-    """Returns the record; None if there is no file that this version can read."""
+    """Returns the record; None if the file does not exist or this version cannot read it."""
     try:
         return read_run_file(path)
     except (OSError, GristmillError):

@@ -5,7 +5,7 @@ forms write differently:
 
     masks                 the token's id where trained, -100 elsewhere   <->  the mask
     inference_logprobs    1.0 where not sampled                          <->  logprobs, 0 where not trained
-    overrides (one a sequence), group_overrides                          <->  overrides = {"sequences", "group"}
+    overrides (per sequence), group_overrides                            <->  overrides = {"sequences", "group"}
     generation_params     temperature, top_p, max_tokens                 <->  sampling
     no inference_logprobs                                                <->  logprobs_known is False
     images, and generation_params                                        <->  meta

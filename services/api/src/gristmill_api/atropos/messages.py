@@ -136,7 +136,7 @@ def misfits(group: Scored) -> set[str]:
     """Names of the optional fields that do not fit the tokens. Raises Mismatch for tokens, masks or scores.
 
     An optional list may be empty: BaseEnv sends empty lists for fields that it does not have. `messages` and
-    `overrides` may be shorter than the group: BaseEnv sends only those of some sequences.
+    `overrides` may be shorter than the group: BaseEnv sends them for some sequences only.
     """
     lengths = _sizes(group.tokens)
     if not lengths:

@@ -74,7 +74,7 @@ class HotRoute(Route):
 
     def __init__(self, route: FastRoute, fast: Handler) -> None:
         super().__init__(route.path, route.endpoint, methods=route.methods)
-        self.methods = route.methods  # Without HEAD: a HEAD for a batch would lease groups that nobody receives.
+        self.methods = route.methods  # Without HEAD: a HEAD for a batch would lease groups that no client receives.
         self._route = route
         self._fast = fast
 

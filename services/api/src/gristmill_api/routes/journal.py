@@ -51,7 +51,7 @@ class Row(RequestModel):
     def _bounded(self) -> Row:
         count = sum(len(value) if isinstance(value, dict) else 1 for value in self.values.values())
         if count > MAX_VALUES:
-            raise ValueError(f"a row has {MAX_VALUES} values at most, with those of its groups; this one has {count}")
+            raise ValueError(f"a row has at most {MAX_VALUES} values, with its groups' values; this row has {count}")
         return self
 
 

@@ -148,7 +148,7 @@ class GroupQueue:
         return bool(reply == ["STORED"])
 
     async def lease(self, run_id: str, incarnation: int, batch_id: str, amount: LeaseSize) -> Batch:
-        """Lease exactly so many groups or sequences from the queue, at once. The same id returns the same batch."""
+        """Lease exactly `amount` of groups or sequences from the queue, at once. The same id returns the same batch."""
         reply = await self._lease(run_id, incarnation, batch_id, amount.unit, amount.count, self._limits.lease_ttl_s)
         return _batch(reply)
 

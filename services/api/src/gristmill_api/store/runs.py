@@ -63,7 +63,7 @@ class Runs:
 
         A stack has one open run; without a stack any number may be open. The stack's open run is suspended, unless an
         environment of it is alive (409 run_open). Settings that differ from the run's are refused (409 config_differs)
-        with two exceptions: more training steps extend the run, and a run without a finished step and without a living
+        with two exceptions. More training steps extend the run. A run without a finished step and without a living
         environment is replaced. An environment's token neither replaces nor suspends a run with permits that are out,
         nor extends an open run with a living environment of another word (409 run_in_use).
         """

@@ -66,7 +66,7 @@ class Scripts:
 
         `payloads`: bytes for the script, by the keys at which the script finds them. Raises ApiProblem if the run does
         not exist (404), has another creation than the call names (409), or is suspended and the script does not allow
-        that (409), and if an environment calls under the name of another (409).
+        that (409). An environment that calls under the name of another is refused too (409).
         """
         status, *rest = await self.run(name, keys.prefix(run_id), *args, payloads=payloads)
         if status == b"MISSING":

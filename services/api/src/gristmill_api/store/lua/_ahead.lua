@@ -19,7 +19,7 @@ end
 
 local function lately() return unpack(redis.call('HMGET', COUNTERS, 'lately_accepted', 'lately_dropped')) end
 
--- How many permits may be out when the run needs so many groups.
+-- How many permits may be out when the run needs `needed` groups.
 local function most_out(needed)
   local accepted, dropped = lately()
   if not dropped or accepted + dropped < LEAST then return needed end

@@ -1,5 +1,5 @@
 -- Additional keys of a run that Atropos' protocol feeds. Environments are numbered from 0; their registrations are at envs
--- and env:<number>, as those of /v1, with these fields besides:
+-- and env:<number>, as in /v1, with these additional fields:
 --
 --   max_context_len, min_batch_allocation, group_size (sequences; it rises to the largest that the environment has ready), disconnected
 --

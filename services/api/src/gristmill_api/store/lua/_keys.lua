@@ -42,8 +42,8 @@
 --   lapsed        HASH    group id -> holder that had it last, for the ids in reissue
 --   dropped       HASH    group id -> reason; also of groups dropped after their submit
 --   drops         HASH    reason -> count
---   fates         LIST    JSON of what became of groups that are not in the archive (dropped, dead, replayed, let go), until
---                         the archiver has written it to drops.jsonl; the newest 65536
+--   fates         LIST    JSON of the fates of groups that are not in the archive (dropped, dead, replayed, let go),
+--                         until the archiver has written it to drops.jsonl; the newest 65536
 --   tombs         LIST    the ids in trained and dropped, oldest first: the newest 65536 stay. Of a finished run all three
 --                         expire, and so do the next two
 --   difficulty    HASH    row -> "<groups> <below|within|above> <mean rewards of its last groups, the newest first>", 131072 rows
@@ -72,10 +72,10 @@
 --   gm:bytes      STRING  payload bytes held by all runs
 --   gm:journal    STRING  bytes of the metrics rows of all runs
 --   gm:journals   ZSET    key of a source's metrics -> their bytes
---   gm:archiver   STRING  random value of the process that archives, while its lease lives. Only calls with this value
---                         remove groups and fates that wait for the disk
+--   gm:archiver   STRING  random value of the process that archives, while its lease is valid. Only calls with this
+--                         value remove groups and fates that wait for the disk
 --   gm:events     pub/sub "open" | "ready <prefix>" | "permits <prefix>" | "archive <prefix>" | "events <prefix>":
---                         something may be there for who waits, and for who waits for "events"
+--                         wakes the clients that wait for the topic, and the readers of the run's event stream
 
 local P = KEYS[1]
 local RECORD, COUNTERS = P .. 'record', P .. 'counters'

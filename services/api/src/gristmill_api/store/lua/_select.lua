@@ -1,9 +1,9 @@
--- Selects the ready groups of a batch, in queue order: a number of groups in a run of /v1, and groups with exactly so many
--- sequences in a run of Atropos' environments.
+-- Selects the ready groups of a batch, in queue order: a number of groups in a run of /v1, and groups with exactly this
+-- number of sequences in a run of Atropos' environments.
 --
 -- By sequences, a group that does not fit is passed over for a later group. If the groups in order do not fill the batch,
 -- any groups that sum to it make the batch (_sums.lua). Each living environment with a min_batch_allocation has its part
--- of the batch, in whole groups; until the part is ready, there is no batch. Only if no sum keeps the parts, they are not kept.
+-- of the batch, in whole groups. Without the part, no batch is leased. The parts are not kept if no sum keeps them.
 -- A group becomes a dead letter if it was delivered too often, is larger than a batch, or the trainer cannot read it.
 
 -- Bound of the dead letters that a call makes. The API calls again (queue.py). A call reads no more of the queue than it needs
@@ -82,7 +82,7 @@ local function any_that_sum(seen, wanted, kept)
 end
 
 -- Returns the groups of the batch, {id, size} in order, or nil if there is not a batch yet; and how many groups became dead
--- letters. By groups, the caller has checked that so many are ready.
+-- letters. By groups, the caller has checked that enough are ready.
 local function select_groups(unit, wanted, at, max_attempts, reads_all)
   local by_groups = unit == 'groups'
   local kept, kept_sum, left = {}, 0, {}
