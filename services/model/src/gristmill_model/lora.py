@@ -22,7 +22,7 @@ from gristmill_model.cache import built, locked
 NAME: Final = "lora"
 """vLLM's name for the adapter. Clients still send the model's name."""
 SERVED_MODEL: Final = "GRISTMILL_SERVED_MODEL"
-"""Variable that holds the served name. MODEL is no substitute, because MODEL may hold a revision."""
+"""Variable that holds the served name. MODEL cannot replace it, because MODEL may hold a revision."""
 PATHS: Final = frozenset({
     "/v1/completions", "/v1/chat/completions", "/v1/chat/completions/batch", "/v1/responses", "/v1/messages",
     "/inference/v1/generate", "/invocations", "/generative_scoring", "/cohere/v2/chat", "/v1/systemone",

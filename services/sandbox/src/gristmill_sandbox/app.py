@@ -4,7 +4,7 @@
                    200 {"runs": [report, ...], "tests": report or null}
     GET  /healthz  200
 
-Each item of `runs` (one without stdin by default) is a process of its own that runs `program`. With `tests` the
+Each item of `runs` (one without stdin by default) is a separate process that runs `program`. With `tests` the
 program runs once more, in a process whose functions the tests call (program.py). The tests hold if their report has
 status "exited" and code 0. A report is `cell.Report`. The service keeps nothing of a request, and never
 receives an expected output: the client compares.

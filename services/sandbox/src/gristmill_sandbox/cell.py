@@ -230,7 +230,7 @@ def _watch(service: socket.socket, handle: int, feed: Feed, job: bytes, ends: li
             elif descriptor in opened and _read(descriptor, output[descriptor]) == 0:
                 opened.remove(descriptor)
                 poll.unregister(descriptor)
-    for descriptor in opened:  # What the program wrote is in the pipes. Their ends may be in a message to nobody.
+    for descriptor in opened:  # The pipes have the program's output. Their ends may be in a message without a receiver.
         while len(output[descriptor]) <= feed.output_bytes and _read(descriptor, output[descriptor]):
             pass
     if status == "exited" and any(len(data) > feed.output_bytes for data in output.values()):
