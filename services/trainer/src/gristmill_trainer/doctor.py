@@ -105,7 +105,7 @@ def check_settings(settings: TrainerSettings, temperature: float, deployment: De
         yield Check("model", "failed", error.report())
         return
     if source is None:
-        yield Check("model", "warning", "not checked: no model server answers, and there is no manifest of its model")
+        yield Check("model", "warning", "not checked: no model server answers, and its model has no manifest")
         return
     yield from check_room(settings, source, deployment)
     yield from silent
@@ -137,7 +137,7 @@ def check_room(settings: TrainerSettings, source: ModelSource, deployment: Deplo
     cuda = settings.device != "cpu" and torch.cuda.is_available()
     memory = Memory.of(_config(folder), parameters, settings, cuda=cuda)
     if memory is None:
-        text = f"unknown: {folder / 'config.json'} does not tell the model's shape (docs/gpu.md has the parts)"
+        text = f"unknown: {folder / 'config.json'} does not give the model's shape (docs/gpu.md has the parts)"
         yield Check("memory of trainer", "warning", text)
     else:
         yield _check_memory(memory, parameters, settings, source, cuda=cuda)
@@ -247,7 +247,7 @@ def check_server(server: ModelServer, policy: Policy, probes: Probes, *, adapter
         ask=partial(served_scores, server),
         in_dtype=partial(_scores_in, policy, probes),
     )
-    return _failed(name, f"log-probabilities of {where} differ from those of {source.weights}", diagnose(case))
+    return _failed(name, f"log-probabilities differ between {where} and {source.weights}", diagnose(case))
 
 
 def _scores_in(policy: Policy, probes: Probes, dtype: torch.dtype) -> list[ProbeScores]:
@@ -304,7 +304,7 @@ def after_run(run: RunFolder, config: str, environ: Mapping[str, str]) -> Iterat
 
 
 def _proven_bound(run: RunFolder) -> float | None:
-    """Returns the largest bound of the run's receipts that did not fail; None if there is none."""
+    """Returns the largest bound of the run's receipts that did not fail; None without such a receipt."""
     path = run.own_file(RECEIPTS_FILE)
     receipts = [] if path is None else read_receipts(path)
     return max((one.bound for one in receipts if one.state is not ReceiptState.FAILED and one.bound > 0), default=None)

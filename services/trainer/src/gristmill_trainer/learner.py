@@ -422,7 +422,7 @@ _OUT_OF_MEMORY = (
     "CUDA driver error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
 )
-"""Texts of errors that are no torch.OutOfMemoryError: of the process, the driver, and cuBLAS for its workspace."""
+"""Texts of errors that are not a torch.OutOfMemoryError: of the process, the driver, and cuBLAS for its workspace."""
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

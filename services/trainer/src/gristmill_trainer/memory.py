@@ -3,7 +3,7 @@
     memory = Memory.of(config, parameters, settings, cuda=True)
     memory.fixed + memory.per_token * token_budget
 
-The result is None if the config does not tell the model's shape. The doctor, the trainer's first log line and the table
+The result is None if the config does not give the model's shape. The doctor, the trainer's first log line and the table
 of docs/gpu.md use the result. The activations of a layer are the tensors that autograd saves in a decoder of
 transformers with a gated MLP: with `h` hidden size, `q` and `k` widths of all query and all key heads, `i` intermediate
 size,
@@ -91,7 +91,7 @@ class Memory:
     def of(
         cls, config: object, parameters: int, settings: TrainerSettings, *, cuda: bool, gpus: int = 1
     ) -> Memory | None:
-        """Returns the memory of training a model; None if the config does not tell the model's shape.
+        """Returns the memory of training a model; None if the config does not give the model's shape.
 
         `config`: the model's config of transformers, or the shape as a mapping with the same names. `parameters`: their
         number. `gpus`: processes that share the state.

@@ -150,7 +150,7 @@ class StagedState:
 def _host_copy(value: Any, kept: Any, copies: dict[Any, torch.Tensor]) -> Any:
     """Returns a copy of nested dicts, lists and tuples, with every tensor in host memory.
 
-    `kept`: an earlier result. Its tensors are overwritten where they fit, because the kernel needs several times as
+    `kept`: an earlier result. Its tensors are overwritten if they fit, because the kernel needs several times as
     long to provide new memory as the copy takes. `copies`: made so far, by the place of their original, so that tied
     tensors stay tied, and by their own id.
     """

@@ -1,8 +1,8 @@
 """The trainer's settings: trainer.yaml, overridden by the run's `trainer:` block, overridden by the command line.
 
 A run may set hyperparameters only (`gristmill.hyperparameters`). The settings of this file say where things are and
-what the trainer's machine may do. They come from trainer.yaml and the command line. The environment recorded the run's
-own settings when it opened the run; other clients may record anything there.
+how the trainer's machine may be used. They come from trainer.yaml and the command line. The environment recorded the
+run's own settings when it opened the run; other clients may record anything there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAY_CHANGE = frozenset({"checkpoint_interval", "token_budget", "packing", "grad
 """Hyperparameters that a resumed training may change, because they do not change what is trained."""
 OF_TRAINING = frozenset({"policy_loss", "publisher", "ref_model"})
 """Settings of the trainer that, like a run's hyperparameters, must not change during the run. A fork takes them over,
-and no other setting of the trainer: the others say where things are and what its machine may do."""
+and no other setting of the trainer: the others say where things are and how its machine may be used."""
 
 
 class TrainerSettings(Hyperparameters):

@@ -1,4 +1,4 @@
-"""Logs, once per minute without a batch, what the step waits for. gristmill.trouble has the rules and the remedies."""
+"""Logs, once per minute without a batch, why the step waits. gristmill.trouble has the rules and the remedies."""
 
 from __future__ import annotations
 

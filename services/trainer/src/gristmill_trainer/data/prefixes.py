@@ -1,7 +1,7 @@
 """Prefixes that sequences of a group share: a prompt, or the earlier turns of an agent's branches.
 
 The sequences form a tree of segments. A forward pass computes each segment once: its queries attend to the keys of the
-segments before it and, causally, to its own keys. The scores and gradients are those of whole sequences.
+segments before it and, causally, to its own keys. The scores and gradients equal the results for whole sequences.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Tree:
 
     @property
     def copied(self) -> int:
-        """Keys that attention copies: a segment with a parent needs its keys after those of the segments before it."""
+        """Keys that attention copies: a segment with a parent needs its keys after the earlier segments' keys."""
         return sum(one.end for one in self.segments if one.parent >= 0)
 
     @property

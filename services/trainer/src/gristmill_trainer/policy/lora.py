@@ -79,7 +79,7 @@ def attach(model: Any, lora: Lora) -> None:
             f"{type(model).__name__} has no linear layers for LoRA; leave lora_rank out",
             model=type(model).__name__,
         )
-    # transformers stores the experts of a layer as one tensor, which is no linear layer and would stay frozen.
+    # transformers stores the experts of a layer as one tensor, which is not a linear layer and would stay frozen.
     experts = [
         f"{name}.{own}"
         for name, module in model.get_decoder().named_modules()
