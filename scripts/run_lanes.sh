@@ -45,7 +45,7 @@ lane() {
     done
 }
 
-# Job control gives each lane a process group of its own, which is interrupted as Ctrl-C would.
+# Job control gives each lane its own process group, which is interrupted as Ctrl-C would.
 set -m
 pids=()
 for targets; do

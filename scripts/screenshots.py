@@ -54,13 +54,13 @@ OF_A_RUN = {"overview": ("/view/quickstart", WIDE, "light"), "overview-dark": ("
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SHOTS)}; by default those of the docs")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SHOTS)}; default: the docs' pictures")
     parser.add_argument("--runs", type=Path, help="folder of the run `quickstart`, whose pictures are made")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     ticks = itertools.chain([0.0], itertools.repeat(ELAPSED_S))
-    # The live run of the synthetic runs stands still, so that two screenshots are the same.
+    # The live run of the synthetic runs does not advance, so that two screenshots are the same.
     source = RunSource([options.runs]) if options.runs else DemoSource(lambda: next(ticks))
     shots = OF_A_RUN if options.runs else {name: SHOTS[name] for name in options.names or IN_DOCS}
     server = uvicorn.Server(

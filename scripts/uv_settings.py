@@ -56,7 +56,7 @@ def for_uv(pip: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]
         found["UV_NO_INDEX"] = "1"
     if "proxy" in set_here:
         found |= {name: set_here["proxy"] for upper in PROXIES for name in (upper, upper.lower())}
-    # A package may be in several indexes, in other versions. pip takes each version from where it is.
+    # A package may be in several indexes, in other versions. pip takes each version from any index that has it.
     found["UV_INDEX_STRATEGY"] = "unsafe-best-match"
     if environ.get("UV_INDEX_URL"):
         found.pop("UV_DEFAULT_INDEX", None)
