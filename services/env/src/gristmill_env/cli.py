@@ -101,6 +101,6 @@ async def until_signal(work: Coroutine[Any, Any, None]) -> int:
     except asyncio.CancelledError:
         if not received:
             raise
-        logger.info("stopped by %s before the run's end; start again to go on", received[0].name)
+        logger.info("stopped by %s before the run's end; start again to continue", received[0].name)
         return 128 + received[0]
     return 0

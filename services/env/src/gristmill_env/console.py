@@ -73,7 +73,7 @@ class Steps:
     ) -> None:
         """`what`: the counted items, in the plural. `total`: None if unknown. `console`: standard error if None.
         `clock`: seconds. `done`: items finished earlier; they count, but not for the rates. `say`: receives the lines,
-        instead of the console; there is no bar."""
+        instead of the console; no bar is shown."""
         self._clock = clock
         self._what = what
         self._total = total

@@ -19,7 +19,7 @@ from gristmill_env.errors import EnvError
 logger = logging.getLogger(__name__)
 
 _OF_CONNECTIONS = frozenset({"TransportError", "ClientConnectionError", "APIConnectionError"})
-"""Base classes of httpx, aiohttp and OpenAI's client, which are no OSError. No package is imported for its names."""
+"""Base classes of httpx, aiohttp and OpenAI's client that are not an OSError. No package is imported for its names."""
 _OF_A_MISTAKE = frozenset({"UnsupportedProtocol", "LocalProtocolError"})
 """Subclasses of these that do not pass: the address or the request is wrong."""
 _OF_FILES = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)

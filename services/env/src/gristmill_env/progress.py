@@ -102,7 +102,7 @@ class Tally:
 
 
 class Reason(NamedTuple):
-    """What the log and docs/troubleshooting.md say about a dropped row."""
+    """The text of the log and docs/troubleshooting.md about a dropped row."""
 
     cause: str
     remedy: str

@@ -44,7 +44,7 @@ class RunSettings:
     config_path: Path | None
     deployment: Deployment
     source: str | None = None
-    """The source or the evaluation that these settings are of; None for those of the run."""
+    """The source or the evaluation that these settings are of; None for the run's settings."""
 
     def by_source(self) -> list[RunSettings]:
         """Returns the settings of each source, as if the run had only this one. A run without sources is the only."""

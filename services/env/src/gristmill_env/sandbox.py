@@ -1,6 +1,6 @@
 """The sandbox that rewards and tools use: `run`, and the tool `python`.
 
-GRISTMILL_SANDBOX_URL names the service. Without the variable, this process starts a sandbox of its own at the first
+GRISTMILL_SANDBOX_URL names the service. Without the variable, this process starts its own sandbox at the first
 use. It ends with this process, however this process ends.
 """
 
@@ -146,7 +146,7 @@ def _own_sandbox() -> str:
                 )
             _process = subprocess.Popen(
                 [sys.executable, "-m", "gristmill_sandbox", "--child"],
-                stdin=subprocess.PIPE,  # Its end tells the sandbox that this process has ended.
+                stdin=subprocess.PIPE,  # Its end shows the sandbox that this process has ended.
                 stdout=subprocess.PIPE,
                 text=True,
             )

@@ -188,7 +188,7 @@ class ServeLoop:
     async def run(self) -> None:
         """Starts the rows of all permits and the evaluations that are due, until the run is finished.
 
-        Then evaluates the last version. Raises an ExceptionGroup of what waiting cannot resolve.
+        Then evaluates the last version. Raises an ExceptionGroup of the errors that waiting cannot resolve.
         """
         async with asyncio.TaskGroup() as tasks:
             ageing = tasks.create_task(self._give_up_stale())

@@ -199,7 +199,7 @@ class Session:
         return dataclasses.replace(generator, agent=player)
 
     def at(self, number: int) -> tuple[Source, int]:
-        """Returns the source of a permit's row number, and the number of the row among those of the source."""
+        """Returns the source of a permit's row number, and the number of the row among the source's rows."""
         if self.schedule is None:
             return self.sources[0], number
         name, row = self.schedule.at(number)

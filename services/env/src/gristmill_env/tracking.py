@@ -205,7 +205,7 @@ class Window:
     source/NAME/submitted, /dropped       groups of a source since the process started
     ====================================  ====================================================================
 
-    All metrics except those of groups cover every scored prompt. A share of right answers over submitted groups alone
+    All metrics except groups/ cover every scored prompt. A share of right answers over submitted groups alone
     would be biased, because groups with equal scores, such as all right or all wrong, are dropped.
     """
 

@@ -1,6 +1,6 @@
 """Harbor: rows of task folders, and an environment that plays and tests a task in the sandbox.
 
-The sandbox runs Python only, without the task's image. So a task is read as what it asks of Python: files that its
+The sandbox runs Python only, without the task's image. So a task is reduced to its Python parts: the files that its
 Dockerfile copies, and the Python file that its tests/test.sh runs. `Task.read` refuses every other line.
 """
 
@@ -73,7 +73,7 @@ _LINES: Final = (
 )
 """Statements of a test.sh that are understood. Their letters form a word: `_WORDS`."""
 _WORDS: Final = r"(?:pf)?(?P<own>r)s?|(?:pf)?(?:rs?c|i)1e0f|(?:pf)?b"
-"""What a test.sh may be: a run whose program writes the reward (`own`), or one whose exit code decides it."""
+"""The forms of a test.sh: a run whose program writes the reward (`own`), or a run whose exit code decides it."""
 _BASE: Final = re.compile(
     r"(?:(?:docker\.io/)?(?:library/)?(?:python|ubuntu|debian)|"
     r"(?P<bench>ghcr\.io/laude-institute/t-bench/(?:python|ubuntu)-[\d-]+))(?::\S+)?",
@@ -95,7 +95,7 @@ _PROCESSES: Final = re.compile(r"^\s*(?:import|from)\s+(?:subprocess|multiproces
 
 
 class Task(msgspec.Struct, frozen=True):
-    """What a task folder asks for."""
+    """The needs of a task folder."""
 
     name: str
     instruction: str

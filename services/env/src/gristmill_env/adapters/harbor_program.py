@@ -1,6 +1,6 @@
-"""What the sandbox runs for a task of Harbor: a program of the model, or the task's tests.
+"""The program that the sandbox runs for a task of Harbor: a program of the model, or the task's tests.
 
-`harbor.py` sends this file's text with a call of `main` behind it. The folder of the run stands for the root of the
+`harbor.py` sends this file's text with a call of `main` behind it. The folder of the run replaces the root of the
 task's container: paths such as /app/data.csv mean files below it, for Python's `open`, `os` and `pathlib`.
 """
 

@@ -1,4 +1,4 @@
-"""OpenEnv 0.10: a server of environments, which plays each rollout on a WebSocket connection of its own.
+"""OpenEnv 0.10: a server of environments, which plays each rollout on a separate WebSocket connection.
 
 The server's /schema has the form of an action. It decides how the model acts: by its text, or by a call of a tool.
 """
@@ -52,7 +52,7 @@ class OpenEnv(Environment):
         max_turns: Annotated[int, Field(ge=1)] = 16,
         api_key: SecretStr | None = None,
     ) -> None:
-        """`action`: what of a reply is the action. `observation`: the field of an observation that the model reads;
+        """`action`: the part of a reply that acts. `observation`: the field of an observation that the model reads;
         None: its only field, or all fields as JSON. `reset`: columns of the row that `reset` receives."""
         self.max_turns = max_turns  # type: ignore[misc]
         self._url, self._action, self._shown, self._reset_columns = base_url, action, observation, reset
@@ -326,7 +326,7 @@ def _tool_text(fields: Mapping[str, Any]) -> str:
 
 
 def _json(text: str) -> dict[str, Any] | str:
-    """Returns the JSON object of a reply, also from a block of code; or what is wrong."""
+    """Returns the JSON object of a reply, also from a block of code; or the text of an error."""
     text = text.strip().removeprefix("```json").removeprefix("```").removesuffix("```")
     try:
         return msgspec.json.decode(text, type=dict[str, Any])

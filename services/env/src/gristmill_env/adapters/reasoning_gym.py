@@ -26,7 +26,7 @@ def rows(
 
     `tasks`: names of reasoning-gym's generators and their options, such as {chain_sum: {max_terms: 3}}. `size`:
     questions of each task; the rows end when one task has no more. `split`: a name; each has another seed.
-    Raises DatasetError for a task that does not exist, and what a generator raises for its options.
+    Raises DatasetError for a task that does not exist, and any error of a generator about its options.
     """
     random = Random(f"{seed} {split}")
     specs = {

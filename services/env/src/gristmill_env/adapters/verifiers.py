@@ -26,7 +26,7 @@ _NO_KEY = "GRISTMILL_NO_KEY"
 def rows(*, taskset: Plugin, split: str = "train") -> Iterator[dict[str, Any]]:
     """Yields the tasks of a taskset. `split`: the taskset's option of this name, if it has one.
 
-    Raises EpisodeError if verifiers is not installed, and what verifiers raises for an unknown taskset or option.
+    Raises EpisodeError if verifiers is not installed, and verifiers' error for an unknown taskset or option.
     """
     _verifiers()
     config = _plugin(taskset)

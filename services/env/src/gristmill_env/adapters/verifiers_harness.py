@@ -67,7 +67,7 @@ class InProcessHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
 
 
 async def _result(call: Any, servers: Any, dispatch: Any) -> Any:
-    """Returns what a tool answers, or what is wrong with its call, which the model reads."""
+    """Returns a tool's answer, or the error of its call. The model reads it."""
     if call.name not in dispatch:
         return f"Error: there is no tool {call.name}; there are {', '.join(dispatch) or 'none'}"
     try:

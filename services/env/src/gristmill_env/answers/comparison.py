@@ -114,7 +114,7 @@ class Answer:
 
     @cached_property
     def connective(self) -> str | None:
-        """The word "and" or "or" that joins inequalities; None if there is none, or both."""
+        """The word "and" or "or" that joins inequalities; None without either word, or with both."""
         if not _INEQUALITY.search(self.bare):
             return None
         words = {

@@ -38,7 +38,7 @@ class Grid:
 
     kind: Kind
     name: str
-    """The text before the equals sign of `A = \\begin{pmatrix} ...`; empty if there is none."""
+    """The text before the equals sign of `A = \\begin{pmatrix} ...`; empty without an equals sign."""
     rows: tuple[tuple[str, ...], ...]
     """The cells as LaTeX, row by row. The last row is missing if it is empty."""
 

@@ -34,8 +34,8 @@ class Numeral:
 
 
 def read_numeral(bare: str) -> Numeral | None:
-    """Returns the numeral in `bare`, normalized by `normalize_latex`; None if there is no base or a digit is not valid
-    in it.
+    """Returns the numeral in `bare`, normalized by `normalize_latex`; None without a base, or if a digit is not valid
+    in the base.
 
     Letters with a subscript, such as `x_1` and `A_{12}`, are variables unless there are several letters and each is a
     digit of the base.

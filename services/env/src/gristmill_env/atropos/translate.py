@@ -93,12 +93,12 @@ def translate(values: Mapping[str, Any], where: str, told: Any = None) -> Transl
         if (key := OTHER_KEYS.get(name)) is not None:
             _apply(read, read.values, key, value, name, where)
         elif not _pass_on(read, name, value):
-            read.notes.append(f"'{name}' is no key of Atropos and has no effect.{did_you_mean(name, OTHER_KEYS)}")
+            read.notes.append(f"'{name}' is not a key of Atropos and has no effect.{did_you_mean(name, OTHER_KEYS)}")
     if flat.get("max_eval_workers") == 0:
         _apply(read, read.values, OTHER_KEYS["steps_per_eval"], 0, "max_eval_workers", where)
     dataset = read.values.get("dataset", {})
     if dataset.get("dataset_path") and dataset.pop("dataset_name", None) is not None:
-        read.notes.append("dataset_name has no effect: dataset_path stands above it")
+        read.notes.append("dataset_name has no effect: dataset_path overrides it")
     if servers:
         read.values["server_configs"] = [_server(read, server, where) for server in servers]
     _fill_in(read)
@@ -163,7 +163,7 @@ def _server(read: Translation, server: Mapping[str, Any], where: str) -> dict[st
             ours[name] = value
         else:
             hint = did_you_mean(name, SERVER_KEYS)
-            read.notes.append(f"'server_configs.{name}' is no key of Atropos and has no effect.{hint}")
+            read.notes.append(f"'server_configs.{name}' is not a key of Atropos and has no effect.{hint}")
     if "base_url" not in ours:
         ours["base_url"] = OPENAI_URL
         read.notes.append(f"a server has no base_url: as in Atropos that is {OPENAI_URL}")
@@ -294,7 +294,7 @@ def _reward_list(flat: Mapping[str, Any], where: str) -> tuple[list[dict[str, An
         for entry in unweighted:
             entry["weight"] = weight
         if not unweighted:
-            why = "has a weight of its own" if any(entry.get("type") == ours for entry in entries) else "is not listed"
+            why = "has its own weight" if any(entry.get("type") == ours for entry in entries) else "is not listed"
             notes.append(f"{name}{WEIGHT_SUFFIX} has no effect: reward '{name}' {why}")
     return entries, notes
 

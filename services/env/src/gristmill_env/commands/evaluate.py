@@ -133,10 +133,10 @@ async def _training(run: RunSettings, label: str | None) -> RunRecord | None:
         async with connect_api(run, _API_PATIENCE) as api:
             record = await api.get_run(run.run_id)
     except (ApiError, ApiUnreachable) as error:
-        logger.warning("the API is not told of this evaluation: %s", error)
+        logger.warning("this evaluation is not reported to the API: %s", error)
         return None
     if record.version is None or PolicyVersion.parse(label) > PolicyVersion.parse(record.version):
-        logger.warning("run %s never had the weights %s; the API is not told", run.run_id, label)
+        logger.warning("run %s never had the weights %s; the evaluation is not reported to the API", run.run_id, label)
         return None
     return record
 
@@ -155,7 +155,7 @@ async def report_scores(run: RunSettings, found: Mapping[str | None, Evaluated])
             step, values = PolicyVersion.parse(label).step, row(found)
             await api.report_metrics(run.run_id, SOURCE_BY_HAND, step, values, creation=creation)
     except (ApiError, ApiUnreachable) as error:
-        logger.warning("the API is not told of this evaluation: %s", error)
+        logger.warning("this evaluation is not reported to the API: %s", error)
 
 
 def _compare(first: Path, second: Path, out: Path | None, console: Console) -> Comparison:

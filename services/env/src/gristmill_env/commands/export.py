@@ -30,7 +30,7 @@ class LeftOut(StrEnum):
     CUT = "cut short"
     LOW = "of too low a score"
     NOT_BEST = "not among the best of their group"
-    OWN_PROMPT = "with a prompt of their own"
+    OWN_PROMPT = "with their own prompt"
     NO_PAIR = "groups without two that differ enough"
 
 

@@ -84,7 +84,7 @@ def count_lines(source: Path) -> int | None:
 def _completed(
     group: SavedGroup, item: Item, label: str, prompts: PromptBuilder, environment: str | None
 ) -> SavedGroup:
-    """Returns the group with what its row has. `label`: of the data set."""
+    """Returns the group with the values of its row. `label`: of the data set."""
     prompt = prompts.build(item.messages)
     if list(prompt.token_ids) != group.prompt_token_ids and environment is not None:
         raise SavedError(

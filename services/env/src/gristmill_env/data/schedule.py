@@ -22,7 +22,7 @@ class Schedule:
     def __init__(self, weights: Mapping[str, float]) -> None:
         """`weights`: above 0, at least one, by the source's name.
 
-        Raises DatasetError if the weights have so many digits that their order repeats only after MOST_NUMBERS.
+        Raises DatasetError if the weights have too many digits: their order would repeat only after MOST_NUMBERS.
         """
         exact = {name: Fraction(repr(float(weight))) for name, weight in sorted(weights.items())}
         factor = math.lcm(*(weight.denominator for weight in exact.values()))

@@ -166,7 +166,7 @@ class RunMeasure:
 
     @property
     def name(self) -> str | None:
-        """Name of the evaluation; None for that of a run without `sources`."""
+        """Name of the evaluation; None for the evaluation of a run without `sources`."""
         return self._task.name
 
     @property

@@ -124,8 +124,8 @@ class Session:
         evaluation: bool = False,
     ) -> None:
         """`most_turns`: replies. `folder`: the group's folder, in which the session is kept until its group is
-        complete; `number`: of the rollout in the group. If the folder has a session of this number, that session goes
-        on (`resumed`). Without a folder, the session ends with this process.
+        complete; `number`: of the rollout in the group. If the folder has a session of this number, that session
+        continues (`resumed`). Without a folder, the session ends with this process.
 
         Raises OSError; BlockingIOError if another process has the session open; EnvError for a damaged file.
         """

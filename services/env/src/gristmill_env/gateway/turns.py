@@ -5,7 +5,7 @@ turn that a request continues: the deepest stored turn whose conversation the re
 prompt is then the stored tokens of that turn and the tokens of the new messages, so that nothing that was sampled is
 tokenized again. A request that continues no stored turn begins another root.
 
-Retries, sub-agents, parallel calls and shortened histories need no rules of their own: they are branches or roots.
+Retries, sub-agents, parallel calls and shortened histories need no further rules: they are branches or roots.
 `branches` returns each path from a root to a leaf as one sequence. A sampled turn is trained in the first path that
 contains it, and is context in the others.
 """

@@ -73,7 +73,7 @@ def cosine_length(
     the wrong way round are swapped. The curve is CosFn of Yeo et al., "Demystifying Long
     Chain-of-Thought Reasoning in LLMs" (2025), arXiv:2502.03373, which has other bounds for right answers
     than for wrong ones. This looks at length alone: by itself it teaches silence, so give it a small
-    weight beside a reward for being right.
+    weight next to a reward for being right.
     """
     low, high = sorted((min_reward, max_reward))
     return low + (high - low) / 2 * (1 + math.cos(math.pi * min(len(tokens) / max_tokens, 1.0)))

@@ -81,7 +81,7 @@ async def call_here(bound: BoundReward, samples: Sequence[Sample], limiter: Limi
 
 @dataclass(eq=False)
 class _Process:
-    """A process, and what is known about it."""
+    """A process and its state."""
 
     code: CodeProcess
     calls: int = 0
@@ -187,7 +187,7 @@ class RewardProcesses:
                 async with asyncio.timeout(self._patience):
                     await process.code.call(_PING)
             except (TimeoutError, EnvError):
-                continue  # it is dead, or its calls tell why
+                continue  # it is dead, or its calls report the reason
 
     def _end_if_idle(self, process: _Process) -> None:
         if process.retired and not process.calls and process.ending is None:

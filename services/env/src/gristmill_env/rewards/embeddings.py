@@ -21,7 +21,7 @@ from gristmill_env.rewards.remote import RewardServer
 from gristmill_env.settings.run import Url
 
 if TYPE_CHECKING:
-    # Imported where they are used: every process with rewards imports this module, and few use it.
+    # Imported at the first use: every process with rewards imports this module, and few use it.
     import numpy as np
     import numpy.typing as npt
 

@@ -187,7 +187,7 @@ def known_tokens(sample: Sample) -> Sequence[int]:
     if sample.tokens is None:
         raise RewardError(
             "tokens_unknown",
-            "it counts tokens, and those of the completion are not known; take a model server that gives token ids, "
+            "it counts tokens, and the completion's tokens are not known; take a model server that gives token ids, "
             "not text only. (In score(), give one list per completion: score(completions, tokens=[[...], ...]))",
         )
     return sample.tokens

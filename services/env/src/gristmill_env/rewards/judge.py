@@ -185,7 +185,7 @@ class Judge:
 
     Options: `base_url`, `model_name` and `api_key` of a server with OpenAI's chat endpoint. `at_once` and
     `per_minute` bound its requests, `max_tokens` its reply. `cache` names a file that keeps replies. `prices`, in
-    dollars for a million tokens of prompt and reply, give the part `cost`, beside `seconds` and `tokens`. `frozen`
+    dollars for a million tokens of prompt and reply, give the part `cost`, next to `seconds` and `tokens`. `frozen`
     says that a model on the run's own server is not the one that the run trains.
     """
 
@@ -247,7 +247,7 @@ class JudgeGroup:
     """The grades that another model gives all completions of a group at once, from 0 to 1, relative to one another.
 
     One request shows the judge all completions, each with an id. The judge grades each from 0 to 10. A reply that does
-    not have each id exactly once is an error. The idea is that of RULER (OpenPipe, 2025): to compare is easier than to
+    not have each id exactly once is an error. The idea is RULER's (OpenPipe, 2025): to compare is easier than to
     grade alone, and the advantages of a group need only its order. Options as for `judge`.
     """
 

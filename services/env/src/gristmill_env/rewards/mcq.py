@@ -42,10 +42,10 @@ def mcq(
     """1 when all that the completion marks as its answer is the right choice; 0 when not, or when marks disagree.
 
     Marks are `<answer>X</answer>`, `\\boxed{X}`, "Answer: X", "answer is (X)", `#### X` and a last line
-    "(X)". In place of its letter a choice may be stated by its text, where the row has `choices`
+    "(X)". In place of its letter a choice may be stated by its text, if the row has `choices`
     (a list, or ARC's {"label": [...], "text": [...]}).
     The row's answer is a label, a letter, an index, or the text of a choice, tried in that order; None
-    (no score) when it is none of these.
+    (no score) when it matches nothing.
 
     Options: `letters` names the choices in order; `first_index` is the index of the first one.
     """

@@ -1,4 +1,4 @@
-"""What a reward returns for a completion, and what a run makes of it: a value, None, or a failure."""
+"""The result of a reward for a completion, as a run records it: a value, None, or a failure."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ Outcome = float | str | Failure | None
 """A value, None for no value, or a failure, which is never a 0. Text is the outcome of an extraction of answers."""
 
 Outcomes = dict[str, Outcome]
-"""The result of one reward for one completion: first its own outcome, then those of its parts, by full name ("judge",
+"""The result of one reward for one completion: first its own outcome, then its parts' outcomes, by full name ("judge",
 "judge/style"). All rewards have results of this form: called here, in another process, or composed of others."""
 
 

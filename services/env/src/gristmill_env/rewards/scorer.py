@@ -91,8 +91,8 @@ class Scorer:
         if twice := {name for name in names if names.count(name) > 1}:
             raise RewardError(
                 "duplicate_name",
-                f"reward_functions lists {', '.join(sorted(twice))} twice; once is enough, or give each a name of "
-                "its own (name:) if their params differ",
+                f"reward_functions lists {', '.join(sorted(twice))} twice; once is enough, or give each its own "
+                "name (name:) if their params differ",
                 names=sorted(twice),
             )
         if all(weighted.weight == 0 for weighted in self.rewards):

@@ -28,7 +28,7 @@ _TRAINER = frozenset({"trainer_state", "log_extra", "log_metric"})
 _NOT_COLUMNS = frozenset({"prompt", "completion", _IDS})
 """Columns that TRL does not pass to the function."""
 _HINT = (
-    " (completions are text or message lists, as the rows' prompts are; if it wants the other, set "
+    " (completions are text or message lists, as the rows' prompts are; if it needs the other, set "
     "params: {conversational: true} or false)"
 )
 

@@ -3,7 +3,7 @@
 A message is its length (4 bytes, little-endian) and a body in msgpack. The owner (`code_process.CodeProcess`) writes
 `Start` to the process's stdin, and the process writes `Ready` or `Failed` to its stdout. Then the owner writes calls,
 which run at the same time: `async` code on one event loop, other code in threads. A call may ask its owner and wait for
-the answer, for example for a reply of the model. What the code prints goes to standard error.
+the answer, for example for a reply of the model. The code's output goes to standard error.
 
 The process ends when stdin closes. If its code does not let it end, it kills itself.
 """
@@ -182,7 +182,7 @@ async def run(function: Callable[..., Any], *arguments: Any, **named: Any) -> An
 
 
 async def threads_end() -> None:
-    """Waits until no thread runs code of this call: also a thread of `asyncio.to_thread` that nobody waits for."""
+    """Waits until no thread runs code of this call: also a thread of `asyncio.to_thread` that no task waits for."""
     if running := [future for future in list(_OF_CALL.get(())) if not future.done()]:
         await asyncio.wait([asyncio.wrap_future(future) for future in running])
 
@@ -299,7 +299,7 @@ def _end_with_owner() -> None:
 
 def main() -> None:
     reports = os.dup(1)
-    os.dup2(2, 1)  # what the code prints must not mix with the reports
+    os.dup2(2, 1)  # the code's output must not mix with the reports
     threading.Thread(target=_end_with_owner, daemon=True).start()
     with contextlib.suppress(BrokenPipeError, asyncio.IncompleteReadError):  # the owner has ended
         asyncio.run(_Host(reports).serve())

@@ -141,7 +141,7 @@ class _Worker(Generic[T]):
     def __init__(self, crew: _Crew[T]) -> None:
         self._crew = crew
         self._clock: int | None = None
-        """The clock of the thread's processor time; None if there is none, as on macOS."""
+        """The clock of the thread's processor time; None without such a clock, as on macOS."""
         self._call: tuple[int, float, float] | None = None
         """The number of the running call, and its start in time.monotonic() and in the thread's processor time."""
 

@@ -27,7 +27,7 @@ _THOUGHT = "<think>"
 
 @dataclass(frozen=True)
 class Head:
-    """What the top of an evaluation's page has that saved groups do not."""
+    """The top of an evaluation's page, which the page of saved groups does not have."""
 
     origin: str
     facts: Sequence[tuple[str, str, str]]
@@ -125,7 +125,7 @@ def _facts(summary: GroupStats) -> list[tuple[str, str, str]]:
     facts = [
         ("groups", str(summary.groups), f"{summary.completions} completions"),
         ("mean total", figure(summary.rewards.mean), _spread(summary.rewards)),
-        ("same score", share(summary.same, summary.groups), "groups that tell nothing apart"),
+        ("same score", share(summary.same, summary.groups), "groups without a difference to learn from"),
         ("cut short", share(summary.truncated, summary.completions), "completions without their end"),
     ]
     if summary.tokens:

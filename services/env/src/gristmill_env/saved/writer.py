@@ -85,8 +85,8 @@ class _Creation(msgspec.Struct):
 def set_other_groups_aside(path: Path, creation: str) -> None:
     """Renames the file at `path` if its groups are not of the training `creation`, so that a new file can begin.
 
-    A device or a FIFO at `path` stays: what is read from it are not its groups. Another process may do the same at the
-    same time. Raises SavedError.
+    A device or a FIFO at `path` stays, because it keeps no groups. Another process may do the same at the same time.
+    Raises SavedError.
     """
     with _write_errors(path), contextlib.ExitStack() as opened:
         if path.exists() and not path.is_file():

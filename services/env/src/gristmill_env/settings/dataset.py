@@ -28,7 +28,7 @@ class RewardSpec(Settings):
     """Options of the reward, e.g. {target_tokens: 64}."""
 
     process: bool = False
-    """Call the reward in reward_processes processes of its own, so that it delays no other reward. Otherwise the
+    """Call the reward in its own processes (reward_processes), so that it delays no other reward. Otherwise the
     rewards of a run share one process. Processes share no memory. No effect on rewards that ship."""
 
     @model_serializer(mode="wrap")
@@ -202,7 +202,7 @@ class DatasetConfig(Settings):
 
     @property
     def more_sampling(self) -> dict[str, Any]:
-        """The sampling parameters of vLLM that differ from its defaults, beside temperature and top_p."""
+        """The sampling parameters of vLLM that differ from its defaults, except temperature and top_p."""
         return {name: value for name in MORE_SAMPLING if (value := getattr(self, name)) != default_of(name)}
 
     @property

@@ -286,7 +286,7 @@ class EnvConfig(Settings):
     """The program that plays the rollouts through the gateway, in place of an environment (docs/environments.md)."""
 
     dataset: DatasetConfig = Field(default_factory=DatasetConfig)
-    """Rows, prompts, sampling, rewards. With `sources`, what they have in common."""
+    """Rows, prompts, sampling, rewards. With `sources`, the keys that they share."""
 
     sources: list[SourceSpec] = Field(default_factory=list, max_length=64)
     """Several tasks in one run, each with its name, its weight, its rows and rewards (docs/data.md)."""
@@ -362,9 +362,10 @@ class EnvConfig(Settings):
     def trainer_block(self) -> dict[str, Any]:
         """Returns the run's `trainer:` block with the hyperparameters of the top level added.
 
-        The top level's batch_size counts the sequences of an optimizer step, and the block's those of a micro-batch, so
-        it is divided by the block's gradient_accumulation_steps; without that key one micro-batch takes the whole step,
-        whatever trainer.yaml says. Raises PydanticCustomError, a ValueError, if the two places contradict each other.
+        The top level's batch_size counts the sequences of an optimizer step, and the block's batch_size the sequences
+        of a micro-batch. So it is divided by the block's gradient_accumulation_steps. Without that key one micro-batch
+        takes the whole step, whatever trainer.yaml says. Raises PydanticCustomError, a ValueError, if the two places
+        contradict each other.
         """
         whole = dict(self.trainer)
         for name, here in (("total_steps", self.total_steps), ("max_batches_offpolicy", self.max_batches_offpolicy)):
@@ -413,7 +414,7 @@ class EnvConfig(Settings):
     def by_evaluation(self) -> dict[str | None, EnvConfig]:
         """Returns the settings of each evaluation, as if it were the only one of a run. Their `dataset` has the rows.
 
-        The evaluation set of a source has the source's name, and that of a run without `sources` is None.
+        The evaluation set of a source has the source's name. The name is None for a run without `sources`.
         """
         sets = {
             name: part.model_copy(update={"dataset": part.dataset.evaluation_set(), "evaluations": []})

@@ -16,7 +16,7 @@ class EnvironmentSpec(Settings):
     """The environment that defines the task. A bare name means {type: name}."""
 
     type: str = "dataset"
-    """Registered name, or your own class: path/to/file.py:Class, package.module:Class. It runs in a process of its own.
+    """Registered name, or your own class: path/to/file.py:Class, package.module:Class. It runs in a separate process.
     `tools` gives the model functions as tools."""
 
     params: dict[str, Any] = Field(default_factory=dict)
@@ -43,7 +43,7 @@ class AgentSpec(Settings):
 
     function: str | None = None
     """A function, as path/to/file.py:name or package.module:name: async def run(task, endpoint) -> float | None. It
-    runs in a process of its own, which all rollouts share."""
+    runs in a separate process, which all rollouts share."""
 
     params: dict[str, Any] = Field(default_factory=dict)
     """Keyword-only arguments of the function. Secrets (api_key) are not recorded."""
@@ -120,7 +120,7 @@ class SourceSpec(Settings):
     prompts differs from its part by less than one."""
 
     dataset: DatasetConfig = Field(default_factory=DatasetConfig)
-    """Keys of `dataset:` for this source, which override those of the run."""
+    """Keys of `dataset:` for this source, which override the run's keys."""
 
     rewards: list[str | RewardSpec] | None = None
     """The same as dataset.reward_functions of this source, which may be set instead."""
@@ -178,8 +178,8 @@ class EvaluationSpec(Settings):
     """Name in the figures, as NAME/pass@1."""
 
     dataset: DatasetConfig = Field(default_factory=DatasetConfig)
-    """Keys of `dataset:` for this evaluation, which override those of the run. Its rows are evaluated in their order,
-    without shuffling. Without a data set of its own, the rows are those of a run without `sources`."""
+    """Keys of `dataset:` for this evaluation, which override the run's keys. Its rows are evaluated in their order,
+    without shuffling. Without its own data set, the evaluation has the rows of a run without `sources`."""
 
     rewards: list[str | RewardSpec] | None = None
     """The same as dataset.reward_functions of this evaluation, which may be set instead. Default: the run's."""
@@ -218,7 +218,7 @@ def _with_verifiers(task: Any) -> Any:
 
 
 def complete_tasks(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a run with the keys of each source and each evaluation completed by those of the run.
+    """Returns the settings of a run with the keys of each source and each evaluation completed by the run's keys.
 
     Changes nothing that is not of the expected type, so that the check of the settings can report it.
     """
@@ -238,7 +238,7 @@ def complete_tasks(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_players(evaluations: Any, players: Mapping[str, Any]) -> None:
-    """Raises PydanticCustomError for an evaluation beside sources that the run's agent would have to play."""
+    """Raises PydanticCustomError for an evaluation next to sources that the run's agent would have to play."""
     for task in evaluations if isinstance(evaluations, list) else []:
         own = task.get("environment") if isinstance(task, Mapping) else None
         kind = own.get("type") if isinstance(own, Mapping) else own
@@ -298,7 +298,7 @@ def check_tasks(sources: Sequence[SourceSpec], evaluations: Sequence[EvaluationS
         if found := [key for key in sorted(_EVAL_ROWS) if getattr(evaluation.dataset, key)]:
             raise PydanticCustomError(
                 "eval_key_in_evaluation",
-                "evaluation '{name}' has {key}; its rows are those of {own}",
+                "evaluation '{name}' has {key}; its rows come from {own}",
                 {"name": evaluation.name, "key": found[0], "own": found[0].removeprefix("eval_")},
             )
     if not sources:
@@ -306,7 +306,7 @@ def check_tasks(sources: Sequence[SourceSpec], evaluations: Sequence[EvaluationS
     if found := [key for key in sorted(_ROWS | _EVAL_ROWS) if getattr(dataset, key)]:
         raise PydanticCustomError(
             "rows_beside_sources",
-            "dataset.{key} is set, and the rows of this run are those of its sources; move it into a source or into "
+            "dataset.{key} is set, and the rows of this run come from its sources; move it into a source or into "
             "`evaluations`",
             {"key": found[0]},
         )

@@ -92,7 +92,7 @@ def _contradictions(config: EnvConfig, trainer: Mapping[str, Any]) -> Iterator[s
 
 
 def _without_effect(config: EnvConfig) -> Iterator[tuple[str, str]]:
-    """Yields the keys that somebody has set although another setting makes them useless, and the reason."""
+    """Yields the keys that a user has set although another setting makes them useless, and the reason."""
     given = config.model_fields_set
     evaluates = bool(config.by_evaluation())
     if "steps_per_eval" in given and config.steps_per_eval > 0 and not evaluates:

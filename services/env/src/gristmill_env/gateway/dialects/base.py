@@ -1,4 +1,4 @@
-"""What the gateway reads from and writes to clients of any API, and the parts of messages that the APIs share."""
+"""The data that the gateway reads from and writes to clients of any API, and parts of messages that the APIs share."""
 
 from __future__ import annotations
 
