@@ -37,13 +37,13 @@ class Write:
     writes: float
     """Seconds from the copy until the checkpoint is durable."""
     stopped: float
-    """Most seconds that the main thread could not run beside the write."""
+    """Most seconds that the main thread could not run during the write."""
 
 
 def main() -> None:
     parser = script.parser("checkpoint", __doc__)
     parser.add_argument("--shape", choices=SHAPES, default=REAL[0].name, help=f"default: {REAL[0].name}")
-    parser.add_argument("--layers", type=int, help="default: those of the shape")
+    parser.add_argument("--layers", type=int, help="default: the shape's layers")
     parser.add_argument("--rounds", type=int, default=4, help="checkpoints; default: 4")
     parser.add_argument("--folder", type=Path, help="on the disk to measure; default: the system's temporary folder")
     options = parser.parse_args()

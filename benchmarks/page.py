@@ -84,7 +84,7 @@ def rows(steps: int) -> list[dict[str, Any]]:
 # --- Submits ---------------------------------------------------------------------------------------------------
 @dataclass
 class Blocks:
-    """What was measured in the blocks of one kind."""
+    """The measurements of the blocks of one kind."""
 
     rates: list[float] = field(default_factory=list)
     """Groups per second."""

@@ -1,4 +1,4 @@
-"""The gateway for agents in a process of its own, with open sessions, for measurements.
+"""The gateway for agents in a separate process, with open sessions, for measurements.
 
     python -m benchmarks.served_gateway MODEL_URL TOKENIZER SESSIONS FOLDER
 

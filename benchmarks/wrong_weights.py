@@ -130,7 +130,7 @@ def served(folder: Path) -> Any:
 
 
 def measure(folder: Path, probes: Callable[[Policy], Probes]) -> Iterator[Difference]:
-    """Yields the difference of the right weights, then those of `WRONG`."""
+    """Yields the difference of the right weights, then the differences of `WRONG`."""
     policy, right = Policy(ModelSource.of(str(folder)), "cpu"), served(folder)
     chosen = probes(policy)
     with autocast():
@@ -160,7 +160,7 @@ def made_up(policy: Policy) -> Probes:
 
 
 def sampled(policy: Policy) -> Probes:
-    """Returns probes of sequences that the model sampled, as those of a run."""
+    """Returns probes of sequences that the model sampled, as in a run."""
     generator = torch.Generator().manual_seed(0)
     samples = []
     for number in range(3):

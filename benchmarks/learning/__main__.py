@@ -101,7 +101,7 @@ def _study(options: argparse.Namespace, folder: Path) -> Study:
     if options.study == "agent":
         cases = [Case("agent", "agent", seed, {}) for seed in range(options.seeds)]
         text = (
-            "configs/agent.yaml: a process of its own calls the model twice for each rollout, with the openai client, "
+            "configs/agent.yaml: a separate process calls the model twice for each rollout, with the openai client, "
             "through the gateway for agents."
         )
         return Study("tiny", "agent", "An agent of two requests", text, 0.8, cases)

@@ -52,7 +52,7 @@ def measure(
 ) -> Iterator[Case]:
     """Yields all cases. Repeats a case that does not fit with gradient checkpointing."""
     for shape in shapes:
-        # Memory, where there is a file system of it, because a disk may be slow.
+        # In memory if the machine has such a file system, because a disk may be slow.
         with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
             say(f"{shape.name}: weights")
             lacking = _save(shape, Path(folder), device)

@@ -79,7 +79,7 @@ Result = Found | Skipped
 def in_own_process(job: Job) -> list[Result]:
     """Runs the job in a separate process. This process' stderr receives the output of the job.
 
-    Returns a result for each setting: `Skipped` with the reason if there are no measurements.
+    Returns a result for each setting: `Skipped` with the reason if nothing was measured.
     """
     lacking = missing(job.backend, job.settings[0].shape)
     if lacking is not None:
