@@ -37,7 +37,7 @@ async def ask(gateway, path, **body):
     while time.monotonic() - began < PATIENCE:
         with contextlib.suppress(httpx.TransportError):
             given = await gateway.post(path, **body)
-            if given.status_code != 503:  # 503: the rollout goes on in a moment
+            if given.status_code != 503:  # 503: the rollout continues in a moment
                 return given
         await asyncio.sleep(1)
     return None

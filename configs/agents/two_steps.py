@@ -14,7 +14,7 @@ CLIENT = AsyncOpenAI(base_url="http://127.0.0.1", api_key="of the rollout", http
 async def run(task, endpoint):
     """Returns the mean reward of the steps: 0.2 for an answer in its tags, and 0.8 for the right sum.
 
-    Without a number in the first answer there is no second request, and the second step counts as 0.
+    Without a number in the first answer the agent sends no second request, and the second step counts as 0.
     """
     client = CLIENT.with_options(base_url=endpoint.base_url, api_key=endpoint.key)
     total, rest = map(int, re.findall(r"\d+", task.prompt))
