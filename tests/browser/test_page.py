@@ -315,7 +315,7 @@ def test_policy_allows_only_the_pages_own_files(page: Any, demo: Demo, seen: See
 
 OFTEN = ("/view/quickstart", "/view/agents/group/g00000000#s5", "/view/quickstart/rollouts?outcome=dropped")
 VIEWS_OFTEN = rest_is_long(*sorted(VIEWS, key=lambda path: path not in OFTEN), first=len(OFTEN))
-"""All views. `make test` examines those of OFTEN; the others have the same parts."""
+"""All views. `make test` examines the views of OFTEN; the others have the same parts."""
 
 
 @pytest.mark.parametrize("path", VIEWS_OFTEN)

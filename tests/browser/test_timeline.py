@@ -1,4 +1,4 @@
-"""Who worked and who waited in a step, in a real Chromium."""
+"""The work and the waits of a step, in a real Chromium."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`docker compose run agent`: an agent in a container of its own plays the rollouts of a training in the stack."""
+"""`docker compose run agent`: an agent in a separate container plays the rollouts of a training in the stack."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from playwright.sync_api import sync_playwright
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """A running browser, Playwright's `Browser`. Skips the test if there is no Chromium; in CI the test fails.
+    """A running browser, Playwright's `Browser`. Skips the test without Chromium; in CI the test fails.
 
     Playwright's event loop runs in the thread until the block ends, so the thread cannot call asyncio.run meanwhile.
     """
@@ -30,7 +30,7 @@ def chromium() -> Iterator[Any]:
 
 
 _NETWORK_CHANGED = "net::ERR_NETWORK_CHANGED"
-"""Chromium ends all requests when a network interface comes or goes on this machine, as with each of Docker's
+"""Chromium ends all requests when this machine gets or loses a network interface, as with each of Docker's
 containers. The page sends them again."""
 
 

@@ -348,7 +348,7 @@ class DemoSource(RunSource):
         return {"step": step, "metrics": values, "groups": groups}
 
     async def timeline(self, run: str, step: int) -> Timeline:
-        """Returns the lanes of a step, of which the environment works in the middle of each wait."""
+        """Returns the timeline of a step, in which the environment works in the middle of each wait."""
         found = self._run(run)
         row = _rows(found)[step - 1]
         seconds = {name.removeprefix("seconds."): value for name, value in row.items() if name.startswith("seconds.")}

@@ -69,7 +69,7 @@ class KillLoop:
         api: Mapping[str, str] | None = None,
     ) -> None:
         """`victims`: names in EVERYONE; `redis`: options of redis-server. `runs_dir`: where the API archives, and the
-        trainer writes its records. `drop_every`: environments drop one row of so many. `api`: variables of the API."""
+        trainer writes its records. `drop_every`: environments drop one of N rows. `api`: variables of the API."""
         self._rounds = rounds
         self._groups_per_step = groups_per_step
         self._seed = seed

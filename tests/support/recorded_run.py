@@ -50,7 +50,7 @@ def record(vllm: Vllm, folder: Path, **trainer: Any) -> Path:
         start_redis(stack, folder / "redis", redis_port)
         start_api(stack, redis_port, api_port, GRISTMILL_RUNS_DIR=str(runs))
         environ = vllm.environ(f"http://127.0.0.1:{api_port}", runs, folder)
-        # Another number than that of the tests' processes, which retrain the run (tests/conftest.py).
+        # Another number than in the tests' processes, which retrain the run (tests/conftest.py).
         environ["OMP_NUM_THREADS"] = "2"
 
         def start() -> Service:

@@ -100,7 +100,7 @@ class Sentinels:
 
 
 def program_with_tls(folder: Path) -> str:
-    """Returns a redis-server that supports TLS. Skips the test if there is none, and fails it in CI."""
+    """Returns a redis-server that supports TLS. Skips the test without such a server, and fails it in CI."""
     link = folder / "redis-server"
     if Path(_DEBIANS).exists():
         link.symlink_to(_DEBIANS)

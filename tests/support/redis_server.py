@@ -38,7 +38,7 @@ def _bounded() -> None:
 class RedisServer:
     """A server on a separate port and directory. `kill` is SIGKILL; `start` reads the data on disk again.
 
-    Its users are those of the file that `make secure` writes, and one more user for the tests.
+    Its users are the users of the file that `make secure` writes, and one more user for the tests.
     """
 
     def __init__(self, *options: str) -> None:

@@ -18,7 +18,7 @@ from gristmill_env.rollouts.prompts import Prompt
 
 @dataclass(frozen=True)
 class Said:
-    """One reply, and what comes before it."""
+    """One reply, and the messages before it."""
 
     completion: Completion
     text: str

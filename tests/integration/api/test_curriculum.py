@@ -221,7 +221,7 @@ async def killable() -> AsyncIterator[tuple[RedisServer, StoreHarness]]:
 async def test_numbers_follow_from_the_results_alone_whatever_is_killed(
     killable: tuple[RedisServer, StoreHarness], seed: int
 ) -> None:
-    """Two workers, of which one dies now and then, and a Redis that is killed. Twelve rows, reordered each epoch."""
+    """Two workers, of which one ends now and then, and a Redis that is killed. Twelve rows, reordered each epoch."""
     server, harness = killable
     await harness.start(groups=3000)
     random, expected, rows = Random(seed), Expected(), 12

@@ -87,7 +87,7 @@ async def test_redis_over_tls_is_checked(tmp_path: Path, fsync: str, state: str)
             found = await asyncio.to_thread(checked, f"{url}?ssl_ca_certs={certificate}")
             unknown = await asyncio.to_thread(checked, url)
     assert found.state == state
-    assert unknown.state == "warning", "nobody vouches for the certificate"
+    assert unknown.state == "warning", "no authority signed the certificate"
 
 
 def test_wrong_variable_of_the_api_fails() -> None:

@@ -217,7 +217,7 @@ async def test_slow_bodies_take_no_room_and_are_refused(redis_url: str) -> None:
         for _, writer in slow:
             writer.write(f"{head}Content-Length: 1048576\r\n\r\nx".encode())
         async with httpx.AsyncClient(base_url=api.url, timeout=60) as http:
-            assert (await put(http, "g00000000", bytes(700_000))).status_code == 400, "it came through, and is no group"
+            assert (await put(http, "g00000000", bytes(700_000))).status_code == 400, "it arrived, and is not a group"
         for reader, writer in slow:
             answer = await reader.readuntil(b"}}")
             assert (answer[:12], b"body_stalled" in answer) == (b"HTTP/1.1 503", True)

@@ -114,7 +114,7 @@ async def test_environment_acts_on_its_own_registration_only(rig: Rig) -> None:
     for name, call in CALLS.items():
         if name != "return unfinished":
             await call(rig.mine, rig.held)
-    await rig.stranger.abandon_permits(RUN, GOOD)  # nobody has the name any more
+    await rig.stranger.abandon_permits(RUN, GOOD)  # no environment has the name any more
 
 
 async def test_admin_may_act_for_every_environment(rig: Rig) -> None:

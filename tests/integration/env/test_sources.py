@@ -265,7 +265,7 @@ async def test_killed_environment_changes_no_row_that_rests(
 
 @pytest.fixture
 def evaluated(config: Path, environ: dict[str, str]) -> RunSettings:
-    """A run with an evaluation of a source and two of its own, of which one fails."""
+    """A run with an evaluation of a source and two other evaluations, of which one fails."""
     (config.parent / "own.py").write_text("def fails(completion):\n    raise ValueError(completion)\n")
     held_out = {"dataset_path": "few.jsonl", "split": "train[:2]"}
     evaluations = [

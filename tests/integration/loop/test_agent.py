@@ -1,4 +1,4 @@
-"""An agent in a process of its own is trained through the gateway, with the openai client and a real vLLM."""
+"""An agent in a separate process is trained through the gateway, with the openai client and a real vLLM."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def work():
             reported = asked(f"/s/{endpoint['key']}/reward", reward=float(right in messages[-2]["content"]))
             if reported.status_code == 200:
                 break
-            assert reported.status_code == 503, reported.text  # the rollout goes on in a moment
+            assert reported.status_code == 503, reported.text  # the rollout continues in a moment
             time.sleep(0.2)
         log.write(f"end {endpoint['key']}\\n")
 

@@ -1,6 +1,6 @@
-"""Agents of others, unchanged, at the gateway before a real vLLM: their sequences are what the model sampled.
+"""Agents of others, unchanged, at the gateway before a real vLLM: their sequences are the sampled tokens.
 
-`tiny` writes no tool calls and no code of its own accord. Tests of tools force its replies.
+`tiny` writes no tool calls and no code without help. Tests of tools force its replies.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mistakes of users that show only beside a real service: one clear line and a non-zero exit code.
+"""Mistakes of users that show only with a real service: one clear line and a non-zero exit code.
 
 tests/unit/env/test_cli.py has the other mistakes."""
 

@@ -114,7 +114,7 @@ def _exists(api: SyncClient) -> bool:
 
 
 def _proven(receipts: Path, url: str) -> int:
-    """Returns the newest step whose weights the server has proven to serve; -1 if there is none."""
+    """Returns the newest step whose weights the server has proven to serve; -1 without such a step."""
     rows = read_receipts(receipts)
     return max((row.step for row in rows if row.server == url and row.state is ReceiptState.OK), default=-1)
 

@@ -96,7 +96,7 @@ def test_a_trainer_that_hangs_ends_and_the_next_one_finishes(
         run.submit_all()
         run.stack.wait_until(hanging, lambda: hanging.exit_code is not None, timeout=180)
         assert hanging.exit_code == exit_code
-        assert "in hang" in run.output.of("hanging"), "the log names the place where it hung"
+        assert "in hang" in run.output.of("hanging"), "the log names the place of the hang"
         left = run.api.audit(RUN)
         assert len({*left.trained, *left.leased}) == STEPS * GROUPS, "no group is lost"
         second = run.start("second", ["-m", "gristmill_trainer"])

@@ -3,7 +3,7 @@
 GRISTMILL_TRACE is JSON: `folder` receives one file per process, with one line per source file. `tasks` and `spans` name
 functions as "gristmill_env/worker.py:Worker._work". A function of `tasks` marks the asyncio task that calls it, and the
 tasks and threads with a copy of the task's context. A function of `spans` marks all threads until the function returns,
-except the thread that writes a checkpoint, because it runs beside them at any time.
+except the thread that writes a checkpoint, because it runs at the same time as any of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the local launcher shows: one line per step without a terminal, the live view on a terminal."""
+"""The local launcher's output: one line per step without a terminal, the live view on a terminal."""
 
 from __future__ import annotations
 

@@ -114,8 +114,8 @@ def test_command_line_overrides_variables_which_override_file_and_defaults(tmp_p
     launch = read("--config sums --group_size 3", GRISTMILL_CONFIG_DIR=folder, **variables)
     assert (launch.config.rollout_server_url, launch.config.server.base_url) == ("http://api:8000", "http://model:9001")
     assert (launch.config.server.timeout, launch.config.dataset.seed, launch.config.group_size) == (7, 5, 3)
-    told = read("--config sums --base_url http://told:3", GRISTMILL_CONFIG_DIR=folder, **variables)
-    assert told.config.server.base_url == "http://told:3"
+    named = read("--config sums --base_url http://named:3", GRISTMILL_CONFIG_DIR=folder, **variables)
+    assert named.config.server.base_url == "http://named:3"
 
 
 def test_exported_ports_are_the_defaults_that_a_file_overrides(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ async def test_program_that_did_not_begin_is_a_fault_of_the_sandbox(sandbox: San
     assert "FileExistsError" in report["stderr"] or "NotADirectoryError" in report["stderr"]
 
 
-# They are harmless where they succeed: signal 0 does nothing, and no fork repeats itself.
+# They are harmless if they succeed: signal 0 does nothing, and no fork repeats itself.
 DENIED = "PermissionError"
 ATTACKS = {
     "read a file": ("open('/etc/passwd').read()", DENIED),

@@ -1,4 +1,4 @@
-"""scripts/run_lanes.sh: the stages of `make test` in two lanes. `make` runs small targets here."""
+"""scripts/run_lanes.sh: the stages of `make test` in two parallel chains. `make` runs small targets here."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
 
-# Runs in a network namespace of its own, whose loopback interface it takes away while a request waits.
+# Runs in a separate network namespace, whose loopback interface it takes away while a request waits.
 _VANISH = """
 import fcntl, socket, struct, sys, threading
 import httpx

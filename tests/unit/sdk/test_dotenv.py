@@ -125,7 +125,7 @@ ENVIRON = {"SET": "outer", "FROMENV": "1"}
     ],
 )
 def test_value_of_a_variable_is_the_one_of_compose(tmp_path: Path, text: str, value: str | None) -> None:
-    """The values are those of `docker compose config` (2.26). None: Compose refuses the file."""
+    """The values equal `docker compose config`'s (2.26). None: Compose refuses the file."""
     file = tmp_path / ".env"
     file.write_text(text, encoding="utf-8", newline="")
     if value is None:

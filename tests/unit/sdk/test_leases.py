@@ -1,4 +1,4 @@
-"""What a trainer's session sends to the API."""
+"""The requests that a trainer's session sends to the API."""
 
 from __future__ import annotations
 

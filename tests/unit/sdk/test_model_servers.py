@@ -13,7 +13,7 @@ from gristmill.model_servers import ServerAddresses, find_all, split_urls
 
 
 def _names(*answers: list[str] | OSError) -> Callable[[str, int], list[str]]:
-    """Returns a look-up that gives one answer after the other."""
+    """Returns a lookup that gives one answer after the other."""
     left = iter(answers)
 
     def look_up(host: str, port: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""The public names of `gristmill`, which are imported when they are used, and what that saves."""
+"""The public names of `gristmill`, which are imported when they are used, and the modules that this saves."""
 
 from __future__ import annotations
 

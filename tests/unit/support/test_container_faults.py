@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.support.container_faults import CLOCK_STEP_S, Clocks, Disk, state, stopped
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the faults are those of Linux containers")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the faults are faults of Linux containers")
 
 CLOCKS = """
 import sys, time

@@ -1,4 +1,4 @@
-"""What the trainer's display and its log show of a step."""
+"""The trainer's display and its log of a step."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from gristmill_trainer.prometheus import StepCollector
 from gristmill_trainer.receipts.receipts import receipt_metrics
 
 STEP: StepMetrics = metrics(statistics(), result(), devices=2, peak=16.0)
-"""Step 4, with a value in every field except kl_ref, skipped and those of receipts."""
+"""Step 4, with a value in every field except kl_ref, skipped and the fields of receipts."""
 
 
 class Made:

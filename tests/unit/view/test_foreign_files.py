@@ -1,4 +1,4 @@
-"""Files of a run that somebody else wrote. A link, a FIFO, a device or a folder in place of a file is never followed,
+"""Files of a run that a third party wrote. A link, a FIFO, a device or a folder in place of a file is never followed,
 blocks nothing, and hides no other run. Neither do odd contents of a file, and the run itself stays visible too."""
 
 from __future__ import annotations

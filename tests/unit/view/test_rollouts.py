@@ -191,7 +191,7 @@ def test_dropped_groups_have_the_content_that_the_environment_kept(tmp_path: Pat
         content("g00000000", scored, creation_ms=CREATED - 1)  # of the training before
         + content("g00000005", {**scored, "messages": turns}, source="sums")
         + b"no JSON\n"
-        + content("g00000006", index=1 << 70)  # of somebody else
+        + content("g00000006", index=1 << 70)  # of a third party
         + content("g00000002", scored)[:-30]  # torn by a kill
     )
     (folder / "bad_row.jsonl").write_bytes(bad + content("g00000003") + content("g00000008"))

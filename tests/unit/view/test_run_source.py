@@ -1,4 +1,4 @@
-"""The page's data from a run's files: a process of its own reads them, and no request leaves the run's folder."""
+"""The page's data from a run's files: a separate process reads them, and no request leaves the run's folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who worked and who waited in a step."""
+"""The work and the waits of a step."""
 
 from __future__ import annotations
 

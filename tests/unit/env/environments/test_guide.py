@@ -31,7 +31,7 @@ PLAYED: dict[str, tuple[list[str], float | None, int]] = {
     "search": ([call("search", query="four", most=1), "4"], None, 1),
     "WordGame": ([call("guess", word="5"), call("guess", word="4"), "It is 4."], 0.5, 1),
 }
-"""What the model says in each example, the rollout's reward, and its branches."""
+"""The model's replies in each example, the rollout's reward, and its branches."""
 
 
 def example(name: str) -> str:

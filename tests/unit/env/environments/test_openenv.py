@@ -45,7 +45,7 @@ def call(tool: str, **arguments: Any) -> str:
 
 
 def made(url: str, **options: Any) -> EnvironmentFactory:
-    """Returns the environment in this process. A run has it in a process of its own."""
+    """Returns the environment in this process. A run has it in a separate process."""
     checked = create_environment("openenv", {"base_url": url, **options})
     return EnvironmentFactory(OpenEnv, checked.options)
 
@@ -149,7 +149,7 @@ async def test_reset_that_is_over_and_columns_that_are_missing_are_named(games: 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_full_server_is_waited_for(kind: str, real: RealServers, roll: Roll, model: ScriptedModel) -> None:
-    """The second rollout goes on as soon as the first one has ended."""
+    """The second rollout continues as soon as the first rollout has ended."""
     async with real.serve("word", 1) if kind == "real" else OneAtATime("word") as server:
         refused, release = asyncio.Event(), asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Functions and objects as tools: the calls that the model writes, their results, and what goes wrong with them."""
+"""Functions and objects as tools: the calls that the model writes, their results, and their errors."""
 
 from __future__ import annotations
 

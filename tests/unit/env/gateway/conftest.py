@@ -43,7 +43,7 @@ class ScriptedModel:
     tokenizer: PreTrainedTokenizerFast
     server: FailingServer
     says: list[str] = field(default_factory=list)
-    """The texts of the next replies; "4" if there are none."""
+    """The texts of the next replies; "4" if the list is empty."""
     hold: Callable[[], None] | None = None
     """Called before each answer."""
     calls: int = 0

@@ -342,7 +342,7 @@ async def test_repetition_of_a_keyed_request_gets_its_reply_after_a_kill(
         running.gateway.sessions.remove(running.session)
         resumed = running.open(folder=running.folder)
         assert await say("2 + 2?") == "one"
-        assert await say("3 + 3?") == "two", "another request is none that was answered, whatever its key is"
+        assert await say("3 + 3?") == "two", "another request was not answered before, whatever its key is"
     assert len(resumed.turns) == 2
 
 

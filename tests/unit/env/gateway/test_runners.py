@@ -31,7 +31,7 @@ from pathlib import Path
 
 
 async def good(task, endpoint):
-    print("what an agent prints is no report")
+    print("an agent's output is not a report")
     return 0.5 if (task.answer, task.row["level"], endpoint.key) == ("4", 3, "k") else 0.0
 
 def plain(task, endpoint):
@@ -328,7 +328,7 @@ async def test_time_of_a_program_begins_when_it_gets_the_task(
     agent = ExternalAgent(Sessions())
     offered = Endpoint("", "", running.session.key, "tiny")
     working = asyncio.create_task(agent.run(TASK, offered, running.session, 0.01))
-    await logged.wait()  # nobody asks for the task, which costs no time of the rollout
+    await logged.wait()  # no program asks for the task, which costs no time of the rollout
     assert not working.done()
     async with (
         serving(Sessions(), "tiny", ("127.0.0.1", 0), {}, agent.routes) as gateway,

@@ -1,4 +1,4 @@
-"""`environment: {type: verifiers}`: what it means, and (long) its rollouts by the real package."""
+"""`environment: {type: verifiers}`: its meaning, and (long) its rollouts by the real package."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODULE = "gristmill_env.adapters.verifiers"
 
 _RUN = """
 import sys
-sys.path.append(sys.argv.pop(1))  # the rest of what tests import
+sys.path.append(sys.argv.pop(1))  # the other modules that tests import
 import pytest
 sys.exit(pytest.main(sys.argv[1:]))
 """

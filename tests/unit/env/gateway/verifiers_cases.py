@@ -94,7 +94,7 @@ async def test_rollouts_of_a_taskset(running: Running, model: ScriptedModel) -> 
         assert "the checker is away" in str(failed.value)
         assert failed.value.unfinished is not None
 
-        with raises(EpisodeError, "agent_said_nothing"):  # no room for a reply is no error of the program
+        with raises(EpisodeError, "agent_said_nothing"):  # a reply without room is not an error of the program
             await play(2, max_length=20)
 
         model.server.answers["/inference/v1/generate"] = lambda: (500, {"error": "no"})

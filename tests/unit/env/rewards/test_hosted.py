@@ -1,4 +1,4 @@
-"""Rewards of a user in processes: the same scores as in this process, and what a process costs and keeps."""
+"""Rewards of a user in processes: the same scores as in this process, and a process's cost and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""judge and judge_group: what is asked, how replies are read, limits, the cache, and errors that are never a 0."""
+"""judge and judge_group: the requests, how replies are read, limits, the cache, and errors that are never a 0."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _Begun:
-    """Answers calls, and tells when they have asked."""
+    """Answers calls, and shows when they have asked."""
 
     def __init__(self, calls: int = 1) -> None:
         self._left = calls

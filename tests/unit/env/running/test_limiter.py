@@ -1,4 +1,4 @@
-"""Calls within limits: how many threads they get, and what becomes of those that overrun."""
+"""Calls within limits: how many threads they get, and how calls that overrun end."""
 
 from __future__ import annotations
 

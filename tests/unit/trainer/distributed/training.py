@@ -75,7 +75,7 @@ class Job:
 
 def samples(step: int, shared: int = 0) -> list[Sample]:
     """Sequences of different lengths; some with unknown rollout log-probabilities, one without a trained token. The
-    first two are branches of one rollout. Each group begins with `shared` tokens of its own."""
+    first two are branches of one rollout. Each group begins with its own `shared` tokens."""
     rng = np.random.default_rng(step)
     found = []
     for number in range(7 if step % 2 else 5):

@@ -1,4 +1,4 @@
-"""The trainer's records of a step: what the step computed for each token, and what became of each sequence."""
+"""The trainer's records of a step: the step's results for each token, and the fate of each sequence."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class EndedError(Exception):
 
 
 class Disk:
-    """Holds each checkpoint that a thread writes, until somebody waits for it or `released` is set."""
+    """Holds each checkpoint that a thread writes, until a caller waits for it or `released` is set."""
 
     def __init__(self, patch: pytest.MonkeyPatch, at: str) -> None:
         """`at`: "_write", before any file, or "write_manifest", with the other files on disk."""
@@ -53,7 +53,7 @@ class Disk:
             self.writes += 1
             if threading.current_thread() is not threading.main_thread():
                 self.reached.set()
-                assert self.released.wait(60), "nobody waits for the checkpoint"
+                assert self.released.wait(60), "no caller waits for the checkpoint"
             if self.error is not None:
                 raise self.error
             write(*arguments)

@@ -100,7 +100,7 @@ def test_model_card_describes_the_run_without_paths(policy: Policy, tokenizer: P
     for fact in ("# sums", "| Base model | tiny |", "accuracy, format", "0.8312", "1.20", "torch 2.13"):
         assert fact in card
     assert "/srv" not in card
-    assert "base_model:" not in card, "a folder's name is no id of a hub"
+    assert "base_model:" not in card, "a folder's name is not an id of a hub"
 
 
 def test_model_card_shows_the_command_without_secrets_addresses_and_paths() -> None:

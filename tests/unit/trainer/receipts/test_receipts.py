@@ -173,7 +173,7 @@ def test_exact_comparison_proves_steps_that_bfloat16_hides(
 
 
 def _names(run: Run) -> set[str]:
-    """Returns vLLM's names of the model's tensors, with a head of its own."""
+    """Returns vLLM's names of the model's tensors, with a separate head."""
     own = [name.replace("k_proj", "q_proj").replace("v_proj", "q_proj").replace("up_proj", "gate_proj")
            for name in (*run.weights(), "lm_head.weight")]  # fmt: skip
     return set(own)
