@@ -111,8 +111,8 @@ class Settings:
         API_VIEW_SERVERS (with ':' and ',' between them), the API_* limits and access. An
         empty variable counts as unset.
 
-        Raises ConfigError for a limit that is not positive, a URL that is not a Redis URL, an invalid run id, a
-        variable whose name is close to a known name, and values that AccessSettings.read rejects.
+        Raises ConfigError for a limit that is not positive, a URL that is not a Redis URL, and an invalid run id. Also
+        for a variable whose name is close to a known name, and for values that AccessSettings.read rejects.
         """
         url = environ.get("REDIS_URL") or "redis://127.0.0.1:6379/0"
         _check_redis_url(url)

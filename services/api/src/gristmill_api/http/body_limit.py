@@ -23,8 +23,9 @@ Args = TypeVarTuple("Args")
 UNCOUNTED: Final = 64 * 1024
 """Bytes. A body of this size is not counted in `Bodies`."""
 IN_LOOP: Final = 512 * 1024
-"""Bytes. On two cores of an EPYC, to check and hash a native group of this size takes 0.5 ms, to inflate that much gzip
-1 ms, and to read that much of Atropos' JSON 2 ms. A thread adds 0.4 ms, three times the check of a group of 67 kB."""
+"""Bytes. On two cores of an EPYC, to check and hash a native group of this size takes 0.5 ms. To inflate as much gzip
+takes 1 ms, and to read as much of Atropos' JSON 2 ms. A thread adds 0.4 ms, three times the check of a group of
+67 kB."""
 _WAIT_S: Final = 10.0
 """Seconds that a request waits for room before it is refused. The client keeps the body meanwhile."""
 _SLOWEST: Final = 16 * 1024
