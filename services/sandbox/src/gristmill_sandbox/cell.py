@@ -8,8 +8,9 @@ keeper, which forks the process that becomes the program. Both are forked before
 so that a program finds in its memory nothing of another one. A fork takes about a millisecond; Python's start would
 take twenty.
 
-The keeper passes the job on, writes stdin, reads stdout and stderr, ends the program at its limit of time or output or
-when the service gives it up, and reports how it ended. It is not confined, and parses nothing that the program writes.
+The keeper passes the job on, writes stdin, and reads stdout and stderr. It ends the program at its limit of time or
+output, or when the service gives it up, and reports how it ended. It is not confined, and parses nothing that the
+program writes.
 
 Messages are a length of four bytes and the bytes. The service sends two: the `Feed` for the keeper, and the `Job` for
 the program's process. The keeper answers with the `Report`.

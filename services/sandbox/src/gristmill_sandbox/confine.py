@@ -1,7 +1,7 @@
 """Confines the calling process for good: `confine`.
 
-Three mechanisms of Linux, none of which needs a privilege or a namespace, so that they work in an ordinary container
-and on an ordinary host:
+`confine` uses three mechanisms of Linux. None of them needs a privilege or a namespace, so they work in an ordinary
+container and on an ordinary host.
 
 - Landlock (kernel 5.13) allows reading Python's own files, and reading and writing one folder. No other file can be
   opened, created, renamed or removed.
