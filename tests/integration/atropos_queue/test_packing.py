@@ -86,10 +86,11 @@ async def test_every_batch_has_the_exact_size_and_no_group_is_lost_or_repeated(
     pieces = [await harness.redis.llen(f"{START}atropos:buffer:{env}") for env in envs if env is not None]
     assert len(delivered) + status.ready + status.dead + sum(pieces) == 60
     assert status.leased == 0
-    facts = [await harness.redis.hmget(f"{START}group:{name}", "sequences", "env_id") for name in await harness.ready()]
-    assert await harness.redis.hgetall(START + "kinds") == {
-        kind: str(count).encode() for kind, count in Counter(b" ".join(map(bytes, pair)) for pair in facts).items()
-    }
+    kinds: Counter[bytes] = Counter()
+    for name in await harness.ready():
+        facts: dict[bytes, bytes] = await harness.redis.hgetall(f"{START}group:{name}")  # type: ignore[assignment]
+        kinds[facts[b"sequences"] + b" " + facts[b"env_id"]] += 1
+    assert await harness.redis.hgetall(START + "kinds") == {kind: str(count).encode() for kind, count in kinds.items()}
 
 
 async def commands(harness: StoreHarness) -> int:

@@ -63,7 +63,7 @@ class HandTrainer:
 
     def take(self, label: str | None = None) -> None:
         """Takes the open run, and publishes its present step. It changes only the label; the weights stay the same."""
-        assert self.api.open_run(30) is not None, "the environment did not open its run"
+        assert self.api.open_run(120) is not None, "the environment did not open its run"
         self.incarnation, _ = self.api.take(self.run_id, self.trainer, [])
         self.publish(self.step, label)
 
