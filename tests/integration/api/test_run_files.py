@@ -148,6 +148,7 @@ def test_api_reports_open_runs_that_redis_has_lost(
 ) -> None:
     for name in ("lost", "finished", "deleted"):
         api.create_run(name, {}, 2, stack=None)
+        api.take(name, trainer(steps=3, groups=2), [])
         until_written(tmp_path / name / RUN_FILE, api.get_run(name))
     api.close_run("finished")
     api.close_run("deleted")
