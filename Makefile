@@ -8,7 +8,7 @@ endif
 VENV := .venv/bin
 ARGS ?=
 
-.PHONY: setup dev local secure help fmt packages images quick quick-env quick-rest test test-long long-e2e long-rest lint docs wheels types unit unit-torch unit-env unit-rest browser integration integration-store store-openapi store-rest integration-loop integration-valkey e2e test-gpu bench-gpu resilience mutants bench clean
+.PHONY: setup dev local secure help fmt packages images quick quick-env quick-rest test test-long long-e2e long-rest lint docs wheels types unit unit-torch unit-env-code unit-env unit-rest browser integration integration-store store-openapi store-rest integration-loop integration-valkey e2e test-gpu bench-gpu resilience mutants bench clean
 
 # Targets that make the same environment would make it at the same time. `setup` and `dev` make all of them side by side.
 ifeq ($(MAKELEVEL),0)
@@ -82,7 +82,7 @@ dev quick unit browser integration integration-store integration-loop e2e test t
 
 # Both run in a process per part, so that no file is imported twice. Without xdist, because two workers would import every
 # file twice. No unit test needs the plug-in schemathesis, whose import takes seconds.
-UNIT := $(VENV)/pytest -p no:schemathesis -p no:xdist tests/unit
+UNIT := $(VENV)/pytest -p no:schemathesis -p no:xdist
 SIDE_BY_SIDE := $(MAKE) --no-print-directory --keep-going --output-sync -j
 
 # Leaves out the marker `slow` and the folders whose tests import torch (tests/unit/conftest.py).
@@ -90,10 +90,10 @@ quick: $(DEV_READY) #- run the fast unit tests: half a minute on two cores
 	@$(SIDE_BY_SIDE) 2 quick-env quick-rest
 
 quick-env:
-	$(UNIT)/env -m "not long and not slow"
+	$(UNIT) tests/unit/env -m "not long and not slow"
 
 quick-rest:
-	$(UNIT) --ignore tests/unit/env -m "not long and not slow"
+	$(UNIT) tests/unit --ignore tests/unit/env -m "not long and not slow"
 
 packages:
 	scripts/prepare_package.sh prometheus
@@ -121,16 +121,21 @@ types: $(DEV_READY) #- check the types of all Python files with mypy
 	$(VENV)/mypy sdk/src view/src cli/src services/*/src scripts tests benchmarks
 
 unit: quick #- run the unit tests
-	@$(SIDE_BY_SIDE) 3 unit-torch unit-env unit-rest
+	@$(SIDE_BY_SIDE) 3 unit-env-code unit-env unit-torch unit-rest
 
 unit-torch:
-	$(UNIT)/trainer tests/unit/model tests/unit/benchmarks -m "not long and slow"
+	$(UNIT) tests/unit/trainer tests/unit/model tests/unit/benchmarks -m "not long and slow"
+
+# Tests of a user's code take as long as all others of the environment.
+CODE := $(addprefix tests/unit/env/,rewards environments gateway running)
+unit-env-code:
+	$(UNIT) $(CODE) -m "not long and slow"
 
 unit-env:
-	$(UNIT)/env -m "not long and slow"
+	$(UNIT) tests/unit/env $(addprefix --ignore ,$(CODE)) -m "not long and slow"
 
 unit-rest:
-	$(UNIT) $(addprefix --ignore tests/unit/,trainer model benchmarks env) -m "not long and slow"
+	$(UNIT) tests/unit $(addprefix --ignore tests/unit/,trainer model benchmarks env) -m "not long and slow"
 
 browser: $(DEV_READY) #- run the page's tests in a real Chromium, over synthetic runs
 	scripts/prepare_package.sh chromium
