@@ -28,7 +28,11 @@ PYTHON = sys.executable
 # The drawn line, as the y of its pixels at the left and at the right end of the canvas. 0 is the top.
 LINE_ENDS = """(plot) => {
     const canvas = plot.querySelector('canvas');
-    const wanted = getComputedStyle(document.documentElement).getPropertyValue('--line-1').trim();
+    // style.css gives a colour for each theme, which a canvas cannot read.
+    const styled = document.body.appendChild(document.createElement('i'));
+    styled.style.color = 'var(--line-1)';
+    const wanted = getComputedStyle(styled).color;
+    styled.remove();
     const probe = document.createElement('canvas').getContext('2d');
     probe.fillStyle = wanted;
     probe.fillRect(0, 0, 1, 1);
@@ -131,7 +135,8 @@ def test_reward_rises_on_the_screen(training: Training, page: Any) -> None:
     shown = page.locator(".panel:first-child .plot")
     assert "Reward: mean" in shown.get_attribute("aria-label")
     # The page may be drawing the next step. The line ends higher than it begins: 0 is the top.
-    rises = f"(ends => ends[1] < ends[0])(({LINE_ENDS})(document.querySelector('.panel:first-child .plot')))"
+    ends = f"({LINE_ENDS})(document.querySelector('.panel:first-child .plot'))"
+    rises = f"() => {{ const [left, right] = {ends}; return right < left; }}"
     page.wait_for_function(rises, timeout=120_000)
     assert float(fact(page, "reward")) > first
     assert page.locator(".services .dot.down").count() == 0
