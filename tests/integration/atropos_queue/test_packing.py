@@ -1,7 +1,7 @@
-"""Which groups make a batch of Atropos' protocol, and what the choice costs.
+"""The choice of the groups of a batch in Atropos' protocol, and the cost of the choice.
 
-test_model.py compares random queues with a model. atropos/test_conversation.py compares our batches with those of
-atroposlib's own server.
+test_model.py compares random queues with a model. atropos/test_conversation.py compares our batches with the batches
+of atroposlib's own server.
 """
 
 from __future__ import annotations

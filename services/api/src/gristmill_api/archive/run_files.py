@@ -140,8 +140,10 @@ def _write(folder: Path, record: RunRecord, *, begins: bool) -> RunRecord | None
 
 
 def _write_deleted(folder: Path, record: RunRecord) -> None:
-    """Writes that a run ended that was deleted before its file said so. Of a run without a trainer, nothing stays: any
-    environment may open such runs, as many as it likes."""
+    """Marks a deleted run as finished, or removes its folder if no trainer had taken it.
+
+    Any environment may open runs that no trainer takes, so their folders would fill the disk.
+    """
     if record.incarnation == 0 and [entry.name for entry in folder.iterdir()] == [RUN_FILE]:
         (folder / RUN_FILE).unlink()
         folder.rmdir()

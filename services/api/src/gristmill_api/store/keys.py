@@ -26,7 +26,8 @@ def record(run_id: str) -> str:
 
 
 def deletion(run_id: str) -> tuple[str, str]:
-    """Returns two keys. The first exists while the run is being deleted, the second for some days afterwards."""
+    """Returns two keys. The first exists while the run is being deleted, the second for days afterwards (an hour
+    if no trainer had taken the run)."""
     return prefix(run_id) + "deleted", prefix(run_id) + "fence"
 
 

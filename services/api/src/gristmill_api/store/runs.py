@@ -146,7 +146,10 @@ class Runs:
         return bool(await self._redis.exists(keys.record(run_id)))
 
     async def was_deleted(self, run_id: str) -> bool:
-        """Returns whether the store deleted a run of this id in the last FENCE_S, or is deleting it."""
+        """Returns whether the store deleted a run of this id in the last FENCE_S, or is deleting it.
+
+        A run that no trainer had taken counts for one hour.
+        """
         return bool(await self._redis.exists(*keys.deletion(run_id)))
 
     async def all(self, offset: int = 0, limit: int = MOST_RUNS) -> list[RunRecord]:

@@ -69,7 +69,7 @@ class AgentRunner:
 
     @property
     def routes(self) -> list[Route]:
-        """The routes that agents need at the gateway, beside those of the model."""
+        """The routes that agents need at the gateway, in addition to the model's routes."""
         return []
 
     async def __aenter__(self) -> Self:

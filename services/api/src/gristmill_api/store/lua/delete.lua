@@ -64,7 +64,7 @@ if left <= 0 then return {'MORE'} end
 
 unlink(redis.call('LRANGE', LATEST, 0, -1), example)
 local facts = redis.call('HMGET', DELETED, 'run_id', 'incarnation')
--- Without a trainer there is nothing to fence off; the key then only says that the run was deleted.
+-- Without a trainer there is nothing to fence off. For an hour, the key says that the run was deleted (run_files.py).
 redis.call('SET', FENCE, facts[2], 'PX', facts[2] == '0' and 3600000 or fence_ttl)
 redis.call('SREM', DELETING, facts[1])
 redis.call('UNLINK', DELETED, COUNTERS, READY_BY_SIZE, TRAINED, ACKED, PERMITS, HOLDERS, REISSUE, LAPSED, DROPPED, DROPS,
