@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -86,6 +88,31 @@ def test_computed_copies_of_keys_are_the_bytes_that_autograd_saves_for_shared_pr
 
     wanted = 56 * memory.per_token + (4 * 40 + 4 + 8 + 12 + 32) * memory.per_copied_key
     assert saved([4, 8, 12, 32]) - saved([0]) == pytest.approx(wanted, rel=0.1)
+
+
+@pytest.mark.parametrize("results", ["trainer-cuda", "trainer-cuda-lora"])
+def test_computed_memory_is_within_a_tenth_of_the_peaks_on_a_card(results: str) -> None:
+    measured = json.loads(Path(f"benchmarks/results/{results}.json").read_text(encoding="utf-8"))["cases"]
+    cases = [case for case in measured if case["backend"] in ("ours", "eager")]
+    assert cases
+    for case in cases:
+        shape, found = case["setting"]["shape"], case["found"]
+        config = {
+            "model_type": shape["family"].lower(),
+            "vocab_size": shape["vocabulary"],
+            "hidden_size": shape["hidden"],
+            "intermediate_size": shape["intermediate"],
+            "num_hidden_layers": shape["layers"],
+            "num_attention_heads": shape["heads"],
+            "num_key_value_heads": shape["kv_heads"],
+            "head_dim": shape["head_dim"],
+        }
+        settings = TrainerSettings(lora_rank=shape["lora_rank"], compile=False if case["backend"] == "eager" else None)
+        with torch.device("meta"):
+            model = from_config(AutoConfig.for_model(**config, tie_word_embeddings=shape["tied"]))
+        memory = Memory.of(config, model.num_parameters(), settings, cuda=True)
+        assert memory is not None
+        assert found["peak"] == pytest.approx(memory.fixed + memory.per_token * found["tokens"], rel=0.1), case
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "gpt_neox", "opt", "bloom", "falcon", "phi", "gemma3", "mixtral"])
