@@ -9,7 +9,7 @@ and B if it was started with LoRA.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,11 +122,13 @@ def without_adapters(model: Any) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
-def merged_tensors(model: Any, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+def merged_tensors(
+    model: Any, to_host: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.cpu
+) -> dict[str, torch.Tensor]:
     """Returns the model's tensors with merged adapters, by their names without LoRA.
 
-    The live tensors do not change. Tensors without an adapter are not copied. Each merged tensor is converted to
-    `dtype` and moved to the CPU, so that the model's device holds at most one merged tensor.
+    The live tensors do not change. Tensors without an adapter are not copied. `to_host` moves each merged tensor to the
+    CPU, so that the model's device holds at most one of them.
     """
     from peft.tuners.lora import LoraLayer
 
@@ -140,7 +142,7 @@ def merged_tensors(model: Any, dtype: torch.dtype = torch.float32) -> dict[str, 
             merged = tensor.detach()
             if plain in adapted:
                 (adapter,) = adapted[plain].active_adapters
-                merged = (merged.float() + adapted[plain].get_delta_weight(adapter).detach()).to(dtype).cpu()
+                merged = to_host(merged.float() + adapted[plain].get_delta_weight(adapter).detach())
             tensors[plain] = merged
     return tensors
 

@@ -148,9 +148,8 @@ class Policy:
         adapters. Whole tensors have the adapters merged, and include the head even if it is tied here."""
         if self.publishes_adapters:
             return adapter_tensors(self.model)
-        tensors = {
-            name: in_type(tensor, self.served_dtype) for name, tensor in self._tensors(self.served_dtype).items()
-        }
+        live = self._tensors(lambda merged: in_type(merged, self.served_dtype).cpu())
+        tensors = {name: in_type(tensor, self.served_dtype) for name, tensor in live.items()}
         return as_in_files(self.model, tensors, tied_head(self.model))
 
     def save(self, folder: Path) -> None:
@@ -169,10 +168,10 @@ class Policy:
         model = self.model if self.lora is None else self._merged_model()
         model.save_pretrained(folder, safe_serialization=True)
 
-    def _tensors(self, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-        """Returns the live tensors. Merged tensors are copies in `dtype`."""
+    def _tensors(self, to_host: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.cpu) -> dict[str, torch.Tensor]:
+        """Returns the live tensors. Merged tensors are copies, which `to_host` made."""
         if self.lora is not None:
-            return merged_tensors(self.model, dtype)
+            return merged_tensors(self.model, to_host)
         return {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
 
     def _merged_model(self) -> Any:
