@@ -18,7 +18,7 @@ from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import ModelError
 from gristmill_trainer.learner import Learner
 from gristmill_trainer.learner_factory import LearnerPlan, build_learner
-from gristmill_trainer.memory import Memory
+from gristmill_trainer.memory import CHUNK_BYTES, Memory
 from gristmill_trainer.model_state import LearnerState
 from gristmill_trainer.policy import ModelSource, attention
 from gristmill_trainer.settings import TrainerSettings
@@ -89,7 +89,7 @@ RAGGED = [300, 7, 128, 2, 511, 64, 33, 200]
 
 def gradient(learner: Learner, batch: list[Sample]) -> tuple[float, torch.Tensor]:
     """Returns the loss and the whole gradient of one update, on the CPU."""
-    update = learner._update(batch, lambda: True, untouched=True)
+    update = learner._in_memory(batch, lambda: learner._update(batch, lambda: True, untouched=True))
     found = torch.cat(
         [one.grad.flatten() for one in learner.policy.trained_parameters() if one.grad is not None]
     ).float()
@@ -215,9 +215,12 @@ def test_checkpoint_continues_on_the_card(folder: Path, tmp_path: Path) -> None:
     restored.load_state(torch.load(tmp_path / "state"))
     first, second = one.step(batch, 2), other.step(batch, 2)
     assert second.loss == pytest.approx(first.loss, abs=1e-4)
-    # Sums on the card have no fixed order, and where a gradient is almost 0, AdamW's step takes the sign of the noise.
-    for mine, theirs in zip(other.policy.trained_parameters(), one.policy.trained_parameters(), strict=True):
-        assert distance(mine.detach(), theirs.detach()) < 1e-3
+    # Sums on the card have no fixed order. Where a gradient is almost 0, as of Qwen2's key biases, AdamW takes the sign
+    # of the noise, so the weights are compared as one vector. Without the moments, it would differ by 9e-3.
+    mine, theirs = (
+        torch.cat([weight.detach().flatten() for weight in each.policy.trained_parameters()]) for each in (other, one)
+    )
+    assert distance(mine, theirs) < 1e-3
 
 
 def test_served_tensors_are_the_weights_in_the_servers_dtype(folder: Path) -> None:
@@ -248,17 +251,19 @@ def test_kernel_that_mixes_sequences_is_found_before_the_training(
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_computed_memory_is_enough_and_not_much_too_large(folder: Path, recompute: bool, compiled: bool) -> None:
-    settings: dict[str, Any] = {"gradient_checkpointing": recompute, "compile": compiled}
+    settings: dict[str, Any] = {"gradient_checkpointing": recompute, "compile": compiled, "token_budget": 1 << 17}
     learner, _ = build(folder, **settings)
     config, parameters = learner.policy.model.config, learner.policy.model.num_parameters()
     memory = Memory.of(config, parameters, TrainerSettings(**settings), cuda=True)
     assert memory is not None
     learner.step(samples([512]), 1)  # The optimizer allocates its moments.
     peaks = []
-    for count in (4, 12):
+    counts = (24, 32)  # Both have more trained tokens than one chunk of logits, so that the head adds nothing.
+    assert CHUNK_BYTES["cuda"] // (4 * VOCABULARY) < 24 * 2048 * 3 // 4
+    for count in counts:
         torch.cuda.reset_peak_memory_stats()
         learner.step(samples([2048] * count), 2)
         peaks.append(torch.cuda.max_memory_allocated())
     measured = (peaks[1] - peaks[0]) / (8 * 2048)
     assert 0.6 * memory.per_token <= measured <= 1.1 * memory.per_token
-    assert peaks[1] <= 1.1 * (memory.fixed + memory.per_token * 12 * 2048)
+    assert peaks[1] <= 1.1 * (memory.fixed + memory.per_token * counts[1] * 2048)
