@@ -306,10 +306,13 @@ def test_run_that_failed_before_its_first_step_is_replaced_by_the_corrected_conf
     assert "learning_rate" in output
     assert not (tmp_path / "state" / "redis").exists(), "refused before a service starts"
     # The trainer finds this mistake, when its run is open.
-    code, output = attempt("--resume", str(tmp_path / "nowhere"))
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "trainer_state.json").write_text("{}")
+    code, output = attempt("--resume", str(broken))
     assert code == 1
     assert "error [service_ended]: trainer " in output.splitlines()[-1]
-    assert "[checkpoint_missing] " in output.splitlines()[-1]
+    assert "[checkpoint_manifest_missing] " in output.splitlines()[-1]
     assert not (tmp_path / "runs" / "mine" / "metrics.jsonl").exists()
     code, output = attempt()
     assert (code, launches.steps("mine")) == (0, [1, 2]), output
