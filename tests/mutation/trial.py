@@ -16,6 +16,7 @@ from typing import Final
 
 import pytest
 from tests.support import redis_server
+from tests.support.api_process import SCRIPTS
 
 from gristmill_api.store import scripts
 
@@ -78,10 +79,8 @@ def _run(folder: Path, tests: tuple[str, ...], scratch: Path) -> None:
 
 @contextlib.contextmanager
 def scripts_from(folder: Path) -> Iterator[None]:
-    """Makes the store read its scripts from folder/lua, and not from its package."""
-    before = vars(scripts)["files"]
-    vars(scripts)["files"] = lambda package: folder
-    try:
+    """Makes the store read its scripts from folder/lua, and not from its package, here and in every ApiServer."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(vars(scripts), "files", lambda package: folder)
+        patch.setenv(SCRIPTS, str(folder))
         yield
-    finally:
-        vars(scripts)["files"] = before

@@ -14,9 +14,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gristmill_api import app, notifications, server
+from gristmill_api.store import scripts
 
 RECHECK = "RECHECK_S"
 """Variable with the seconds between two checks of a waiting request. After long ones only a notification wakes it."""
+SCRIPTS = "SCRIPTS_FOLDER"
+"""Variable with a folder whose lua/*.lua the API runs, in place of its package's. tests/mutation sets it."""
 
 # This application has the settings of the tests' own process. Each fork creates another from its variables.
 del sys.modules[app.__name__]
@@ -44,6 +47,8 @@ def run(
     os.environ.update(environ)
     if seconds := environ.get(RECHECK):
         vars(notifications)["RECHECK_S"] = float(seconds)
+    if folder := environ.get(SCRIPTS):
+        vars(scripts)["files"] = lambda package: Path(folder)
     given = [] if listener is None else ["--fd", str(listener.fileno())]
     sys.argv = ["gristmill_api", *arguments, *given]
     server.main()
