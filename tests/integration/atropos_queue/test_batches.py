@@ -20,15 +20,19 @@ from tests.integration.atropos_queue.store_harness import (
 from gristmill_api.settings import Limits
 
 
-async def test_status_group_size_rises_to_the_largest_ready_group(harness: StoreHarness) -> None:
+async def test_status_has_the_largest_ready_group_and_whether_the_run_is_finished(harness: StoreHarness) -> None:
     await harness.start(batch_size=64)
     first, second = await harness.env(group_size=2), await harness.env(group_size=4)
     await harness.submit(scored(6, first), scored(8, first), scored(8, None), scored(16, second))
     view = await harness.queue.env(first)
     assert view is not None
-    assert view.group_size == 8
+    assert (view.group_size, view.finished) == (8, False)
     assert sorted(view.ready) == [("", 8, 1), ("0", 6, 1), ("0", 8, 1), ("1", 16, 1)]
     assert [await harness.redis.hget(f"{START}env:{number}", "group_size") for number in (0, 1)] == [b"8", b"4"]
+    await harness.store.runs.close(RUN)
+    view = await harness.queue.env(first)
+    assert view is not None
+    assert view.finished
 
 
 async def test_ack_of_a_lent_batch_begins_the_next_step(harness: StoreHarness, listener: EventListener) -> None:
