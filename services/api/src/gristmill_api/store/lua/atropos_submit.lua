@@ -82,7 +82,7 @@ local function summing(sizes, target)
   for i, size in ipairs(sizes) do
     reach[i] = {}
     for j = 0, target do
-      reach[i][j] = reach[i - 1][j] or (j >= size and reach[i - 1][j - size]) or nil
+      reach[i][j] = reach[i - 1][j] or reach[i - 1][j - size]
     end
   end
   if not reach[#sizes][target] then return nil end

@@ -38,7 +38,7 @@ if current then
       unpack(envs)}
   end
   -- An extension fences the trainer off.
-  for _, name in ipairs(WORD and current == 'open' and alive(at) or {}) do
+  for _, name in ipairs(current == 'open' and alive(at) or {}) do
     if is_of_another(name) then return {'WORKING', name, redis.call('ZSCORE', ENVS, name) - at} end
   end
   local busy = claim(stack, id, at)
