@@ -5,8 +5,8 @@
 
 The result is None if the config does not give the model's shape. The doctor, the trainer's first log line and the table
 of docs/gpu.md use the result. The activations of a layer are the tensors that autograd saves in a decoder of
-transformers with a gated MLP: with `h` hidden size, `q` and `k` widths of all query and all key heads, `i` intermediate
-size,
+transformers with a gated MLP. `h` is the hidden size, `q` and `k` are the widths of all query and all key heads, and
+`i` is the intermediate size:
 
     float32                    24 h + 8 q + 8 k + 16 i    per token
     bfloat16 by autocast       26 h + 4 q + 4 k +  8 i    the residual stream stays float32; each linear casts its input
@@ -16,7 +16,8 @@ size,
 
 Norms of queries and keys, as in Qwen3, save 8 (q + k) in float32, 6 (q + k) by autocast and 2 (q + k) compiled. The
 last norm and the rotary tables are counted once. The first three rows are what autograd saves. The last two rows were
-fitted on an H200: the first to Qwen3-0.6B and Qwen2.5-1.5B (within 1 %), the second to Qwen3-4B at rank 16 (2 % above).
+fitted on an H200: one to Qwen3-0.6B and Qwen2.5-1.5B, the other to Qwen3-4B at rank 16. A test compares the results
+with the peaks in benchmarks/results.
 
 The segments after a shared prefix save copies of their keys and values in each layer: 8 k per key in float32, 4 k in
 bfloat16.
