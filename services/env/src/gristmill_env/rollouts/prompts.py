@@ -126,6 +126,7 @@ class PromptBuilder:
         messages = (user(opening),) if isinstance(opening, str) else tuple(opening)
         if self.system_prompt and messages[0]["role"] != "system":
             messages = (system(self.system_prompt), *messages)
+        _refuse_unstorable(messages)
         rendered = self._render(messages, options)
         text = rendered + self.prefill
         if self._tokenizer is None:
@@ -150,6 +151,7 @@ class PromptBuilder:
         """
         if self._tokenizer is None:
             return Continuation()
+        _refuse_unstorable(more)  # not `said` again: the cost of a turn must not grow with the conversation
         _, reply, text = self._render((*said, assistant(_REPLY), *more), options).rpartition(_REPLY)
         if not reply:
             raise PromptError(
@@ -247,14 +249,6 @@ class PromptBuilder:
 
     def _render(self, messages: Sequence[Message], options: Mapping[str, Any] | None = None) -> str:
         """Returns the rendered conversation. `options`: override the run's values of the template's switches."""
-        refuse_half_characters(messages)
-        for number, message in enumerate(messages):
-            if not is_storable(message):
-                raise PromptError(
-                    "not_a_message",
-                    f"message {number + 1} holds a value that JSON cannot hold: {message!r:.80}; write it as text",
-                    message=number,
-                )
         if self._tokenizer is None or self._template is None:
             return "\n\n".join(str(message["content"]) for message in messages)
         try:
@@ -275,6 +269,18 @@ class PromptBuilder:
                 f"the chat template of {self._tokenizer.name_or_path} refuses the prompt: {error}{remedy}",
                 tokenizer=self._tokenizer.name_or_path,
             ) from error
+
+
+def _refuse_unstorable(messages: Sequence[Message]) -> None:
+    """Raises PromptError for half of a surrogate pair, and for a value that JSON cannot hold."""
+    refuse_half_characters(messages)
+    for number, message in enumerate(messages):
+        if not is_storable(message):
+            raise PromptError(
+                "not_a_message",
+                f"message {number + 1} holds a value that JSON cannot hold: {message!r:.80}; write it as text",
+                message=number,
+            )
 
 
 def _closers(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
