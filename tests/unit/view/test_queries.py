@@ -65,6 +65,22 @@ def test_dropped_group_shows_its_prompt_its_completions_and_its_errors(run: RunF
     ]
 
 
+# --- Rollouts that failed --------------------------------------------------------------------------------------
+@pytest.mark.slow
+def test_rollouts_that_failed_are_shown_beside_those_that_were_trained(run: RunFolderWriter, tmp_path: Path) -> None:
+    failed = [{"error": "agent_timeout", "text": f"attempt {number}"} for number in range(3)]
+    kept = group(meta={"failed": failed})
+    run.trained(record_of(kept, 1))
+    run.archive(kept)
+    (line,) = step_of((tmp_path,), "test", 1)["groups"]
+    assert (line["outcome"], line["reason"], len(line["rewards"])) == ("trained", None, 2)
+    found = group_of((tmp_path,), "test", "g00000000")
+    assert (found["outcome"], len(found["completions"])) == ("trained", 2)
+    assert found["left_out"] == [{"reason": one["error"], "error": one["text"]} for one in failed]
+    listed = rollouts_of((tmp_path,), "test", RolloutQuery(outcome="left_out"))
+    assert (listed["total"], {row["group_id"] for row in listed["rows"]}) == (3, {"g00000000"})
+
+
 # --- Difficulty of rows ----------------------------------------------------------------------------------------
 def played(
     number: int, index: int, rewards: tuple[float, float], source: str | None = None

@@ -123,6 +123,19 @@ def test_rows_number_rollouts_and_their_branches(tmp_path: Path) -> None:
     ]
 
 
+def test_rollouts_that_were_left_out_of_a_trained_group_have_rows(tmp_path: Path) -> None:
+    run = RunFolderWriter(tmp_path)
+    failed = [{"error": "agent_timeout", "text": "the agent took more than 900 s"}, "odd", {"error": 3}]
+    sums, odd = groups("g00000000", "g00000001")
+    run.archive(replace(sums, meta={"failed": failed, "index": 7}), replace(odd, meta={"failed": "odd"}))
+    found = [row for row in rows(run) if row["outcome"] == "left_out"]
+    columns = ("group_id", "rollout", "sequence", "index", "outcome_reason", "error", "acked", "reward", "tokens")
+    assert [tuple(row[name] for name in columns) for row in found] == [
+        ("g00000000", 2, None, 7, "agent_timeout", "the agent took more than 900 s", True, None, None),
+        ("g00000000", 3, None, 7, None, None, True, None, None),
+    ]
+
+
 def test_advantages_that_differ_by_token_are_kept_for_each_token(tmp_path: Path) -> None:
     run = RunFolderWriter(tmp_path)
     (group,) = groups("g00000000")

@@ -12,6 +12,7 @@ import numpy as np
 
 from gristmill_view import turns
 from gristmill_view.samples import question
+from gristmill_view.source import LEFT_OUT
 
 _MOST_TOKENS: Final = 20_000
 """Tokens of one rollout that the page gets."""
@@ -21,6 +22,7 @@ def group_json(rows: Sequence[Mapping[str, Any]], tokenizer: Any) -> dict[str, A
     """Returns a group as JSON values. `rows`: of the table of rollouts, at least one. `tokenizer`: may be None.
 
     `completions` has one entry per rollout. With several branches it has `branches`, the sequences, and their `tree`.
+    `left_out` has the errors of the rollouts that failed.
     """
     first = rows[0]
     kept = [row for row in rows if row["tokens"] or row["completion"] is not None]
@@ -49,6 +51,9 @@ def group_json(rows: Sequence[Mapping[str, Any]], tokenizer: Any) -> dict[str, A
         "outcome": first["outcome"],
         "reason": first["outcome_reason"],
         "error": None if kept else first["error"],
+        "left_out": [
+            {"reason": row["outcome_reason"], "error": row["error"]} for row in rows if row["outcome"] == LEFT_OUT
+        ],
         "staleness": first["staleness"],
         "completions": [
             reader.rollout(number, [kept[at] for at in places], None if known is None else [known[at] for at in places])

@@ -24,7 +24,7 @@ from gristmill_view.overview import overview, to_json
 from gristmill_view.run_source import flat_rows, line_of
 from gristmill_view.samples import question, read_tokenizer
 from gristmill_view.series import flat, series
-from gristmill_view.source import Download, RolloutQuery, Timeline, ViewError
+from gristmill_view.source import LEFT_OUT, Download, RolloutQuery, Timeline, ViewError
 from gristmill_view.tables import Roots, as_view_errors, folder_of, literal, needs_tables, rows_of, table_of
 from gristmill_view.timeline import MOST_GROUPS, Work, timeline, window
 
@@ -42,8 +42,8 @@ _COLUMNS: Final = (
     f"right(prompt, {_READ}) AS prompt, left(completion, 2000) AS completion, completion_tokens, advantage, reward, "
     "reward_parts, finish_reason, outcome, outcome_reason, left(error, 2000) AS error, answer, extracted, seconds"
 )
-_ONE_ROW_EACH: Final = "coalesce(branch, 0) = 0"
-"""One row of each rollout, whatever its number of branches. Groups without content have no branches."""
+_ONE_ROW_EACH: Final = f"coalesce(branch, 0) = 0 AND outcome <> '{LEFT_OUT}'"
+"""One row of each rollout of a group, whatever its number of branches. Groups without content have no branches."""
 _NO_LISTS: Final = "* EXCLUDE (tokens, mask, sampler_logprobs, trainer_logprobs, advantages, entropy, replies)"
 
 

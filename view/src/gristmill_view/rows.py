@@ -28,9 +28,10 @@ from gristmill.group import SOURCE, PolicyVersion
 from gristmill.run import RunRecord
 from gristmill.saved import SavedCompletion, SavedGroup, saved_groups
 from gristmill_view.samples import read_tokenizer
+from gristmill_view.source import LEFT_OUT
 
 _LOG = logging.getLogger(__name__)
-SCHEMA_VERSION: Final = 8
+SCHEMA_VERSION: Final = 9
 OTHER_TRAINING: Final = -1
 """`creation` of an evaluation that an earlier training of the same run id made."""
 
@@ -164,6 +165,13 @@ class Submitted:
         return [_text(self.meta["extracted"][rollout]) for rollout in self.rollout_of]
 
     @property
+    def left_out(self) -> list[tuple[str | None, str | None]]:
+        """Code and text of the error of each rollout that failed and was left out."""
+        found = self.meta.get("failed")
+        errors = found if isinstance(found, list) else []
+        return [(_text(one.get("error")), _text(one.get("text"))) for one in errors if isinstance(one, dict)]
+
+    @property
     def rollout_of(self) -> Sequence[int]:
         """The rollout of each sequence, also without `rollouts`."""
         return range(len(self.tokens)) if self.rollouts is None else self.rollouts
@@ -248,6 +256,19 @@ class Rows:
         rollouts = group.rollout_of
         branches = Counter(rollouts)
         firsts = dict(zip(reversed(rollouts), reversed(range(len(rollouts))), strict=True))
+        of_group = {
+            "creation": creation,
+            "step": step,
+            "group_id": group.group_id,
+            "env_id": group.env_id,
+            "row": group.row,
+            "index": _whole(group.meta.get("index")),
+            "source": _text(group.meta.get(SOURCE)),
+            "acked": True,
+            "answer": group.answer,
+            "submitted_ms": _whole(group.meta.get("submitted_ms")),
+            "seconds": metrics.number(group.meta.get("seconds")),
+        }
         for index, (tokens, start) in enumerate(zip(group.tokens, starts, strict=True)):
             sampled = group.mask[index]
             sequence = None if record is None else record.sequences.get(index)
@@ -258,16 +279,9 @@ class Rows:
             replies = _replies(sampled)
             self.tokens += len(tokens)
             self._append(
-                creation=creation,
-                step=step,
-                group_id=group.group_id,
                 sequence=index,
                 rollout=rollouts[index],
                 branch=index - firsts[rollouts[index]],
-                env_id=group.env_id,
-                row=group.row,
-                index=_whole(group.meta.get("index")),
-                source=_text(group.meta.get(SOURCE)),
                 version_first=first,
                 version_last=last,
                 staleness=staleness,
@@ -288,16 +302,15 @@ class Rows:
                 temperature=group.temperature,
                 outcome=outcome,
                 outcome_reason=reason,
-                acked=True,
-                answer=group.answer,
                 extracted=extracted[index],
                 answer_searched=answer_searched,
-                submitted_ms=_whole(group.meta.get("submitted_ms")),
-                seconds=metrics.number(group.meta.get("seconds")),
                 repeated=_repeated(tokens[start:]),
                 garbled=None if text is None else _garbled(text),
                 **_of_trainer(sequence, sampled, logprobs),
+                **of_group,
             )
+        for rollout, (reason, error) in enumerate(group.left_out, len(branches)):
+            self._append(rollout=rollout, outcome=LEFT_OUT, outcome_reason=reason, error=error, **of_group)
 
     def add_leased(self, record: TrainedGroup, creation: int) -> None:
         """Adds rows for a group of a step that no checkpoint covers yet: its completions are not on disk."""

@@ -15,6 +15,9 @@ from typing import Any, Final, NotRequired, TypedDict, TypeVar
 
 from gristmill.errors import GristmillError
 
+LEFT_OUT: Final = "left_out"
+"""Outcome of a rollout that failed, so that its group was submitted without it."""
+
 T = TypeVar("T")
 _THREADS: Final = ThreadPoolExecutor(4, thread_name_prefix="page")
 

@@ -68,7 +68,8 @@ export async function view({ run, group: id, main, signal, search, go, title }) 
     cards.length ? grid : h("p", { class: "empty" }, group.outcome === "lost"
       ? "The content of this group is gone: the archive let it go to keep its disk free. Its step and outcome are known."
       : group.error || group.prompt ? "This group has no completions."
-      : "The content of this group was not kept."));
+      : "The content of this group was not kept."),
+    group.left_out.map((one) => h("p", { class: "cut" }, outcome("left_out", one.reason), " ", shown(one.error))));
   draw();
 
   const around = main.querySelector("nav.around");
