@@ -30,7 +30,7 @@ from gristmill_env.rollouts.prompts import PromptBuilder, load_tokenizer
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.running.limiter import Limits
 from gristmill_env.settings.dataset import DatasetConfig
-from gristmill_env.settings.run import EnvConfig
+from gristmill_env.settings.run import EnvConfig, TimeoutAction
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -261,7 +261,9 @@ def _agents(task: Task, served: ServedModel, policy: Policy) -> AbstractAsyncCon
     policy.servers.refuse_text_only()
     policy, prompt, counts = _for_agent(task, served, policy)
     log = run.run_folder / "logs" / ("agent.log" if task.name is None else f"agent.{task.name}.log")
-    return agents(config.agent, policy, run.config_folder, log, os.environ, prompt, counts, sessions_folder(run))
+    truncates = config.rollout_timeout_action is TimeoutAction.TRUNCATE
+    sessions = sessions_folder(run)
+    return agents(config.agent, policy, run.config_folder, log, os.environ, prompt, counts, sessions, truncates)
 
 
 def _for_agent(task: Task, served: ServedModel, policy: Policy) -> tuple[Policy, str | None, bool]:

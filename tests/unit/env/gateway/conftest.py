@@ -1,7 +1,7 @@
 """A gateway over a model server that answers with prescribed texts.
 
-The real server cannot be made to say what these tests need: `tiny` writes no tool calls. tests/integration/env/
-test_gateway.py has the real one.
+The real server cannot be made to say what these tests need: `tiny` writes no tool calls.
+tests/integration/loop/test_agent_clients.py has the real one.
 """
 
 from __future__ import annotations

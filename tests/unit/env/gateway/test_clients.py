@@ -12,9 +12,11 @@ import anthropic
 import httpx
 import openai
 import pytest
+from tests.support.errors import raises
 from tests.unit.env.gateway.conftest import SAMPLING, Running, ScriptedModel, until
 
-from gristmill_env.gateway import Session
+from gristmill_env.errors import EnvError
+from gristmill_env.gateway import Session, Sessions
 from gristmill_env.gateway.dialects import DIALECTS
 
 pytestmark = pytest.mark.slow
@@ -140,6 +142,8 @@ async def test_anthropic_client_calls_tools(running: Running, model: ScriptedMod
 
     message = await say(QUESTION)
     assert message.stop_reason == "tool_use"
+    turn = running.session.turns[0]
+    assert (message.usage.input_tokens, message.usage.output_tokens) == (len(turn.given), len(turn.sampled))
     text, *calls = message.content
     assert (text.text, [call.input for call in calls]) == ("Wait.", [{"query": "a"}, {"query": "b"}])
     results = [{"type": "tool_result", "tool_use_id": call.id, "content": "nothing"} for call in calls]
@@ -166,6 +170,8 @@ async def test_responses_api_calls_tools(running: Running, model: ScriptedModel,
             return await events.get_final_response()
 
     answer = await say(list(QUESTION))
+    turn = running.session.turns[0]
+    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (len(turn.given), len(turn.sampled))
     message, *calls = answer.output
     assert message.content[0].text == "Wait."
     assert [json.loads(call.arguments) for call in calls] == [{"query": "a"}, {"query": "b"}]
@@ -222,6 +228,66 @@ async def test_too_long_conversation_has_openais_code(running: Running) -> None:
     assert refused.value.code == "context_length_exceeded"
 
 
+@pytest.mark.parametrize(
+    ("more", "field"),
+    [
+        ({"output_format": {"type": "json_schema", "schema": PARAMETERS}}, "output_format"),
+        ({"output_config": {"format": {"type": "json_schema", "schema": PARAMETERS}}}, "output_config"),
+        ({"tools": [{"name": "search", "input_schema": PARAMETERS}], "tool_choice": {"type": "any"}}, "tool_choice"),
+    ],
+)
+async def test_refusals_have_anthropics_form(running: Running, more: dict[str, Any], field: str) -> None:
+    asked: Any = anthropic.AsyncAnthropic(base_url=running.gateway.url, api_key=running.session.key)
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        await asked.messages.create(model="tiny", max_tokens=9, messages=QUESTION, extra_body=more)
+    body: Any = refused.value.body
+    assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
+    assert f"'{field}'" in body["error"]["message"]
+    assert "[other_distribution]" in body["error"]["message"]
+    unknown: Any = anthropic.AsyncAnthropic(base_url=running.gateway.url, api_key="other")
+    with pytest.raises(anthropic.AuthenticationError) as without:
+        await unknown.messages.create(model="tiny", max_tokens=9, messages=QUESTION)
+    assert without.value.body["error"]["type"] == "authentication_error"  # type: ignore[index,call-overload]
+
+
+async def test_refusals_have_openais_form(running: Running, model: ScriptedModel) -> None:
+    async with httpx.AsyncClient(base_url=running.gateway.base_url(running.session)) as plain:
+        refused = await plain.post("/chat/completions", json={**BODY, "n": 2})
+        assert refused.json()["error"].keys() == {"message", "type", "param", "code"}
+        assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
+        model.tokenizer.chat_template = "{{ raise_exception('no system message') }}"
+        failed = await plain.post("/chat/completions", json=BODY)
+    assert (failed.status_code, failed.json()["error"]["code"]) == (400, "chat_template_failed")
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "sign"),
+    [
+        ("/chat/completions", {"tools": [TOOL]}, ": keep-alive"),
+        ("/responses", {"input": "2 + 2?", "tools": [{"type": "function", **SEARCH}]}, ": keep-alive"),
+        ("/messages", {"max_tokens": 50, "tools": [{"name": "search", "input_schema": PARAMETERS}]}, "event: ping"),
+    ],
+)
+async def test_stream_shows_signs_of_life_while_a_tool_call_is_sampled(
+    running: Running, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch, path: str, more: dict[str, Any], sign: str
+) -> None:
+    monkeypatch.setattr("gristmill_env.gateway.server._KEEP_ALIVE", 0.01)
+    go_on = threading.Event()
+    model.hold, model.says = lambda: (go_on.wait(30), None)[1], [TWO_CALLS]
+    body = {**BODY, "stream": True, **more}
+    async with (
+        httpx.AsyncClient(base_url=running.gateway.base_url(running.session), timeout=30) as plain,
+        plain.stream("POST", path, json=body) as answer,
+    ):
+        lines = answer.aiter_lines()
+        async for line in lines:
+            if line == sign:
+                break
+        go_on.set()
+        rest = "".join([line async for line in lines])
+    assert rest.count('"search"') >= 2
+
+
 async def test_error_of_a_stream_is_an_event(running: Running, model: ScriptedModel) -> None:
     model.server.answers["/inference/v1/generate"] = lambda: (400, {"error": "no"})
     with pytest.raises(openai.APIError) as failed:
@@ -276,13 +342,18 @@ async def test_reply_that_nobody_received_is_not_trained(running: Running, model
     assert running.session.branches() == []
 
 
-async def test_bounds_of_a_session(running: Running) -> None:
+async def test_bounds_of_a_session(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     session = running.open(1)
     asked: Any = openai.AsyncOpenAI(base_url=running.gateway.base_url(session), api_key="any", max_retries=0)
     await asked.chat.completions.create(model="tiny", messages=QUESTION)
-    with pytest.raises(openai.RateLimitError) as refused:
-        await asked.chat.completions.create(model="tiny", messages=QUESTION)
-    assert refused.value.code == "too_many_turns"
+    monkeypatch.setattr("gristmill_env.gateway.sessions._MOST_TOKENS", session.turns.tokens)
+    for number, code in ((500, "too_many_tokens"), (1, "too_many_turns")):
+        monkeypatch.setattr(session, "_most_turns", number)
+        with pytest.raises(openai.RateLimitError) as full:
+            await asked.chat.completions.create(model="tiny", messages=QUESTION)
+        assert full.value.code == code
+    with raises(EnvError, "too_many_sessions"):
+        Sessions(most=0).add(session)
     await session.close()
     with pytest.raises(openai.APIStatusError) as gone:
         await asked.chat.completions.create(model="tiny", messages=QUESTION)

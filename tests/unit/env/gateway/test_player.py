@@ -57,9 +57,11 @@ class Written(AgentRunner):
         return await self._agent(task, say, endpoint)
 
 
-def player(running: Running, agent: Agent, *, counts: bool = True, timeout: float = 60) -> AgentPlayer:
+def player(
+    running: Running, agent: Agent, *, counts: bool = True, timeout: float = 60, truncates: bool = False
+) -> AgentPlayer:
     spec = AgentSpec(function="a.py:run", timeout=timeout)
-    return AgentPlayer(spec, Written(agent), running.gateway, running.policy, "Be brief.", counts)
+    return AgentPlayer(spec, Written(agent), running.gateway, running.policy, "Be brief.", counts, truncates)
 
 
 def ask(running: Running) -> Ask:
@@ -177,12 +179,25 @@ async def test_agent_that_asks_nothing_has_failed(running: Running, asked: Ask) 
 
 async def test_agent_that_takes_too_long_has_failed(running: Running, asked: Ask) -> None:
     async def waits(task: AgentTask, say: Any, endpoint: Endpoint) -> None:
-        await say(*task.messages)
         await asyncio.Event().wait()
 
+    for truncates in (False, True):  # without a reply, nothing can be trained
+        with raises(RolloutTimeoutError, "agent_timeout") as late:
+            await player(running, waits, timeout=0.1, truncates=truncates).play(ITEM, asked)
+        assert late.value.unfinished is None
+
+
+async def test_replies_before_the_time_limit_are_kept_and_trained_if_that_is_set(running: Running, asked: Ask) -> None:
+    async def late_after_a_reply(task: AgentTask, say: Any, endpoint: Endpoint) -> None:
+        await say(*task.messages)
+        raise TimeoutError  # as at the limit
+
     with raises(RolloutTimeoutError, "agent_timeout") as late:
-        await player(running, waits, timeout=10).play(ITEM, asked)
-    assert late.value.unfinished is not None, "the first reply came in time"
+        await player(running, late_after_a_reply).play(ITEM, asked)
+    assert late.value.unfinished is not None
+    assert (late.value.unfinished.text, late.value.unfinished.finish_reason) == ("4", "error")
+    rollout = await player(running, late_after_a_reply, truncates=True).play(ITEM, asked)
+    assert (rollout.text, rollout.finish_reason, rollout.reward, sum(rollout.mask)) == ("4", "length", None, 2)
 
 
 async def test_failure_of_the_model_servers_is_not_the_agents(

@@ -35,25 +35,32 @@ class AgentPlayer:
     system_prompt: str | None = None
     counts: bool = True
     """Whether the agent's number is a part of the total: the run has the reward `episode`."""
+    truncates: bool = False
+    """Whether a rollout that takes too long is trained as truncated (`rollout_timeout_action`). Else it has failed."""
     ignored: list[float] = field(default_factory=list)
     """The first number that no reward reads."""
 
     async def play(self, item: Item, ask: Ask, number: int = 0) -> Rollout:
         """Runs the agent on the item, or goes on with the rollout of a killed process.
 
-        Raises InferenceError if the model servers were away, RolloutTimeoutError, and EpisodeError if the agent fails
-        or asks for no reply.
+        After the agent's `timeout`, returns the rollout as truncated or raises RolloutTimeoutError. Raises
+        InferenceError if the model servers were away, and EpisodeError if the agent fails or asks for no reply.
         """
         kept = ask.kept if self.runner.elsewhere else None
         session = Session(self.policy, ask.sampling, evaluation=ask.evaluation, folder=kept, number=number)
         self.gateway.sessions.add(session)
         try:
             await self._run(item, session)
+        except RolloutTimeoutError as late:
+            if self.truncates and (rollout := self._so_far(session, "length")) is not None:
+                return rollout
+            late.unfinished = self._so_far(session, "error")
+            raise
         except EpisodeError as error:
             session.forget()
             if session.failure is not None:
                 raise session.failure from error
-            error.unfinished = rollout_of(session, None, self.policy.prompts)
+            error.unfinished = self._so_far(session, "error")
             raise
         finally:
             self.gateway.sessions.remove(session)
@@ -78,9 +85,14 @@ class AgentPlayer:
             await self.runner.run(self._task(item), endpoint, session, limit)
         except TimeoutError as error:
             session.forget()
-            late = RolloutTimeoutError("agent_timeout", f"the agent took more than {limit:g} s", seconds=limit)
-            late.unfinished = rollout_of(session, None, self.policy.prompts)
-            raise late from error
+            raise RolloutTimeoutError(
+                "agent_timeout", f"the agent took more than {limit:g} s", seconds=limit
+            ) from error  # fmt: skip
+
+    def _so_far(self, session: Session, finish_reason: str) -> Rollout | None:
+        """Returns the unfinished rollout up to its last reply; None before its first reply."""
+        rollout = rollout_of(session, None, self.policy.prompts)
+        return None if rollout is None else dataclasses.replace(rollout, finish_reason=finish_reason)
 
     def _task(self, item: Item) -> AgentTask:
         messages = item.messages
@@ -101,12 +113,13 @@ async def agents(
     system_prompt: str | None = None,
     counts: bool = True,
     sessions: Path | None = None,
+    truncates: bool = False,
 ) -> AsyncIterator[AgentPlayer]:
     """Serves the gateway and runs agents inside the block.
 
     `policy`: its prompts add no system prompt, because the agent writes the messages. `system_prompt`: of the tasks.
-    `counts`: whether a reward reads the agents' numbers. `sessions`: the folder of unfinished rollouts.
-    `folder`: the configuration's folder. `log`: receives the output of commands. `environ` names the file with the
+    `counts`: whether a reward reads the agents' numbers. `sessions`: the folder of unfinished rollouts. `truncates`: as
+    in AgentPlayer. `folder`: the configuration's folder. `log`: receives the output of commands. `environ` names the file with the
     token that programs elsewhere need for a task. Raises EnvError if the gateway's address is taken or the agent cannot
     be loaded, and ConfigError if the token's file cannot be read.
     """
@@ -120,7 +133,7 @@ async def agents(
         runner = ExternalAgent(gateway_sessions, read_secret(environ, TOKEN_FILE))
     address = ("127.0.0.1", PORT if spec.external else 0) if spec.address is None else parse_address(spec.address)
     async with serving(gateway_sessions, policy.name, address, environ, runner.routes) as gateway, runner:
-        yield AgentPlayer(spec, runner, gateway, policy, system_prompt, counts)
+        yield AgentPlayer(spec, runner, gateway, policy, system_prompt, counts, truncates)
 
 
 def rollout_of(session: Session, reward: float | None, prompts: PromptBuilder) -> Rollout | None:

@@ -155,8 +155,8 @@ class EnvConfig(Settings):
     no limit."""
 
     rollout_timeout_action: TimeoutAction = TimeoutAction.LEAVE_OUT
-    """Use of a rollout that takes longer: leave_out (it has failed), or truncate (it ends with its last finished
-    reply, as truncated)."""
+    """Use of a rollout that takes longer, also of an agent that takes longer than agent.timeout: leave_out (it has
+    failed), or truncate (it ends with its last finished reply, as truncated)."""
 
     group_timeout: float | None = Field(default=None, gt=0)
     """Seconds after which a group is scored without its unfinished rollouts. The group is dropped if fewer than

@@ -111,7 +111,7 @@ def _without_effect(config: EnvConfig) -> Iterator[tuple[str, str]]:
         for key in _WANDB:
             if key in given:
                 yield key, "use_wandb is not set"
-    if "rollout_timeout_action" in given and config.rollout_timeout is None:
+    if "rollout_timeout_action" in given and config.rollout_timeout is None and config.agent is None:
         yield "rollout_timeout_action", "rollout_timeout is not set"
     if "reward_processes" in given and not any(
         spec.process for part in config.by_source().values() for spec in part.dataset.rewards()

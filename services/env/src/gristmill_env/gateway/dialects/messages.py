@@ -45,6 +45,9 @@ class Messages(Dialect):
         tools = tuple(_tool_of_anthropic(tool) for tool in ([] if choice == "none" else body.get("tools") or []))
         parallel = not chosen.get("disable_parallel_tool_use")
         forced = {"any": "required", "tool": chosen}.get(choice)
+        form_field, form = "output_config", (body.get("output_config") or {}).get("format")
+        if form is None:
+            form_field, form = "output_format", body.get("output_format")
         return ChatRequest(
             messages=read_messages(messages),
             tools=tools,
@@ -52,7 +55,7 @@ class Messages(Dialect):
             stop=read_stop(body, "stop_sequences"),
             parallel_tool_calls=parallel,
             stream=bool(body.get("stream")),
-            constraint=constraint(tools, forced, None, {}, "output_format", parallel=parallel),
+            constraint=constraint(tools, forced, form, {}, form_field, parallel=parallel),
         )
 
     def answer(self, reply: Reply) -> JsonObject:
