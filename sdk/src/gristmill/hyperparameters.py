@@ -87,7 +87,9 @@ class Hyperparameters(Settings):
 
     batch_size: int = Field(default=8, ge=1)
     """Sequences per micro-batch. A step takes batch_size x gradient_accumulation_steps sequences. A rollout with
-    branches counts as one sequence of a step."""
+    branches counts as one sequence of a step. The step takes as many groups as have these sequences when the groups are
+    whole. A rollout that was left out of its group is missing in the step, and the loss counts the sequences that are
+    there."""
     gradient_accumulation_steps: int = Field(default=1, ge=1)
     """Micro-batches per optimizer step."""
     seq_len: int | None = Field(default=None, ge=2)
