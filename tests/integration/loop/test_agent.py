@@ -129,12 +129,12 @@ threading.Event().wait()
 
 @pytest.mark.long
 def test_killed_environment_goes_on_with_the_rollouts_of_a_program_elsewhere(vllm: Vllm, tmp_path: Path) -> None:
-    turns, address, log = 6, f"127.0.0.1:{free_port()}", tmp_path / "program.log"
+    turns, address, log = 20, f"127.0.0.1:{free_port()}", tmp_path / "program.log"
     settings = yaml.safe_load((ROOT / "configs" / "agent.yaml").read_text())
     dataset = settings["dataset"]
     dataset["dataset_path"] = str(ROOT / "configs" / dataset["dataset_path"])
     settings |= {"agent": {"external": True, "address": address}, "steps_per_eval": 0, "group_size": 4}
-    settings["max_token_length"] = 256
+    settings["max_token_length"] = 1024
     settings["trainer"] |= {"training_steps": 3, "batch_size": 16, "gradient_accumulation_steps": 1}
     (tmp_path / "elsewhere.yaml").write_text(yaml.safe_dump(settings))
     (tmp_path / "program.py").write_text(PROGRAM)
@@ -155,7 +155,7 @@ def test_killed_environment_goes_on_with_the_rollouts_of_a_program_elsewhere(vll
         stack.start("program", program)
         for kills in (1, 2):
             # In the middle of rollouts: more have begun than have ended.
-            wanted = 30 * kills
+            wanted = 100 * kills
             stack.wait_until(trainer, lambda: len(said("turn")) >= wanted, timeout=240)  # noqa: B023
             env.process.kill()
             env.process.wait()

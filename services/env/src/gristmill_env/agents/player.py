@@ -119,9 +119,9 @@ async def agents(
 
     `policy`: its prompts add no system prompt, because the agent writes the messages. `system_prompt`: of the tasks.
     `counts`: whether a reward reads the agents' numbers. `sessions`: the folder of unfinished rollouts. `truncates`: as
-    in AgentPlayer. `folder`: the configuration's folder. `log`: receives the output of commands. `environ` names the file with the
-    token that programs elsewhere need for a task. Raises EnvError if the gateway's address is taken or the agent cannot
-    be loaded, and ConfigError if the token's file cannot be read.
+    in AgentPlayer. `folder`: the configuration's folder. `log`: receives the output of commands. `environ` names the
+    file with the token that programs elsewhere need for a task. Raises EnvError if the gateway's address is taken or
+    the agent cannot be loaded, and ConfigError if the token's file cannot be read.
     """
     runner: AgentRunner
     gateway_sessions = Sessions(folder=sessions)
