@@ -156,7 +156,7 @@ async def test_create_script_rechecks_the_settings_that_the_api_compared(harness
     await harness.store.runs.record_version(RUN, incarnation, 1)
     assert await change("replace", digest) == b"DIFFERS"
     assert (await harness.store.runs.record(RUN)).digest == digest
-    assert await change("extend", digest) == b"EXTENDED"
+    assert await change("extend", digest) == b"JOINED"
 
 
 async def test_an_interrupted_run_is_suspended_by_another_and_loses_nothing(harness: StoreHarness) -> None:

@@ -247,7 +247,8 @@ async def test_refusals_have_anthropics_form(running: Running, more: dict[str, A
     unknown: Any = anthropic.AsyncAnthropic(base_url=running.gateway.url, api_key="other")
     with pytest.raises(anthropic.AuthenticationError) as without:
         await unknown.messages.create(model="tiny", max_tokens=9, messages=QUESTION)
-    assert without.value.body["error"]["type"] == "authentication_error"  # type: ignore[index,call-overload]
+    body = without.value.body
+    assert body["error"]["type"] == "authentication_error"
 
 
 async def test_refusals_have_openais_form(running: Running, model: ScriptedModel) -> None:

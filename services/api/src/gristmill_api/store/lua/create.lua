@@ -6,7 +6,7 @@
 -- ARGV: run id, environment (canonical JSON), digest, group size, stack or '', protocol, creation (random),
 --       '' | 'extend' | 'replace', compared digest or '', most runs,
 --       '1' if the fates of groups go to disk, most runs that no trainer has taken
--- -> {CREATED|JOINED|RESUMED|EXTENDED, record...} | {DELETING}: call delete.lua until it is done, then this again
+-- -> {CREATED|JOINED, record...} | {DELETING}: call delete.lua until it is done, then this again
 --  | {DIFFERS, env, group size, stack, protocol, digest, training steps or nil, '1' if a step is finished, now, environment
 --     alive, deadline, ...}
 --  | {ARCHIVING, groups and fates that wait to be written}: the run cannot be replaced yet
@@ -51,7 +51,7 @@ if current then
   log_event(same and 'resume' or 'extend')
   publish('permits')
   publish('ready')
-  return {same and 'RESUMED' or 'EXTENDED', redis.call('HGETALL', RECORD)}
+  return {'JOINED', redis.call('HGETALL', RECORD)}
 end
 
 local untaken, abandoned = 0, nil
