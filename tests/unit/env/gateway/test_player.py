@@ -23,10 +23,11 @@ from gristmill_env.agents.player import AgentPlayer
 from gristmill_env.agents.runners import AgentRunner
 from gristmill_env.agents.task import AgentTask, Endpoint
 from gristmill_env.data import Item
+from gristmill_env.environments.model import Reply, Say
 from gristmill_env.errors import EpisodeError, InferenceError, RolloutTimeoutError
 from gristmill_env.evaluation.plan import evaluation_tasks
 from gristmill_env.rewards import Score, Scorer, WeightedReward, create_reward
-from gristmill_env.rollouts.conversations import GroupPrompts
+from gristmill_env.rollouts.conversations import Conversations, GroupPrompts
 from gristmill_env.rollouts.generator import RolloutGenerator
 from gristmill_env.rollouts.groups import RolloutGroup, build_group
 from gristmill_env.rollouts.turns import Ask
@@ -198,6 +199,19 @@ async def test_replies_before_the_time_limit_are_kept_and_trained_if_that_is_set
     assert (late.value.unfinished.text, late.value.unfinished.finish_reason) == ("4", "error")
     rollout = await player(running, late_after_a_reply, truncates=True).play(ITEM, asked)
     assert (rollout.text, rollout.finish_reason, rollout.reward, sum(rollout.mask)) == ("4", "length", None, 2)
+
+
+async def test_reply_to_an_environment_has_reasoning_answer_and_calls_apart(
+    running: Running, model: ScriptedModel
+) -> None:
+    call = '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>'
+    model.says = [f"<think>two and two</think>4{call}"]
+    policy = replace(running.policy, reasoning=True)
+    talk = Conversations(policy, GroupPrompts(policy.prompts), SAMPLING, evaluation=False)
+    reply = await talk.answer(Say(None, [{"role": "user", "content": "2 + 2?"}], [], parse=True, reward=None))
+    assert isinstance(reply, Reply)
+    assert (reply.reasoning, reply.answer, reply.text) == ("two and two", "4", f"<think>two and two</think>4{call}")
+    assert [(one.name, one.arguments) for one in reply.tool_calls] == [("add", {"a": 2})]
 
 
 async def test_failure_of_the_model_servers_is_not_the_agents(
