@@ -392,9 +392,11 @@ def test_dropped_group_shows_its_errors_and_the_row_of_the_file(page: Any, demo:
         "error": "near: <b>ZeroDivisionError",
     }
     kept: dict[str, Any] = {"outcome": "dropped", "reason": "reward_error", "index": 41, "step": None, "error": None}
-    changed(page, "/view/api/runs/quickstart/groups/g00000203$", **kept, completions=[failed])
+    left_out = [{"reason": "agent_timeout", "error": "<b>900 s"}]
+    changed(page, "/view/api/runs/quickstart/groups/g00000203$", **kept, completions=[failed], left_out=left_out)
     opened(page, demo, "/view/quickstart/group/g00000203")
     assert "41 of the data" in page.locator("main .sub").inner_text()
+    assert page.locator("main > .cut").inner_text().split() == ["left", "out", "agent", "timeout:", "<b>900", "s"]
     assert page.locator(".card .cut").inner_text() == "near: <b>ZeroDivisionError"
     bare: dict[str, Any] = {"prompt": None, "question": None, "messages": None, "completions": []}
     changed(page, "/view/api/runs/quickstart/groups/g00000203$", **{**kept, **bare, "error": "field 'gold' is None"})

@@ -383,7 +383,7 @@ class DemoSource(RunSource):
             "reason": _reason(outcome), "staleness": int(columns["staleness"][first]),
             "messages": [{"role": "system", "content": "Answer as <answer>number</answer>."},
                          {"role": "user", "content": question}],
-            "completions": completions,
+            "left_out": [], "completions": completions,
         }  # fmt: skip
 
     def _row(self, run: _Run, number: int) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 // One group side by side: the prompt, the completions with their rewards, and every token.
 import { get, pathOf } from "./api.js";
 import { announce, fill, h, known, NONE, shown, soft, visible } from "./dom.js";
-import { links, plural, reward, signed } from "./format.js";
+import { links, plural, reward, signed, words } from "./format.js";
 import { chip, choice, cursor, ends, head, legend, outcome } from "./rows.js";
 import { limits, MEASURES, measured, place, Strip } from "./strip.js";
 import { scrolled, text, tree, turn } from "./turns.js";
@@ -69,7 +69,7 @@ export async function view({ run, group: id, main, signal, search, go, title }) 
       ? "The content of this group is gone: the archive let it go to keep its disk free. Its step and outcome are known."
       : group.error || group.prompt ? "This group has no completions."
       : "The content of this group was not kept."),
-    group.left_out.map((one) => h("p", { class: "cut" }, outcome("left_out", one.reason), " ", shown(one.error))));
+    group.left_out.map((one) => h("p", { class: "cut" }, outcome("left_out"), ` ${visible(words(one.reason ?? ""))}: `, shown(one.error ?? ""))));
   draw();
 
   const around = main.querySelector("nav.around");
