@@ -105,6 +105,25 @@ reply = client.chat.completions.create(model="tiny", messages=said, response_for
 assert json.loads(reply.message.content)["x"] in "34", reply
 client.chat.completions.create(model="tiny", messages=[*said, reply.message, {"role": "user", "content": "Sure?"}])
 """
+PARALLEL = """
+import json
+from openai import OpenAI
+
+client, said = OpenAI(), [{"role": "user", "content": "What is 3 + 4, and 5 + 6?"}]
+schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+tools = [{"type": "function", "function": {"name": "add", "parameters": schema}}]
+calls = "".join('<tool_call>{"name": "add", "arguments": {"a": "%s"}}</tool_call>' % a for a in "35")
+forced = {"structured_outputs": {"regex": calls.replace("{", "[{]").replace("}", "[}]")}}
+with client.chat.completions.stream(model="tiny", messages=said, tools=tools, extra_body=forced) as stream:
+    reply = stream.get_final_completion().choices[0]
+assert reply.finish_reason == "tool_calls", reply
+assert [json.loads(call.function.arguments) for call in reply.message.tool_calls] == [{"a": "3"}, {"a": "5"}], reply
+said.append(reply.message)
+for call, result in zip(reply.message.tool_calls, ("7", "11")):
+    said.append({"role": "tool", "tool_call_id": call.id, "content": result})
+with client.chat.completions.stream(model="tiny", messages=said, tools=tools) as stream:
+    stream.get_final_completion()
+"""
 SMOLAGENTS = """
 from smolagents import CodeAgent, OpenAIModel
 from smolagents.agents import EMPTY_PROMPT_TEMPLATES
@@ -158,6 +177,22 @@ async def test_forced_replies_have_their_form_and_are_context(vllm: Vllm, weight
     assert branch.sampled is not None
     assert 0 < sum(branch.mask) < branch.sampled, "the last reply alone is trained"
     assert int(group.mask.sum()) == sum(branch.mask)
+    assert max(furthest_from_its_weights([group], lambda _: weights).values()) <= 1e-3
+
+
+@pytest.mark.long
+async def test_parallel_calls_in_a_stream_are_parsed_from_the_sampled_tokens(
+    vllm: Vllm, weights: Path, tmp_path: Path
+) -> None:
+    """The first reply is forced to be two calls. vLLM's own parser reads them."""
+    rollout, group = await played(vllm, tmp_path, PARALLEL, tokens=200, off_policy=True)
+    assert (rollout.replies, rollout.counts) == (2, {"untrained": 1}), (tmp_path / "agent.log").read_text()
+    (branch,) = rollout.branches
+    assert [message["role"] for message in branch.messages] == ["user", "assistant", "tool", "tool", "assistant"]
+    text = PromptBuilder.load(Manifest.read(vllm.models_dir).tokenizer_path).decode(branch.token_ids, special=True)
+    assert text.count("<tool_call>") == 2, "the calls are there as they were sampled, and once"
+    assert text.index("</tool_call>") < text.index("7") < text.index("11")
+    assert int(group.mask.sum()) == sum(branch.mask) > 0
     assert max(furthest_from_its_weights([group], lambda _: weights).values()) <= 1e-3
 
 
