@@ -194,8 +194,11 @@ async def test_lease_without_groups_is_refused(client: Client, http: httpx.Async
     for count in (3, 4):  # 3 of groups of 2: it would wait for ever
         asked: dict[str, object] = {"incarnation": incarnation, "batch_id": "b1", "sequences": count}
         assert code(await http.post(f"{AT}/lease", json=asked)) == (409, "lease_by_sequences")
-    answer = await http.post(f"{AT}/lease", json={"incarnation": incarnation, "batch_id": "b3", "groups": 9})
+    most = 16  # 4 a step, and up to 3 steps ahead
+    answer = await http.post(f"{AT}/lease", json={"incarnation": incarnation, "batch_id": "b3", "groups": most})
     assert (answer.status_code, answer.headers["Gristmill-Dead"]) == (204, "0")
+    never: dict[str, object] = {"incarnation": incarnation, "batch_id": "b3", "groups": most + 1}
+    assert code(await http.post(f"{AT}/lease", json=never)) == (409, "lease_too_large")
     for wrong in ({}, {"groups": 1, "sequences": 1}, {"sequences": 0}, {"tokens": 1}):
         body = {"incarnation": incarnation, "batch_id": "b4", **wrong}
         assert code(await http.post(f"{AT}/lease", json=body)) == (422, "bad_request")

@@ -390,6 +390,17 @@ def lease_by_sequences(run_id: str) -> ApiProblem:
     )
 
 
+def lease_too_large(run_id: str, groups: int, most: int) -> ApiProblem:
+    """`most`: groups that may be ready before the trainer's next version."""
+    return ApiProblem(
+        "lease_too_large",
+        409,
+        f"{groups} groups of run {run_id!r} are never ready at once, so the lease would wait for ever: the trainer took "
+        f"the run with groups_per_step x (1 + max_staleness) = {most}.",
+        "Lease fewer groups, or take the run with a larger batch_size, gradient_accumulation_steps or max_staleness.",
+    )
+
+
 def batch_acked(run_id: str, batch_id: str) -> ApiProblem:
     return ApiProblem(
         "batch_acked", 409, f"batch {batch_id!r} of run {run_id!r} was acked already.", "Lease under a new batch id."

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import ConfigDict, Field, JsonValue, model_validator
 
-from gristmill import BATCH_MEDIA_TYPE, Protocol
+from gristmill import BATCH_MEDIA_TYPE, Protocol, RunRecord
 from gristmill.logs import line
 from gristmill_api import errors
 from gristmill_api.context import Context, Ctx, Name, RequestModel, RunId
@@ -96,12 +96,15 @@ async def lease(ctx: Ctx, request: Request, run_id: RunId, body: Lease) -> Respo
     """
     if body.sequences is not None and (await ctx.store.runs.record(run_id)).protocol is Protocol.GRISTMILL:
         raise errors.lease_by_sequences(run_id)
-    dead = 0
+    dead, may_fill = 0, False
 
     async def attempt() -> list[LeasedGroup] | None:
-        nonlocal dead
+        nonlocal dead, may_fill
         batch = await ctx.store.queue.lease(run_id, body.incarnation, body.batch_id, body.amount)
         dead += batch.dead
+        if not batch.groups and not may_fill:
+            _refuse_too_many(await ctx.store.runs.record(run_id), body.groups)
+            may_fill = True
         return batch.groups or None
 
     batch = await ctx.notifications.poll(
@@ -124,6 +127,15 @@ async def lease(ctx: Ctx, request: Request, run_id: RunId, body: Lease) -> Respo
         return Response(first, media_type=BATCH_MEDIA_TYPE, headers=counted)
     headers = {"Content-Length": str(framing.length([group.size for group in batch])), **counted}
     return StreamingResponse(answer.stream(first, parts[1:]), media_type=BATCH_MEDIA_TYPE, headers=headers)
+
+
+def _refuse_too_many(run: RunRecord, groups: int | None) -> None:
+    """Raises `lease_too_large` if the run's permits never let so many groups be ready."""
+    if groups is None or run.protocol is not Protocol.GRISTMILL or run.groups_per_step is None:
+        return
+    most = run.groups_per_step * (1 + (run.max_staleness or 0))
+    if groups > most:
+        raise errors.lease_too_large(run.run_id, groups, most)
 
 
 @router.post("/extend")
