@@ -17,8 +17,9 @@ from gristmill.lines import read_jsonl
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD_ENV = ROOT / ".gristmill" / "build.env"
-_DOWN = ("--profile", "*", "down", "--volumes", "--timeout", "5")
-"""Also ends the services that a test started by a profile. Otherwise `down` leaves them running."""
+_DOWN = ("--profile", "*", "down", "--volumes", "--remove-orphans", "--timeout", "5")
+"""Also ends the services that a test started by a profile, and the containers of `run`. Otherwise `down` leaves them
+running."""
 
 
 class ComposeStack(DockerCompose):

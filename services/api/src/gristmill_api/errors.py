@@ -395,8 +395,8 @@ def lease_too_large(run_id: str, groups: int, most: int) -> ApiProblem:
     return ApiProblem(
         "lease_too_large",
         409,
-        f"{groups} groups of run {run_id!r} are never ready at once, so the lease would wait for ever: the trainer took "
-        f"the run with groups_per_step x (1 + max_staleness) = {most}.",
+        f"{groups} groups of run {run_id!r} are never ready at once, so the lease would wait for ever: the trainer "
+        f"took the run with groups_per_step x (1 + max_staleness) = {most}.",
         "Lease fewer groups, or take the run with a larger batch_size, gradient_accumulation_steps or max_staleness.",
     )
 
