@@ -21,6 +21,7 @@ BENCHMARKS = {
     "scaling": "rates of one, two and four environments, and with a dead model server: fifteen minutes",
     "capacity": "submits with one and two API processes, and the cost of an idle stack: three minutes",
     "gateway": "measure the gateway for agents: share of vLLM's rate, milliseconds per turn, memory: fifteen minutes",
+    "sandbox": "measure small programs per second of the sandbox: a minute",
     "rollouts": "time ten questions on 100,000 rollouts, and the trainer's records",
     "page": "measure the page: cost of open pages for the API, bytes, first paint: ten minutes, needs Chromium",
     "receipts": "measure the share of receipts in a step: five minutes; --model smollm2 --steps 12 for 135M",
