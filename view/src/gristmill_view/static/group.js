@@ -69,7 +69,7 @@ export async function view({ run, group: id, main, signal, search, go, title }) 
       ? "The content of this group is gone: the archive let it go to keep its disk free. Its step and outcome are known."
       : group.error || group.prompt ? "This group has no completions."
       : "The content of this group was not kept."),
-    group.left_out.map((one) => h("p", { class: "cut" }, outcome("left_out"), ` ${visible(words(one.reason ?? ""))}: `, shown(one.error ?? ""))));
+    group.left_out.map((one) => h("p", { class: "cut" }, outcome("left_out"), shown(` ${words(one.reason)}: ${one.error}`))));
   draw();
 
   const around = main.querySelector("nav.around");

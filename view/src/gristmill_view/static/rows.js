@@ -51,7 +51,7 @@ const OUTCOMES = {
   trained: "trained on in its step", ready: "waits for the trainer", leased: "its step is done; its content follows with the next checkpoint",
   dropped: "given up before it was trained on", dead: "a dead letter: no batch can hold it",
   lost: "trained on, but its content was not archived", evaluation: "an evaluation's completion",
-  left_out: "a rollout that failed: its group was trained without it",
+  left_out: "it failed, and its group was trained without it",
 };
 
 export const outcome = (name, reason) => name ? [
