@@ -183,6 +183,18 @@ async def test_run_that_drops_groups_issues_permits_ahead_and_keeps_its_bound(ha
     assert (await harness.ask("env-1", 3)) == ids[1:], "the rows come back before any new row"
 
 
+async def test_row_of_a_group_that_came_too_late_goes_to_the_next_that_asks(harness: StoreHarness) -> None:
+    incarnation = await harness.start(staleness=0, groups=4)
+    await dropped(harness, 9)
+    first, late = (await harness.ask("env-1", 5))[:2]
+    for group_id in (first, *await harness.ask("env-2", 3)):
+        assert await harness.submit("env-1" if group_id == first else "env-2", group_id)
+    with raises(ApiProblem, "permit_lost"):
+        await harness.submit("env-1", late)
+    await harness.store.runs.record_version(RUN, incarnation, 1)
+    assert await harness.ask("env-3", 1) == [late], "env-1 does not renew its permits"
+
+
 async def test_permits_ahead_end_when_no_more_groups_are_dropped(harness: StoreHarness) -> None:
     incarnation = await harness.start(staleness=0, groups=40, steps=9)
     await dropped(harness, 40)
