@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -126,9 +127,12 @@ def test_rows_number_rollouts_and_their_branches(tmp_path: Path) -> None:
 def test_rollouts_that_were_left_out_of_a_trained_group_have_rows(tmp_path: Path) -> None:
     run = RunFolderWriter(tmp_path)
     failed = [{"error": "agent_timeout", "text": "the agent took more than 900 s"}, "odd", {"error": 3}]
-    sums, odd = groups("g00000000", "g00000001")
+    sums, odd, many = groups("g00000000", "g00000001", "g00000002")
     run.archive(replace(sums, meta={"failed": failed, "index": 7}), replace(odd, meta={"failed": "odd"}))
-    found = [row for row in rows(run) if row["outcome"] == "left_out"]
+    run.archive(replace(many, meta={"failed": [{}] * 5000}))
+    left_out = [row for row in rows(run) if row["outcome"] == "left_out"]
+    assert Counter(row["group_id"] for row in left_out) == {"g00000000": 2, "g00000002": 1024}
+    found = left_out[:2]
     columns = ("group_id", "rollout", "sequence", "index", "outcome_reason", "error", "acked", "reward", "tokens")
     assert [tuple(row[name] for name in columns) for row in found] == [
         ("g00000000", 2, None, 7, "agent_timeout", "the agent took more than 900 s", True, None, None),

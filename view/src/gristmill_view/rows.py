@@ -91,6 +91,8 @@ SCHEMA: Final = pa.schema(
 )
 
 _NGRAM = 4
+_MOST_LEFT_OUT: Final = 1024
+"""Rollouts of a group. More are not read: `meta` is what a client sent."""
 _GARBLED = re.compile("[\ufffd\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 F32 = npt.NDArray[np.float32]
@@ -168,7 +170,7 @@ class Submitted:
     def left_out(self) -> list[tuple[str | None, str | None]]:
         """Code and text of the error of each rollout that failed and was left out."""
         found = self.meta.get("failed")
-        errors = found if isinstance(found, list) else []
+        errors = found[:_MOST_LEFT_OUT] if isinstance(found, list) else []
         return [(_text(one.get("error")), _text(one.get("text"))) for one in errors if isinstance(one, dict)]
 
     @property

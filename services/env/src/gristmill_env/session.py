@@ -262,8 +262,10 @@ def _agents(task: Task, served: ServedModel, policy: Policy) -> AbstractAsyncCon
     policy, prompt, counts = _for_agent(task, served, policy)
     log = run.run_folder / "logs" / ("agent.log" if task.name is None else f"agent.{task.name}.log")
     truncates = config.rollout_timeout_action is TimeoutAction.TRUNCATE
-    sessions = sessions_folder(run)
-    return agents(config.agent, policy, run.config_folder, log, os.environ, prompt, counts, sessions, truncates)
+    return agents(
+        config.agent, policy, run.config_folder, log, os.environ, prompt, counts, sessions_folder(run),
+        truncates=truncates,
+    )  # fmt: skip
 
 
 def _for_agent(task: Task, served: ServedModel, policy: Policy) -> tuple[Policy, str | None, bool]:

@@ -151,7 +151,7 @@ class PromptBuilder:
         """
         if self._tokenizer is None:
             return Continuation()
-        _refuse_unstorable(more)  # not `said` again: the cost of a turn must not grow with the conversation
+        _refuse_unstorable(more)  # `said` was checked when it was new
         _, reply, text = self._render((*said, assistant(_REPLY), *more), options).rpartition(_REPLY)
         if not reply:
             raise PromptError(
