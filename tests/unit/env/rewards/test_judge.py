@@ -6,18 +6,23 @@ import asyncio
 import contextlib
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tests.support.errors import raises
 from tests.support.http_server import Answer, HttpServer, Request
 from tests.support.scoring import scored
 
+from gristmill.backoff import Backoff
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards import Sample, Scorer, WeightedReward, create_reward, remote
+from gristmill_env.rewards import Sample, Scorer, WeightedReward, create_reward, judge, remote
 from gristmill_env.rewards.judge import filled, refuse_own_judges
+from gristmill_env.run_settings import RunSettings
+from gristmill_env.session import load_tasks
 
 pytestmark = pytest.mark.slow
 
@@ -169,6 +174,27 @@ async def test_requests_are_limited(server: JudgeServer) -> None:
     assert server.most_working == 3
 
 
+async def test_requests_of_a_minute_are_limited_and_repeated_ones_count(
+    server: JudgeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Backoff, "next", lambda self: 0.0)
+    server.statuses = [429]
+    grader = judge.Judge(base_url=server.url, model_name="grader", per_minute=300)
+    began = time.monotonic()
+    for completion in ("first", "second"):
+        await grader(completion, "p", {})
+    assert len(server.asked) == 3
+    assert time.monotonic() - began >= 2 * 60 / 300
+
+
+def test_a_cache_is_below_the_folder_of_runs(
+    server: JudgeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRISTMILL_RUNS_DIR", str(tmp_path / "runs"))
+    score(server, cache="judges/of-math.sqlite")
+    assert (tmp_path / "runs" / "judges" / "of-math.sqlite").is_file()
+
+
 def test_replies_are_kept_in_a_file(server: JudgeServer, tmp_path: Path) -> None:
     cache = str(tmp_path / "new" / "judge.sqlite")
     assert score(server, cache=cache) == score(server, cache=cache) == 1.0
@@ -284,3 +310,15 @@ def test_a_judge_on_the_runs_own_server_is_refused_unless_it_is_frozen(server: J
         refuse_own_judges([inside], own)
     refuse_own_judges([made], ["http://127.0.0.1:1"])
     refuse_own_judges([create_reward(name, params(server, frozen=True)), create_reward("length", {})], own)
+
+
+def test_a_run_with_a_judge_on_its_own_server_does_not_start(
+    server: JudgeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"question": "1 + 1", "answer": "2"}\n')
+    config = tmp_path / "run.yaml"
+    judged = {"type": "judge", "params": params(server)}
+    dataset = {"dataset_path": str(tmp_path / "rows.jsonl"), "prompt_field": "question", "reward_functions": [judged]}
+    config.write_text(yaml.safe_dump({"dataset": dataset, "server_configs": [{"base_url": server.url}]}))
+    with raises(RewardError, "judge_not_frozen", reward="judge"):
+        load_tasks(RunSettings.read(["--config", str(config)], {}, "test"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import re
 import sqlite3
 import time
@@ -81,12 +82,13 @@ class _Judge:
         cache: str | None,
         prices: tuple[float, float] | None,
     ) -> None:
-        self._server = RewardServer(base_url, api_key, "judge", timeout=300.0)
+        self._server = RewardServer(base_url, api_key, "judge", timeout=300.0, before_request=self._wait_for_turn)
         self._model, self._max_tokens, self._prices = model_name, max_tokens, prices
         self._free = asyncio.Semaphore(at_once)
         self._pause = 60.0 / per_minute if per_minute else 0.0
         self._next = 0.0
-        self._kept = None if cache is None else _Kept(Path(cache))
+        # Runs outlive a container, whose other folders do not.
+        self._kept = None if cache is None else _Kept(Path(os.environ.get("GRISTMILL_RUNS_DIR") or "runs") / cache)
 
     async def ask(self, text: str, read: Callable[[str], _T]) -> tuple[_T, dict[str, float]]:
         """Returns what `read` finds in the reply, and the parts of the score: seconds and tokens, and the cost if
@@ -104,7 +106,6 @@ class _Judge:
         if self._kept is not None and (reply := await asyncio.to_thread(self._kept.get, key)) is not None:
             return read(reply), self._parts(0.0, _Usage())
         async with self._free:
-            await self._wait_for_turn()
             began = time.monotonic()
             answer = await self._server.post("chat/completions", body)
             seconds = time.monotonic() - began
@@ -184,9 +185,10 @@ class Judge:
     whether the answer meets each, and the score is the share that it meets.
 
     Options: `base_url`, `model_name` and `api_key` of a server with OpenAI's chat endpoint. `at_once` and
-    `per_minute` bound its requests, `max_tokens` its reply. `cache` names a file that keeps replies. `prices`, in
-    dollars for a million tokens of prompt and reply, give the part `cost`, next to `seconds` and `tokens`. `frozen`
-    says that a model on the run's own server is not the one that the run trains.
+    `per_minute` bound the requests of this reward, repeated ones too, `max_tokens` its reply. `cache` names a file
+    below the folder of runs (GRISTMILL_RUNS_DIR, by default runs/), which keeps replies. `prices`, in dollars for a
+    million tokens of prompt and reply, give the part `cost`, next to `seconds` and `tokens`. `frozen` says that a
+    model on the run's own server is not the one that the run trains.
     """
 
     def __init__(

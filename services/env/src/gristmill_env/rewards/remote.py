@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,8 @@ class RewardServer:
     """Seconds for each answer."""
     remedies: Mapping[int, str] = field(default_factory=dict, compare=False)
     """Text for the message of a refusal, by HTTP status."""
+    before_request: Callable[[], Awaitable[None]] | None = field(default=None, compare=False)
+    """Called before each request, also a repeated one."""
 
     async def post(self, path: str, body: Mapping[str, Any]) -> bytes:
         """Returns the answer to a request, `path` for example "embeddings".
@@ -55,6 +57,8 @@ class RewardServer:
             for number in range(_CALLS):
                 if number:
                     await asyncio.sleep(backoff.next())
+                if self.before_request is not None:
+                    await self.before_request()
                 try:
                     async with asyncio.timeout(self.timeout):  # httpx limits the time between two bytes.
                         answer = await http.post(url, content=content)
