@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -51,8 +52,8 @@ def table(curves: Sequence[Curve], what: str, target: float | None) -> Iterator[
         if target is not None:
             steps = [steps_to(one, target) for one in ones]
             # A run that never reached the target counts as longer than any run that did.
-            middle = sorted(steps, key=lambda step: (step is None, step))[(len(steps) - 1) // 2]
-            cells += [" / ".join(_step(step) for step in steps), _step(middle)]
+            middle = statistics.median(math.inf if step is None else step for step in steps)
+            cells += [" / ".join(_step(step) for step in steps), _step(None if middle == math.inf else middle)]
         cells += [" / ".join(f"{reward(one):.3f}" for one in ones) for reward in (first, last)]
         cells += [f"{statistics.fmean(age for one in ones for age in one.staleness):.2f}"]
         cells += [f"{statistics.median(one.seconds for one in ones):.0f}"]
@@ -64,8 +65,8 @@ def table(curves: Sequence[Curve], what: str, target: float | None) -> Iterator[
     yield "Age: how many steps old the weights of a trained group were, on average. Seconds: medians."
 
 
-def _step(step: int | None) -> str:
-    return "never" if step is None else str(step)
+def _step(step: float | None) -> str:
+    return "never" if step is None else f"{step:g}"
 
 
 def plot(curves: Sequence[Curve], title: str, target: float | None, path: Path) -> None:
