@@ -107,5 +107,6 @@ def test_mixture_is_trained_across_kills_of_sandbox_and_environment(tmp_path: Pa
         rows = stack.metrics("mixture", tmp_path)
     assert [row["step"] for row in rows] == list(range(1, steps + 1))
     assert all(row["source_rewards"].keys() == sources for row in rows)
+    assert all(0 <= reward <= 1 for row in rows for reward in row["source_rewards"].values())
     assert len(set(audit.trained)) == len(audit.trained) == steps * 16
     assert (audit.ready, audit.leased, audit.dead, list(audit.dropped)) == ([], [], [], [])

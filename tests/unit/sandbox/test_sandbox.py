@@ -103,6 +103,21 @@ async def test_files_of_the_request_are_in_the_programs_folder(sandbox: Sandbox,
     assert [*folder.iterdir()] == [], "the folder is removed"  # noqa: ASYNC240
 
 
+async def test_a_program_reaches_no_file_of_a_program_that_runs_beside_it(sandbox: Sandbox, folder: Path) -> None:
+    holder = "import time\nopen('mine.txt', 'w').write('mine')\nopen('ready', 'w')\ntime.sleep(60)"
+    beside = asyncio.create_task(run(sandbox, holder))
+    while not (ready := [*folder.glob("*/ready")]):  # noqa: ASYNC110, ASYNC240  a file has no event
+        await asyncio.sleep(0.01)
+    file = ready[0].with_name("mine.txt")
+    for mode in ("r", "a", "w"):
+        [report] = await run(sandbox, f"open({str(file)!r}, {mode!r})")
+        assert DENIED in report["stderr"], report
+    assert file.read_text() == "mine"
+    beside.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await beside
+
+
 async def test_program_that_did_not_begin_is_a_fault_of_the_sandbox(sandbox: Sandbox) -> None:
     [report] = await run(sandbox, "print(1)", files={"a": "", "a/b": ""})
     assert (report["status"], report["stdout"]) == ("failed", "")

@@ -8,11 +8,13 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import closing
 from importlib.resources import files
 from typing import Any
 
 import pytest
 from tests.support.errors import raises
+from tests.support.http_server import Answer, HttpServer, Request
 
 from gristmill_env import sandbox
 from gristmill_env.errors import RewardError
@@ -44,6 +46,23 @@ def test_a_program_that_passes_all_cases_scores_1() -> None:
     ]
     scores = reward.score(texts, row={"cases": CASES})
     assert scores == [1.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+
+
+def test_expected_outputs_do_not_enter_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies: list[str] = []
+
+    def answer(request: Request) -> Answer:
+        bodies.append(request.body.decode())
+        reports = [{"status": "exited", "code": 0, "stdout": case["output"], "stderr": ""} for case in CASES]
+        return Answer(200, {"runs": reports})
+
+    with closing(HttpServer(answer)) as server:
+        monkeypatch.setenv(sandbox.URL, server.url)
+        cases = [{"input": case["input"], "output": f"expected {case['output']}"} for case in CASES]
+        assert code(cases_field="cases", partial=True).score([SUM], row={"cases": cases}) == [0.0]
+    [body] = bodies
+    assert "5 5" in body
+    assert "expected" not in body
 
 
 def test_a_long_output_may_be_right() -> None:
