@@ -120,29 +120,15 @@ def test_template_that_reads_thinking_receives_the_switch(tokenizer: PreTrainedT
 OWN = "{{ day }}: {% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[reply]"
 
 
-def test_own_chat_template_renders_prompts_and_continuations(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
-    (tmp_path / "own.jinja").write_text(OWN)
-    for setting in (OWN, "own.jinja"):
-        config = EnvConfig.model_validate(
-            {"dataset": {"chat_template": setting, "chat_template_kwargs": {"day": "Monday", "night": 1}}}
-        )
-        prompts = prompt_builder(config, tokenizer, tmp_path)
-        assert prompts.build("Hi").text == "Monday: [user]Hi[reply]"
-        said, more = [{"role": "user", "content": "Hi"}], [{"role": "user", "content": "More?"}]
-        found = prompts.continuation_tokens(said, more, None)
-        assert prompts.decode(found.token_ids, special=True) == "[user]More?[reply]"
-        assert prompts.unread_switches() == ["chat_template_kwargs.night"]
-        assert dict(prompts.server_options) == {
-            "chat_template": OWN, "chat_template_kwargs": {"day": "Monday", "night": 1}
-        }  # fmt: skip
-
-
-def test_missing_file_of_a_chat_template_is_named(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    config = EnvConfig.model_validate({"dataset": {"chat_template": "none.jinja"}})
-    with raises(PromptError, "chat_template_missing", path="none.jinja"):
-        prompt_builder(config, tokenizer, tmp_path)
+def test_own_chat_template_renders_prompts_and_continuations(tokenizer: PreTrainedTokenizerFast) -> None:
+    dataset = {"chat_template": OWN, "chat_template_kwargs": {"day": "Monday", "night": 1}}
+    prompts = prompt_builder(EnvConfig.model_validate({"dataset": dataset}), tokenizer)
+    assert prompts.build("Hi").text == "Monday: [user]Hi[reply]"
+    said, more = [{"role": "user", "content": "Hi"}], [{"role": "user", "content": "More?"}]
+    found = prompts.continuation_tokens(said, more, None)
+    assert prompts.decode(found.token_ids, special=True) == "[user]More?[reply]"
+    assert prompts.unread_switches() == ["chat_template_kwargs.night"]
+    assert dict(prompts.server_options) == dataset
 
 
 def test_prompt_without_a_template_is_the_unchanged_text(

@@ -349,6 +349,26 @@ def test_limits_of_the_trainers_file_are_compared_too(tmp_path: Path) -> None:
     assert warning.startswith("trainer.token_budget is 64")
 
 
+def test_record_has_the_text_of_each_chat_template(tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text("{{ 'Hi' }}")
+    source = "{name: a, dataset: {dataset_path: a.jsonl, chat_template: own.jinja}}"
+    folder = config_file(tmp_path, f"dataset: {{chat_template: own.jinja}}\nsources: [{source}]\n", "run")
+    recorded = read("--config run", GRISTMILL_CONFIG_DIR=folder).config.recorded("tiny")
+    assert recorded["dataset"]["chat_template"] == "{{ 'Hi' }}"
+    assert recorded["sources"]["a"]["dataset"]["chat_template"] == "{{ 'Hi' }}"
+
+
+@pytest.mark.parametrize(("name", "content"), [("none.jinja", None), ("latin.jinja", b"{{ '\xff' }}")])
+def test_chat_template_that_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    folder = config_file(
+        tmp_path, f"evaluations: [{{name: held, dataset: {{dataset_path: a.jsonl, chat_template: {name}}}}}]\n", "run"
+    )
+    with raises(ConfigError, "chat_template_missing", path=name):
+        read("--config run", GRISTMILL_CONFIG_DIR=folder)
+
+
 def test_sampling_that_biases_the_ratio_is_recorded_and_warned_about_in_each_source(tmp_path: Path) -> None:
     dataset = "{dataset_path: a.jsonl, top_k: 5, min_p: 0.1, chat_template_kwargs: {day: Monday}}"
     folder = config_file(tmp_path, f"sources: [{{name: a, dataset: {dataset}}}]\n", "run")

@@ -122,7 +122,7 @@ async def _check_task(task: Task, rows: Sequence[Item]) -> tuple[list[Check], Pr
     else:
         try:
             tokenizer = load_tokenizer(name)
-            prompts = prompt_builder(run.config, tokenizer, run.config_folder)
+            prompts = prompt_builder(run.config, tokenizer)
             opening = await task.environments.opening(items[0])
             messages, options = opening
             prompt = prompts.build(messages, options)

@@ -146,6 +146,7 @@ class RunSettings:
                     "unknown_key", f"{error} A file of Atropos' loads with --config_format atropos.", **error.values
                 ) from error
             raise
+        config = config.with_templates(None if path is None else path.parent)
         if config.slurm:
             config = config.model_copy(update={"server_configs": discover(config.server_configs, environ)})
         run_id = config.run_id or (path.stem if path is not None else UNNAMED_RUN)

@@ -151,7 +151,7 @@ class Model:
         config, known = task.run.config, self.manifest
         policy = Policy(
             name=self.served.name,
-            prompts=prompt_builder(config, self.tokenizer, task.run.config_folder),
+            prompts=prompt_builder(config, self.tokenizer),
             servers=self.servers,
             max_length=self.max_length,
             tools=None if known is None else known.tool_parser is not None,
@@ -276,7 +276,7 @@ def _for_agent(task: Task, served: ServedModel, policy: Policy) -> tuple[Policy,
     # The agent writes its messages itself, so its prompts have neither the run's system prompt nor its prefill.
     bare = config.dataset.model_copy(update={"system_prompt": None, "prefill": None})
     without = config.model_copy(update={"dataset": bare, "custom_thinking_prompt": None})
-    prompts = prompt_builder(without, load_tokenizer(_tokenizer(config, manifest, served)), run.config_folder)
+    prompts = prompt_builder(without, load_tokenizer(_tokenizer(config, manifest, served)))
     policy = dataclasses.replace(policy, prompts=prompts, untrained=config.agent.off_policy == "untrained")
     counts = any("episode_reward" in weighted.reward.asks_for for weighted in task.scorer.rewards)
     return policy, system_prompt(config), counts
@@ -334,11 +334,8 @@ def _load_early(name: str | None) -> None:
         load_tokenizer(name)
 
 
-def prompt_builder(
-    config: EnvConfig, tokenizer: PreTrainedTokenizerBase | None, folder: Path | None = None
-) -> PromptBuilder:
-    """Creates the prompt builder of the run's settings. `tokenizer`: None if only text is sent. `folder`: of the
-    configuration. Raises PromptError if the file of the chat template cannot be read."""
+def prompt_builder(config: EnvConfig, tokenizer: PreTrainedTokenizerBase | None) -> PromptBuilder:
+    """Creates the prompt builder of the run's settings. `tokenizer`: None if only text is sent."""
     thinking = Thinking.of(config)
     return PromptBuilder(
         tokenizer,
@@ -346,23 +343,9 @@ def prompt_builder(
         config.dataset.prefill,
         thinking=thinking.enabled,
         effort=thinking.effort,
-        template=_chat_template(config.dataset.chat_template, folder),
+        template=config.dataset.chat_template,
         values=config.dataset.chat_template_kwargs,
     )
-
-
-def _chat_template(setting: str | None, folder: Path | None) -> str | None:
-    """Returns the text of a chat template. `setting`: the text, or the path of its file."""
-    if setting is None or "{" in setting:
-        return setting
-    candidates = [(base / setting).resolve() for base in (folder, Path()) if base is not None]
-    try:
-        return next(path for path in candidates if path.is_file()).read_text(encoding="utf-8")
-    except StopIteration:
-        why = f"looked at {', '.join(map(str, dict.fromkeys(candidates)))}; a template as text has braces"
-    except (OSError, UnicodeDecodeError) as error:
-        why = str(error)
-    raise PromptError("chat_template_missing", f"chat_template '{setting}' cannot be read: {why}", path=setting)
 
 
 def sessions_folder(run: RunSettings) -> Path:

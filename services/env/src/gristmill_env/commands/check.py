@@ -186,7 +186,7 @@ async def _show_prompts(
         except PromptError as error:
             why = error.report()
     try:
-        prompts = prompt_builder(run.config, tokenizer, run.config_folder)
+        prompts = prompt_builder(run.config, tokenizer)
     except PromptError as error:
         found.problems.append(error)
         return tokenizer

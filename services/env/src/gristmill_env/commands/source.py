@@ -37,7 +37,7 @@ def open_groups(run: RunSettings, source: Path) -> Iterator[SavedGroup]:
                 "GRISTMILL_MODELS_DIR at the model service's folder",
                 source=source,
             )
-        return prompt_builder(parts[of].config, load_tokenizer(name), run.config_folder)
+        return prompt_builder(parts[of].config, load_tokenizer(name))
 
     @cache
     def dataset(of: str | None) -> PromptDataset | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Final, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 from pydantic_core import PydanticCustomError
 
+from gristmill.errors import ConfigError
 from gristmill.redaction import is_secret, redact
 from gristmill.settings import Settings
 
@@ -226,6 +228,26 @@ class DatasetConfig(Settings):
     def gold_field(self) -> str | None:
         """Field of a row with which rewards compare; None if rows have no answer."""
         return self.ground_truth_field or self.answer_field
+
+    def with_template(self, folder: Path | None) -> Self:
+        """Returns these settings with the text of the chat template in place of its path, so that a run's record has
+        the text. `folder`: where a relative path starts; also looked at: the working directory. Raises ConfigError."""
+        if self.chat_template is None or "{" in self.chat_template:
+            return self
+        paths = [(base / self.chat_template).resolve() for base in (folder, Path()) if base is not None]
+        path = next((path for path in paths if path.is_file()), None)
+        try:
+            if path is None:
+                raise FileNotFoundError(
+                    f"looked at {', '.join(map(str, dict.fromkeys(paths)))}; a template as text has braces"
+                )
+            return self.model_copy(update={"chat_template": path.read_text(encoding="utf-8")})
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                "chat_template_missing",
+                f"chat_template '{self.chat_template}' cannot be read: {error}",
+                path=self.chat_template,
+            ) from error
 
     def recorded(self) -> dict[str, Any]:
         """Returns the settings that distinguish a run from others, without secrets and evaluation."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, cast
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
@@ -453,6 +453,15 @@ class EnvConfig(Settings):
     def server(self) -> ServerConfig:
         """The model server; the first of several."""
         return self.server_configs[0]
+
+    def with_templates(self, folder: Path | None) -> Self:
+        """Returns these settings with the chat templates' text (`DatasetConfig.with_template`). Raises ConfigError."""
+
+        def read(task: Any) -> Any:
+            return task.model_copy(update={"dataset": task.dataset.with_template(folder)})
+
+        tasks = {kind: list(map(read, getattr(self, kind))) for kind in ("sources", "evaluations")}
+        return cast(Self, read(self).model_copy(update=tasks))
 
     def recorded(self, model: str) -> dict[str, Any]:
         """Returns the environment's part of the run's record: the settings that distinguish this run from others.

@@ -185,7 +185,8 @@ class EvaluationSpec(Settings):
     """The same as dataset.reward_functions of this evaluation, which may be set instead. Default: the run's."""
 
     environment: EnvironmentSpec = Field(default_factory=EnvironmentSpec)
-    """The evaluation's environment. Default: the run's environment or agent."""
+    """The evaluation's environment. Default: the run's environment or agent; an agent next to `sources` plays no
+    evaluation, so there the environment must be set."""
 
 
 _ROWS: Final = frozenset({*ROW_SOURCES, "rows_params", "dataset_config", "dataset_revision"})
