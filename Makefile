@@ -64,7 +64,7 @@ secure: ## create tokens and a Redis password for Compose and make local; ARGS=-
 # Two chains of tests at the same time, in each the cheapest failure first. Images are built from the first second.
 test: ## run what CI runs: lint, docs, types, unit, page, integration and end-to-end tests
 	scripts/run_lanes.sh "packages images" \
-	  "dev lint docs unit @packages integration-loop" "@dev types @packages integration-store @images e2e browser"
+	  "dev lint docs unit browser" "@dev types @packages integration-store @images e2e integration-loop"
 
 # First the targets with ##, then those with #- for work on Gristmill itself.
 help: ## list the targets
@@ -160,7 +160,7 @@ store-rest:
 integration-loop: dev
 	scripts/prepare_package.sh prometheus
 	scripts/prepare_package.sh chromium
-	$(VENV)/pytest -p no:schemathesis tests/integration/env tests/integration/loop -m "not long" -n 2 --dist loadfile
+	$(VENV)/pytest -p no:schemathesis -p no:xdist tests/integration/env tests/integration/loop -m "not long"
 
 # Valkey 8 is in Debian 13. VALKEY names another program, such as one that you built.
 VALKEY ?= valkey-server

@@ -4,37 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import httpx
-from tests.support.compose import ComposeStack
-from tests.support.hub_cache import make_gsm8k_cache
+import pytest
+from tests.support.gsm8k_stack import gsm8k_stack, train_gsm8k
 from tests.support.sampled_by import furthest_from_its_weights
 
 from gristmill import Manifest, PolicyVersion, read_rollouts
 
-STEPS = 3
 
-
+@pytest.mark.long
 def test_one_command_trains_gsm8k(tmp_path: Path) -> None:
-    home = tmp_path / "hub"
-    make_gsm8k_cache(home, tmp_path)
-    override = tmp_path / "offline.yaml"
-    override.write_text(
-        f"""
-services:
-  env:
-    volumes: ["{home}:/hub"]
-  trainer:
-    command: ["--training_steps", "{STEPS}", "--checkpoint_interval", "1", "--checkpoints_kept", "{STEPS}"]
-"""
-    )
-    with ComposeStack(tmp_path, "gristmill-gsm8k", {"HF_HUB_OFFLINE": "1"}, [override]) as stack:
-        said = stack.compose("run", "--rm", "env", "--config", "gsm8k", timeout=600)
-        assert "run gsm8k is finished" in said
-        assert "submit run=gsm8k" in said
-        stack.wait_until(lambda: stack.exit_code("trainer") == 0, timeout=60, what="the trainer's end")
-        rows = stack.metrics("gsm8k", tmp_path)
-        assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
-        assert httpx.get(f"{stack.model_url}/weight_info").json()["weight_version"] == f"1.{STEPS}"
+    with gsm8k_stack(tmp_path, "gristmill-gsm8k", {}) as stack:
+        rows = train_gsm8k(stack, tmp_path)
         run, models = (
             stack.copy("trainer:/runs/gsm8k", tmp_path / "run"),
             stack.copy("model:/models", tmp_path / "models"),

@@ -13,9 +13,10 @@ from typing import Any
 import httpx
 import pytest
 from tests.support.compose import ComposeStack
+from tests.support.gsm8k_stack import gsm8k_stack, train_gsm8k
 from tests.support.held_out import exact_match
 
-from gristmill import read_rollouts
+from gristmill import SyncClient, read_rollouts
 from gristmill.archive.run_file import read_run_file
 from gristmill.lines import read_jsonl
 
@@ -103,6 +104,7 @@ def test_files_of_all_services_are_copied_out_into_one_run_folder(trained: Train
     assert sum(1 for _ in read_rollouts(run)) == GROUPS * len(trained.metrics)
 
 
+@pytest.mark.long
 def test_model_service_takes_the_final_model_of_a_run(trained: Trained) -> None:
     output = trained.stack.compose("run", "--rm", "-T", "--no-deps", "model", "build", "/runs/quickstart/model")
     assert "resolved model=/runs/quickstart/model" in output
@@ -112,6 +114,24 @@ def test_restarted_finished_run_reports_that_it_is_finished(trained: Trained) ->
     said = trained.stack.compose("run", "--rm", "--no-deps", "env", "--config", "quickstart")
     assert "finished" in said
     assert "RUN_ID" in said
+
+
+def test_close_ends_the_run_and_frees_the_stack(trained: Trained) -> None:
+    close = ("run", "--rm", "-T", "--no-deps", "env", "close")
+    with SyncClient(trained.stack.api_url, patience=10) as api:
+        api.create_run("abandoned", {}, 2)
+        trained.stack.compose(*close, "abandoned")
+        assert api.get_run("abandoned").state == "finished"
+        assert api.create_run("next", {}, 2).state == "open"
+        api.close_run("next")
+    with pytest.raises(AssertionError, match=r"exit 1\n(?s:.*)\[run_missing\](?s:.*)no-such-run"):
+        trained.stack.compose(*close, "no-such-run")
+
+
+def test_one_command_trains_another_configuration_on_the_servers_that_run(trained: Trained, tmp_path: Path) -> None:
+    stack = gsm8k_stack(tmp_path, trained.stack.project, trained.stack.ports)
+    stack.compose("up", "--detach", "--no-recreate", "redis", "api", "model")
+    train_gsm8k(stack, tmp_path)
 
 
 @pytest.mark.long

@@ -13,8 +13,8 @@ from _pytest.mark import ParameterSet
 def part_of_grid(*axes: Iterable[Any], every: int) -> list[Any]:
     """Returns every combination of the axes' values, for `pytest.mark.parametrize`. All but one of `every` are `long`.
 
-    The part without the mark has each value of each axis, and each pair of values of two axes if `every` is at most the
-    length of a third one.
+    The part without the mark has each value of an axis if `every` is at most the length of another one, and each pair
+    of values of two axes if `every` is at most the length of a third one.
     """
     values = [list(axis) for axis in axes]
     return [

@@ -13,6 +13,7 @@ import pytest
 from redis.asyncio import Redis
 from tests.integration.api.store_harness import PREFIX, RUN, StoreHarness, submission, trainer
 from tests.support.errors import raises
+from tests.support.grids import rest_is_long
 from tests.support.groups import make_group
 from tests.support.redis_server import RedisServer
 
@@ -217,7 +218,7 @@ async def killable() -> AsyncIterator[tuple[RedisServer, StoreHarness]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", rest_is_long(*range(3)))
 async def test_numbers_follow_from_the_results_alone_whatever_is_killed(
     killable: tuple[RedisServer, StoreHarness], seed: int
 ) -> None:

@@ -99,7 +99,7 @@ PASSING = {
 STRIKE_S = 1.4
 
 
-@pytest.mark.parametrize(("link", "fault"), part_of_grid(["client-api", "api-redis"], [*LASTING, *PASSING], every=2))
+@pytest.mark.parametrize(("link", "fault"), part_of_grid(["client-api", "api-redis"], [*LASTING, *PASSING], every=4))
 async def test_run_finishes_under_every_network_fault(chain: Chain, tmp_path: Path, link: str, fault: str) -> None:
     proxy = chain.link(link)
     before = chain.defects()

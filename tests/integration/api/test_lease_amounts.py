@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import pytest
 from tests.integration.api.store_harness import PREFIX, RUN, StoreHarness, trainer
 
 from gristmill_api.settings import Limits
@@ -28,6 +29,7 @@ async def test_retried_lease_returns_the_same_batch_for_any_requested_amount(har
     assert await harness.lease(incarnation, "b1", 3) == ids[:2], "the lease expired, and no trainer holds its groups"
 
 
+@pytest.mark.long
 async def test_a_batch_may_be_larger_than_what_lua_unpacks_at_once(harness: StoreHarness) -> None:
     """The store reads 1024 groups at a time. A batch of one, two and a fraction of such chunks is whole, with each
     group once and in order."""

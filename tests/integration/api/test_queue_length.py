@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
+import pytest
 from redis.asyncio import Redis
 from tests.integration.api.store_harness import RUN, StoreHarness, submission
 
@@ -35,6 +36,7 @@ async def commands(redis: Redis, call: Callable[[], Awaitable[Any]]) -> int:
     return min(counts)
 
 
+@pytest.mark.long
 async def test_status_and_lease_need_equal_redis_commands_for_10_and_10_000_groups(
     harness: StoreHarness, http: httpx.AsyncClient
 ) -> None:

@@ -73,6 +73,7 @@ def test_base_env_registers_fills_batches_and_stops_at_total_steps(api: ApiServe
     trainer.close()
 
 
+@pytest.mark.long
 def test_base_env_continues_across_kills_and_restarts_of_the_api(api: ApiServer, tmp_path: Path) -> None:
     trainer = StockTrainer(api.url, BATCH, STEPS)
     trainer.register()

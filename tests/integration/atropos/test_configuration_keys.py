@@ -42,6 +42,7 @@ def fields() -> dict[str, dict[str, Any]]:
     return models
 
 
+@pytest.mark.long
 def test_key_table_has_every_field_of_the_atropos_models(fields: dict[str, dict[str, Any]]) -> None:
     assert fields["base"].keys() - OTHER_KEYS.keys() == set()
     assert fields["manager"].keys() - OTHER_KEYS.keys() == set()

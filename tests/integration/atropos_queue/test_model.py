@@ -24,7 +24,7 @@ def groups(sizes: st.SearchStrategy[int]) -> st.SearchStrategy[Groups]:
 
 @pytest.mark.timeout(600)
 @settings(
-    max_examples=120,
+    max_examples=settings().max_examples * 2,
     deadline=None,
     derandomize=True,
     database=None,

@@ -154,6 +154,7 @@ async def test_process_skips_unusable_rows_with_a_reason(commands: Commands, cap
     assert skipped[2].startswith("[not_text] field 'answer' of row 2 of data set 'sums.jsonl' (split train) ")
 
 
+@pytest.mark.long
 def test_interrupted_process_keeps_its_groups_and_their_page(commands: Commands) -> None:
     out = commands.folder / "groups.jsonl"
     output = Output()

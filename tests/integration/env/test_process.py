@@ -31,6 +31,7 @@ def test_stopped_environment_returns_every_permit(environments: Environments, tr
     assert "Traceback" not in environments.output.of("env")
 
 
+@pytest.mark.long
 def test_two_replicas_share_the_rows(environments: Environments, trainer: HandTrainer) -> None:
     env = environments.process(trainer.url, "--max_num_workers", "1")
     other = environments.here(trainer.url, "--max_num_workers", "1")

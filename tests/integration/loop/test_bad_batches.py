@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 from tests.support.groups import make_group
 from tests.support.ports import free_port
 from tests.support.stack import Output, Vllm, start_api, start_redis
@@ -43,6 +44,7 @@ def _without_end(group: TrajectoryGroup) -> TrajectoryGroup:
 WHAT: list[Callable[[TrajectoryGroup], TrajectoryGroup]] = [_unknown_token, _without_end, _all_unknown, _as_it_is]
 
 
+@pytest.mark.long
 def test_bad_batches_are_counted_and_kept(vllm: Vllm, tmp_path: Path) -> None:
     output = Output()
     run_dir = tmp_path / "runs" / "bad"

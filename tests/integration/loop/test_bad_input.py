@@ -67,6 +67,7 @@ def test_api_started_without_redis_logs_the_redis_address(tmp_path: Path) -> Non
             time.sleep(0.1)
 
 
+@pytest.mark.long
 def test_trainer_refuses_a_run_that_sets_a_trainer_hook(tmp_path: Path) -> None:
     """The API stores such a run, because a third party's trainer may have any settings."""
     (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\ndef f(event): pass\n")

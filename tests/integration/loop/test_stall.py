@@ -78,13 +78,10 @@ def _run(vllm: Vllm, folder: Path) -> Iterator[Stack]:
             yield Stack(stack, output, vllm, folder, api)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("hang", "exit_code"),
-    [
-        (IN_PYTHON, EXIT_CODE),
-        pytest.param(IN_C, EXIT_CODE, marks=pytest.mark.long),
-        pytest.param(IN_C_WITH_THE_INTERPRETERS_LOCK, 1, marks=pytest.mark.long),
-    ],
+    [(IN_PYTHON, EXIT_CODE), (IN_C, EXIT_CODE), (IN_C_WITH_THE_INTERPRETERS_LOCK, 1)],
 )
 def test_a_trainer_that_hangs_ends_and_the_next_one_finishes(
     vllm: Vllm, tmp_path: Path, hang: str, exit_code: int

@@ -436,6 +436,7 @@ class Game(Environment):
 """
 
 
+@pytest.mark.long
 def test_sigterm_ends_the_process_while_a_step_hangs(tmp_path: Path, failing_server: FailingServer) -> None:
     failing_server.takes_tokens = False
     failing_server.answers[CHAT] = lambda: answers(said("2"))

@@ -11,6 +11,7 @@ from typing import Any, Final, cast
 
 import pytest
 from tests.support.errors import raises
+from tests.support.grids import rest_is_long
 from transformers import PreTrainedTokenizerFast
 
 from gristmill import Permit
@@ -392,7 +393,7 @@ class Unreliable(Environment):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("retries", "left_out"), [(1, range(1, 10)), (0, range(50, 200))])
+@pytest.mark.parametrize(("retries", "left_out"), rest_is_long((1, range(1, 10)), (0, range(50, 200))))
 @pytest.mark.slow
 async def test_failures_of_two_in_a_hundred_rollouts_cost_less_than_one_in_a_hundred_groups(
     make: Make, retries: int, left_out: range, caplog: pytest.LogCaptureFixture

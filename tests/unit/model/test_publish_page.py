@@ -86,6 +86,7 @@ def shapes(folder: Path) -> dict[str, list[int]]:
     return found
 
 
+@pytest.mark.long
 def test_program_publishes_all_tensors_of_the_served_copy(server: Server, tmp_path: Path) -> None:
     model = save_random(tmp_path / "model", tied=True)
     done = server.run(str(model), "letters", "1.0")

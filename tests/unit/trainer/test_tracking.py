@@ -24,6 +24,7 @@ def wandb_tracker(folder: Path, **settings: Any) -> Callable[[], WandbTracker]:
     return partial(WandbTracker, "sums", made, folder, {"NETRC": str(folder / "none")})
 
 
+@pytest.mark.long
 def test_tracker_logs_a_steps_metrics_by_policy_step(tmp_path: Path) -> None:
     tracker = wandb_tracker(tmp_path, wandb_name="sums-1", learning_rate=1e-4)()
     told = metrics(statistics(), result())

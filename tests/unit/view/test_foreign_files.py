@@ -131,7 +131,7 @@ CONTENTS = (
 """Lines that no service of Gristmill writes."""
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", rest_is_long(*FILES, first=5))
 def test_odd_contents_of_a_file_hide_neither_the_run_nor_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:

@@ -340,6 +340,7 @@ def test_run_that_was_deleted_and_created_again_has_the_rows_of_both(tmp_path: P
     assert both["n"].to_pylist() == [2, 5]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_segments_that_the_archive_removes_are_lost_rows_unless_they_were_read(tmp_path: Path) -> None:
     run = RunFolderWriter(tmp_path, max_bytes=40_000)
@@ -380,6 +381,7 @@ def test_group_without_logprobs_has_none_in_the_table(tmp_path: Path) -> None:
     assert found[0]["tokens"] == group.tokens[:3].tolist()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_group_of_unusual_values_costs_the_other_groups_no_rows(tmp_path: Path) -> None:
     run = RunFolderWriter(tmp_path)

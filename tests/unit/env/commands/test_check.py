@@ -210,6 +210,7 @@ def trl(completions, answer, **kwargs):
 """
 
 
+@pytest.mark.long
 async def test_rewards_that_are_not_tried_are_named(folder: Path, console: Console) -> None:
     (folder / "judges.py").write_text(JUDGES)
     rewards = ["r1", "judges.py:of_ground_truth", "judges.py:counts_tokens_too", "trl:judges.py:trl"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.grids import rest_is_long
 from tests.unit.env.environments.conftest import Roll
 from tests.unit.env.gateway.conftest import ScriptedModel
 
@@ -41,7 +42,7 @@ def example(name: str) -> str:
     return found
 
 
-@pytest.mark.parametrize("name", PLAYED)
+@pytest.mark.parametrize("name", rest_is_long(*PLAYED, first=2))
 async def test_example_runs(roll: Roll, model: ScriptedModel, tmp_path: Path, name: str) -> None:
     says, reward, branches = PLAYED[name]
     words = tmp_path / "words"

@@ -76,7 +76,7 @@ def in_branches(samples: Sequence[Sample]) -> list[Sample]:
     return found
 
 
-@pytest.mark.parametrize(("objective", "kind", "cut"), part_of_grid(OBJECTIVES, KINDS, CUTS, every=3))
+@pytest.mark.parametrize(("objective", "kind", "cut"), part_of_grid(OBJECTIVES, KINDS, CUTS, every=5))
 def test_split_of_a_rollout_into_branches_changes_neither_loss_nor_gradient(
     build: Build, objective: str, kind: str, cut: str
 ) -> None:

@@ -59,6 +59,7 @@ def test_processes_of_one_machine_exchange_objects_on_loopback_only(tmp_path: Pa
     assert {address for rank in listened for address in rank} == {"0100007F"}, "127.0.0.1"
 
 
+@pytest.mark.long
 def test_entrypoint_without_a_gpu_ends_at_once_with_the_remedy() -> None:
     started = [sys.executable, "-m", "gristmill_trainer.per_gpu"]
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}

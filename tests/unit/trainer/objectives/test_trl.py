@@ -247,7 +247,7 @@ SOME = settings(
 MANY = settings(SOME, max_examples=80, derandomize=False)
 
 
-@pytest.mark.parametrize(("loss_type", "level", "correction"), part_of_grid(LOSS_TYPES, LEVELS, CORRECTIONS, every=2))
+@pytest.mark.parametrize(("loss_type", "level", "correction"), part_of_grid(LOSS_TYPES, LEVELS, CORRECTIONS, every=4))
 @SOME
 @given(data=st.data())
 def test_loss_and_gradients_match_trl(
