@@ -57,7 +57,7 @@ CODES: Final[Mapping[str, Kind]] = {
     ),
     "rewards_failing": Kind(
         "rewards failed on a tenth of the groups or more, which were dropped",
-        "the environment's log has the first error with its traceback; test the reward with `gristmill-env try`",
+        "the environment's log has the first error with its traceback; test the reward with `gristmill try`",
     ),
     "model_server_unreachable": Kind(
         "a model server does not answer, or answers late and no groups come",
@@ -71,8 +71,7 @@ CODES: Final[Mapping[str, Kind]] = {
     ),
     "no_environment": Kind(
         "the trainer starves: no environment asks for permits",
-        "start an environment (python -m gristmill_env --config CONFIG), or look at its log: it may have ended with an "
-        "error",
+        "start an environment (gristmill-env --config CONFIG), or look at its log: it may have ended with an error",
     ),
     "no_trainer": Kind(
         "a whole batch has been ready for a minute, and no trainer leases it",

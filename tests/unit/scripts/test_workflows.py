@@ -31,7 +31,7 @@ def test_workflows_run_targets_that_exist() -> None:
     assert {name: sorted(ran - TARGETS) for name, ran in found.items() if ran - TARGETS} == {}
     assert {"lint", "docs", "types", "unit", "browser", "integration", "e2e"} <= found["ci.yml"]
     assert found["nightly.yml"] == {"test-long", "resilience"}
-    assert found["release.yml"] == {"wheels"}
+    assert found["release.yml"] == {"docs", "wheels"}
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
@@ -42,10 +42,12 @@ def test_every_action_is_pinned_by_its_commit(path: Path) -> None:
 
 
 def test_release_publishes_only_where_a_variable_allows_it() -> None:
-    wheels, images = jobs(ROOT / ".github" / "workflows" / "release.yml")
+    wheels, images, docs = jobs(ROOT / ".github" / "workflows" / "release.yml")
     publishing = [step for step in wheels["steps"] if re.search("publish|release create", step.get("run", ""))]
     assert [step["if"] for step in publishing] == ["vars.PUBLISH_WHEELS == 'true'"] * 2
     assert images["if"] == "vars.IMAGE_REGISTRY != ''"
+    publishing = [step for step in docs["steps"] if "ghp-import" in step.get("run", "")]
+    assert [step["if"] for step in publishing] == ["vars.PUBLISH_DOCS == 'true'"]
 
 
 def test_release_pushes_every_image_under_the_name_that_compose_pulls() -> None:
@@ -54,3 +56,9 @@ def test_release_pushes_every_image_under_the_name_that_compose_pulls() -> None:
     built, pushed = (re.findall(rf"docker compose --profile sandbox {verb} (.*)", text) for verb in ("build", "push"))
     images = {path.parent.name for path in (ROOT / "services").glob("*/Dockerfile")}
     assert [set(line.split()) for line in (*built, *pushed)] == [images, images]
+    named = re.search(
+        r"IMAGE_REGISTRY=HOST/OWNER`.*`HOST/OWNER/(.+):VERSION`", (ROOT / "docs" / "releasing.md").read_text()
+    )
+    pulled = re.findall(r"image: .*/\}(gristmill/\w+):", (ROOT / "compose.yaml").read_text())
+    assert named is not None
+    assert {*pulled} == {named[1].replace("SERVICE", name) for name in images - {"sandbox"}}

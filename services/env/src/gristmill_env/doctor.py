@@ -181,7 +181,7 @@ async def check_gold(task: Task, items: Sequence[Item]) -> Check:
         score, miss = wrong[0]
         bad = len(score.wrong) + len(score.unscored)
         text = f"{score.reward} scores {bad} of {score.rows} gold answers below 1; row {miss.index}: {miss.reason}"
-        return Check("gold answers", "failed", f"{text}; `gristmill-env check` lists more of them")
+        return Check("gold answers", "failed", f"{text}; `gristmill check` lists more of them")
     names = ", ".join(score.reward for score in found.scores)
     return Check("gold answers", "ok", f"{names} score all {found.scores[0].rows} gold answers 1")
 

@@ -115,7 +115,7 @@ def can_start(api: str, token: str | None) -> bool:
         raise ReplayError(
             "run_open",
             f"run {taken.run_id} is open at {api}, and one stack trains one run at a time. Wait until the run ends, or "
-            f"end it: python -m gristmill_env close {taken.run_id}",
+            f"end it: gristmill close {taken.run_id}",
             run=taken.run_id,
         )
     return True
