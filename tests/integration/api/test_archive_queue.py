@@ -21,7 +21,7 @@ async def test_archived_removes_only_groups_that_wait_for_the_archive(harness: S
     await harness.lease(incarnation, "b1", 3)
     await harness.store.queue.ack(RUN, incarnation, ["b1"])
     assert await harness.store.archive.head(RUN, 9) == [a, b, c]
-    assert await harness.store.archive.claim()
+    assert await harness.store.archive.acquire()
     token = await harness.redis.get(keys.ARCHIVER)
     assert isinstance(token, bytes)
     assert await harness.store.queue.payload(RUN, b) is not None
@@ -70,11 +70,11 @@ async def test_a_process_without_the_archive_lease_removes_neither_groups_nor_fa
     a, _ = await harness.fill(2)
     await harness.lease(incarnation, "b1", 1)
     await harness.store.queue.ack(RUN, incarnation, ["b1"])
-    assert await paused.claim()
+    assert await paused.acquire()
     assert paused.is_held()
     await harness.redis.delete(keys.ARCHIVER)  # As if HOLD_S had passed.
-    assert await successor.claim()
-    assert not await paused.claim()
+    assert await successor.acquire()
+    assert not await paused.acquire()
     with raises(LeaseLostError, "archive_lease_lost"):
         await paused.archived(RUN, [a])
     assert not paused.is_held()
@@ -95,7 +95,7 @@ async def test_the_holder_knows_that_its_lease_is_over_without_asking_redis(
 ) -> None:
     queue = harness.store.archive
     assert not queue.is_held()
-    assert await queue.claim()
+    assert await queue.acquire()
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + archive.HOLD_S)
     assert not queue.is_held()

@@ -70,7 +70,7 @@ async def test_a_run_whose_groups_wait_for_the_archive_is_deleted_later(redis: R
     await harness.store.runs.close(RUN)
     await age(harness, RUN)
     assert await harness.store.runs.delete_old(MONTH) == []
-    assert await harness.store.archive.claim()
+    assert await harness.store.archive.acquire()
     await harness.store.archive.archived(RUN, ids)
     assert await harness.store.runs.delete_old(MONTH) == [RUN]
 

@@ -19,7 +19,7 @@ from tests.support.stack import Output, Vllm
 
 from gristmill import Manifest
 from gristmill_cli.local.processes import LocalStack
-from gristmill_env.commands import COMMANDS, Order
+from gristmill_env.commands import COMMANDS, Invocation
 from gristmill_env.errors import SavedError
 from gristmill_env.rollouts.prompts import PromptBuilder
 from gristmill_env.run_settings import RunSettings
@@ -64,7 +64,7 @@ class Commands:
         """Returns the output of the command. Raises the exception that the command raised."""
         command, console = COMMANDS[name], Console(file=io.StringIO(), width=160)
         launch, options = RunSettings.read_with(command.options, flags, self.environ, "test")
-        await command.work(Order(launch, options, self.environ, console))
+        await command.work(Invocation(launch, options, self.environ, console))
         assert isinstance(console.file, io.StringIO)
         return console.file.getvalue()
 

@@ -17,6 +17,7 @@ from typing import Final
 
 from redis.exceptions import RedisError
 
+from gristmill.backoff import Backoff
 from gristmill.logs import line
 from gristmill_api.access.settings import AccessSettings
 from gristmill_api.metrics import Metrics
@@ -25,7 +26,7 @@ from gristmill_api.store import Store
 _LOG = logging.getLogger(__name__)
 _SHORTEST_S: Final = 0.5
 _LONGEST_S: Final = 30.0
-"""Pauses before a restart. Each pause is twice the previous one, until the task has run for longer than the longest."""
+"""Pauses before a restart. They begin again with the shortest when the task has run for longer than the longest."""
 _RETENTION_PAUSE_S: Final = 60.0
 _DESCRIPTORS: Final = Path("/dev/fd")  # Linux and macOS
 _ADDRESS_PAUSE_S: Final = 0.1
@@ -57,7 +58,7 @@ class Supervisor:
                 await task
 
     async def _run(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
-        up, pause = self._metrics.task_up.labels(name), _SHORTEST_S
+        up, backoff = self._metrics.task_up.labels(name), Backoff(_SHORTEST_S, _LONGEST_S)
         while not self._stopping.is_set():
             started = time.monotonic()
             up.set(1)
@@ -66,14 +67,14 @@ class Supervisor:
                 return
             except Exception:  # noqa: BLE001  any error of the task: it is logged, counted and started again
                 if time.monotonic() - started > _LONGEST_S:
-                    pause = _SHORTEST_S
+                    backoff.reset()
+                pause = backoff.next()
                 _LOG.exception("THE BACKGROUND TASK %r FAILED; it starts again in %.1f s.", name, pause)
             finally:
                 up.set(0)
             self._metrics.task_failures.labels(name).inc()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause)
-            pause = min(2 * pause, _LONGEST_S)
 
 
 async def keep_retention(store: Store, retention_s: float) -> None:

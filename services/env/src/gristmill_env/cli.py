@@ -23,7 +23,7 @@ from gristmill.errors import FileError
 from gristmill.hangup import stop_on_hangup
 from gristmill.logs import setup as set_up_logging
 from gristmill.settings import did_you_mean
-from gristmill_env.commands import COMMANDS, Order
+from gristmill_env.commands import COMMANDS, Invocation
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.running.daemon import DaemonExecutor
 
@@ -63,7 +63,7 @@ def run_command(
             flags = [f"--{command.takes}", *flags]
         run, options = RunSettings.read_with(command.options, flags, environ, f"{prog} {name}", _about())
         with around(name, run) as more:
-            return asyncio.run(until_signal(command.work(Order(run, options, environ, Console(), more))))
+            return asyncio.run(until_signal(command.work(Invocation(run, options, environ, Console(), more))))
     except (GristmillError, OSError) as error:
         shown = FileError.of(error) if isinstance(error, OSError) else error
         for text in shown.report().splitlines():

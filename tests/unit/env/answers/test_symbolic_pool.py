@@ -18,7 +18,7 @@ import pytest
 from tests.support.errors import raises
 from tests.support.grids import rest_is_long
 
-from gristmill_env.answers.symbolic_pool import Check, Outcome, SymbolicPool
+from gristmill_env.answers.symbolic_pool import Check, SymbolicPool, Verdict
 from gristmill_env.running.limiter import Limits
 from gristmill_env.running.processes import JobError
 
@@ -63,37 +63,37 @@ async def test_memory_of_the_parent_does_not_count_for_its_checkers(single: Symb
 
 async def test_symbolic_pool_starts_no_process_before_the_first_check(single: SymbolicPool) -> None:
     assert single.pids == []
-    assert await single.check([GOOD]) is Outcome.SAME
+    assert await single.check([GOOD]) is Verdict.SAME
     assert len(single.pids) == 1
 
 
 @pytest.mark.parametrize(
     ("gold", "stated", "outcome"),
     [
-        (*GOOD, Outcome.SAME),
-        (r"3\sqrt{2}", r"\sqrt{17}", Outcome.DIFFERENT),
-        ("1 < x < 2", "(1,2)", Outcome.SAME),
-        ("(1,2)", "1 < x < 2", Outcome.DIFFERENT),  # not symmetric: the gold must come first
-        (r"\dfrac{9}{7}", "9/7", Outcome.SAME),  # without its box this gold parses to nothing
-        ("72", r"\frac{", Outcome.DIFFERENT),
-        (r"\frac{", "72", Outcome.UNREADABLE_GOLD),
+        (*GOOD, Verdict.SAME),
+        (r"3\sqrt{2}", r"\sqrt{17}", Verdict.DIFFERENT),
+        ("1 < x < 2", "(1,2)", Verdict.SAME),
+        ("(1,2)", "1 < x < 2", Verdict.DIFFERENT),  # not symmetric: the gold must come first
+        (r"\dfrac{9}{7}", "9/7", Verdict.SAME),  # without its box this gold parses to nothing
+        ("72", r"\frac{", Verdict.DIFFERENT),
+        (r"\frac{", "72", Verdict.UNREADABLE_GOLD),
     ],
 )
 async def test_symbolic_check_takes_the_gold_first_and_reads_it_in_a_box(
-    gold: str, stated: str, outcome: Outcome, pool: SymbolicPool
+    gold: str, stated: str, outcome: Verdict, pool: SymbolicPool
 ) -> None:
     assert await pool.check([(gold, stated)]) is outcome
 
 
 async def test_symbolic_check_is_the_same_only_if_all_pairs_are_the_same(pool: SymbolicPool) -> None:
-    assert await pool.check([GOOD, ("2", "1+1")]) is Outcome.SAME
-    assert await pool.check([GOOD, ("2", "1+2")]) is Outcome.DIFFERENT
-    assert await pool.check([GOOD, (r"\frac{", "2")]) is Outcome.UNREADABLE_GOLD
+    assert await pool.check([GOOD, ("2", "1+1")]) is Verdict.SAME
+    assert await pool.check([GOOD, ("2", "1+2")]) is Verdict.DIFFERENT
+    assert await pool.check([GOOD, (r"\frac{", "2")]) is Verdict.UNREADABLE_GOLD
 
 
 async def test_answers_never_mix_between_checks(pool: SymbolicPool) -> None:
     async def same(n: int, m: int) -> bool:
-        return await pool.check([(rf"{n}\sqrt{{2}}", rf"\sqrt{{{2 * m * m}}}")]) is Outcome.SAME
+        return await pool.check([(rf"{n}\sqrt{{2}}", rf"\sqrt{{{2 * m * m}}}")]) is Verdict.SAME
 
     pairs = [(n, m) for n in range(1, 13) for m in range(1, 13)]
     assert await asyncio.gather(*(same(n, m) for n, m in pairs)) == [n == m for n, m in pairs]
@@ -101,7 +101,7 @@ async def test_answers_never_mix_between_checks(pool: SymbolicPool) -> None:
 
 @pytest.mark.long
 async def test_symbolic_pool_fails_only_the_checks_of_bombs(pool: SymbolicPool) -> None:
-    async def outcome(gold: str, stated: str) -> Outcome | JobError:
+    async def outcome(gold: str, stated: str) -> Verdict | JobError:
         try:
             return await pool.check([(gold, stated)])
         except JobError as error:
@@ -111,8 +111,8 @@ async def test_symbolic_pool_fails_only_the_checks_of_bombs(pool: SymbolicPool) 
     asked = [pair for n, bomb in enumerate(BOMBS.values()) for pair in (("72", bomb), *good[5 * n : 5 * n + 5])]
     found = await asyncio.gather(*(outcome(*pair) for pair in asked))
     bombed = [ends for pair, ends in zip(asked, found, strict=True) if pair not in good]
-    assert [ends for pair, ends in zip(asked, found, strict=True) if pair in good] == [Outcome.SAME] * 25
-    assert all(ends is Outcome.DIFFERENT or isinstance(ends, JobError) for ends in bombed)
+    assert [ends for pair, ends in zip(asked, found, strict=True) if pair in good] == [Verdict.SAME] * 25
+    assert all(ends is Verdict.DIFFERENT or isinstance(ends, JobError) for ends in bombed)
     assert any(isinstance(ends, JobError) and ends.code == "job_overran" for ends in bombed)
 
 
@@ -122,7 +122,7 @@ async def test_a_check_past_its_deadline_is_an_error_and_its_process_is_replaced
     queued = [asyncio.create_task(single.check([pair])) for pair in (BOMB, GOOD, ("2", "1+1"))]
     with raises(JobError, "job_overran", job=f"the check of {BOMB[1]!r}", limit="cpu", seconds=1.0):
         await queued[0]
-    assert await asyncio.gather(*queued[1:]) == [Outcome.SAME, Outcome.SAME]
+    assert await asyncio.gather(*queued[1:]) == [Verdict.SAME, Verdict.SAME]
     assert single.pids != before
     assert len(single.pids) == 1
     assert not _runs(before[0])
@@ -142,7 +142,7 @@ async def test_symbolic_pool_fails_only_the_check_of_a_dead_process() -> None:
         os.kill(pid, signal.SIGKILL)
         with raises(JobError, "job_died", returncode=-signal.SIGKILL):
             await bombed
-        assert await queued is Outcome.SAME
+        assert await queued is Verdict.SAME
     finally:
         pool.close()
 
@@ -152,7 +152,7 @@ async def test_symbolic_pool_survives_a_process_death_between_checks(single: Sym
     await single.check([GOOD])
     os.kill(single.pids[0], signal.SIGKILL)
     await _until(lambda: single.pids == [])
-    assert await single.check([GOOD]) is Outcome.SAME
+    assert await single.check([GOOD]) is Verdict.SAME
 
 
 @pytest.mark.long
@@ -163,24 +163,24 @@ async def test_cancelled_check_does_not_affect_other_checks(single: SymbolicPool
     dropped.cancel()
     with raises(JobError, "job_overran"):
         await bombed
-    assert await kept is Outcome.SAME
+    assert await kept is Verdict.SAME
     with pytest.raises(asyncio.CancelledError):
         await dropped
 
 
 def test_symbolic_pool_answers_any_thread_and_event_loop(pool: SymbolicPool) -> None:
-    found: list[Outcome] = []
+    found: list[Verdict] = []
 
     def ask() -> None:
         found.append(asyncio.run(pool.check([GOOD])))
-        found.append(Outcome(pool.submit(*job(GOOD)).result().decode()))
+        found.append(Verdict(pool.submit(*job(GOOD)).result().decode()))
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [Outcome.SAME] * 8
+    assert found == [Verdict.SAME] * 8
 
 
 @pytest.mark.long
@@ -205,7 +205,7 @@ async def test_checker_process_has_low_priority_and_ignores_ctrl_c(single: Symbo
     (pid,) = single.pids
     assert os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, 0)
     os.kill(pid, signal.SIGINT)
-    assert await single.check([("3", "1+2")]) is Outcome.SAME
+    assert await single.check([("3", "1+2")]) is Verdict.SAME
     assert single.pids == [pid]
 
 

@@ -1,4 +1,4 @@
-"""Task folders in Harbor's format: which ones are read, and their programs and tests in a real sandbox."""
+"""HarborTask folders in Harbor's format: which ones are read, and their programs and tests in a real sandbox."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.env.environments.test_tools import call, results
 from tests.unit.env.gateway.conftest import ScriptedModel
 
 from gristmill_env.adapters import harbor
-from gristmill_env.adapters.harbor import Harbor, Task, rows
+from gristmill_env.adapters.harbor import Harbor, HarborTask, rows
 from gristmill_env.data import Item
 from gristmill_env.environments import create_environment
 from gristmill_env.errors import DatasetError, EpisodeError
@@ -209,7 +209,7 @@ async def test_program_cannot_fill_the_folders_of_the_tests_that_the_dockerfile_
         dockerfile="RUN mkdir -p /logs /logs/verifier /app/../tests\nWORKDIR /tests/more\nWORKDIR /app\n",
         **{"tests/grade.py": "open('/logs/verifier/reward.txt', 'w').write('0')"},
     )
-    assert Task.read(task).folders == ["/app", "/tmp"]
+    assert HarborTask.read(task).folders == ["/app", "/tmp"]
     forge = "import os\nos.makedirs('/logs/verifier')\nopen('/logs/verifier/reward.json', 'w').write('1')"
     assert (await played(task, forge))[1] == 0.0
 
@@ -254,7 +254,7 @@ def test_link_out_of_the_task_is_refused(make: Make, tmp_path: Path, link: str, 
     (task / link).unlink(missing_ok=True)
     (task / link).symlink_to(tmp_path / to)
     with raises(DatasetError, "harbor_unsupported", file=file, line=line):
-        Task.read(task)
+        HarborTask.read(task)
 
 
 def test_rows_have_the_folder_as_the_user_wrote_it(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,7 +327,7 @@ async def test_tests_with_less_time_than_their_task_gives_are_no_0(make: Make, m
     (task / "task.toml").write_text(toml.replace("30.0", "1"))
     assert (await played(task, HELLO))[1] == 0.0
     (task / "task.toml").write_text("")
-    assert Task.read(task).seconds == 600.0
+    assert HarborTask.read(task).seconds == 600.0
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ async def test_tests_with_less_time_than_their_task_gives_are_no_0(make: Make, m
     ],
 )  # fmt: skip
 def test_usual_forms_of_a_test_script_are_read(make: Make, script: str) -> None:
-    task = Task.read(make(script=script))
+    task = HarborTask.read(make(script=script))
     assert task.command[1:] == ["/tests/test_outputs.py"]
     assert not task.writes_reward
     assert set(task.tests) == {"/tests/test_outputs.py"}
@@ -418,7 +418,7 @@ ENV TEST_DIR=/tests
 
 def test_dockerfile_of_terminal_bench_is_read_with_its_packages(make: Make) -> None:
     text = TERMINAL_BENCH.replace("PACKAGES", "pandas==2.3.2 'ruamel.yaml[jinja2]>=0.18,<1' scikit-learn")
-    task = Task.read(make(**{"environment/Dockerfile": text, "environment/a.csv": "1,2"}))
+    task = HarborTask.read(make(**{"environment/Dockerfile": text, "environment/a.csv": "1,2"}))
     assert task.packages == ["pandas", "ruamel.yaml", "scikit-learn"]
     assert (task.workdir, list(task.files)) == ("/app", ["/app/a.csv"])
 
@@ -432,7 +432,7 @@ async def test_packages_that_the_image_lacks_are_an_error_before_the_first_reply
 
 @pytest.mark.parametrize("target", [".", "/app", "/app/", "/app/a.csv", "a.csv", "../app"])
 def test_file_is_copied_into_a_folder_that_the_container_has(make: Make, target: str) -> None:
-    task = Task.read(make(dockerfile=f"COPY a.csv {target}\n", **{"environment/a.csv": "1,2"}))
+    task = HarborTask.read(make(dockerfile=f"COPY a.csv {target}\n", **{"environment/a.csv": "1,2"}))
     assert list(task.files) == ["/app/a.csv"]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.support.errors import raises
 
-from gristmill_env.running.processes import JobError, Order, ProcessPool
+from gristmill_env.running.processes import JobError, ProcessPool, ProcessSpec
 
 pytestmark = pytest.mark.slow
 
@@ -24,10 +24,10 @@ def pool() -> Iterator[Make]:
     """Makes pools of one process that do the jobs of jobs.py."""
     made: list[ProcessPool] = []
 
-    def make(size: int = 1, **order: Any) -> ProcessPool:
+    def make(size: int = 1, **spec: Any) -> ProcessPool:
         fields = {"target": "tests.unit.env.running.jobs:worker", "settings": b"tests"}
         limits = {"cpu": 60.0, "wall": 600.0}
-        made.append(ProcessPool(Order(**{**fields, **limits, **order}), size, "tests"))
+        made.append(ProcessPool(ProcessSpec(**{**fields, **limits, **spec}), size, "tests"))
         return made[-1]
 
     yield make

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gristmill import PolicyVersion
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.publish.pool import ModelServers
-from gristmill_trainer.publish.reconcile import PAUSE, RECEIPT_FAILED, Action, Outcome, ServerState, Target
+from gristmill_trainer.publish.reconcile import PAUSE, RECEIPT_FAILED, Action, ActionResult, ServerState, Target
 from gristmill_trainer.publish.servers import ModelServer
 
 NOW = 100.0
@@ -75,7 +75,9 @@ def test_next_action_of_each_state(state: ServerState, provable: bool, action: A
         (ServerState(OLD, problem=WRONG, due=6.0), Action.LOAD, NEW, ServerState(NEW)),
     ],
 )
-def test_state_after_each_outcome(before: ServerState, action: Action, outcome: Outcome, after: ServerState) -> None:
+def test_state_after_each_outcome(
+    before: ServerState, action: Action, outcome: ActionResult, after: ServerState
+) -> None:
     assert before.begun(action).after(action, NEW, outcome, NOW) == after
 
 
@@ -121,7 +123,7 @@ class _Server:
         (action, target), self.busy = self.busy, None
         self.state = self.state.after(action, target.version, self._outcome(action, target.version, fault), now)
 
-    def _outcome(self, action: Action, version: PolicyVersion, fault: str) -> Outcome:
+    def _outcome(self, action: Action, version: PolicyVersion, fault: str) -> ActionResult:
         if fault == "restarts":
             self.has = None
         if fault in ("unreachable", "restarts"):

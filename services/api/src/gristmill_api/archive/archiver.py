@@ -123,7 +123,7 @@ class Archiver:
         await self._close()
         if self._runs_dir is None and not await self._nobody_archives():
             return False
-        return await self._queue.claim()
+        return await self._queue.acquire()
 
     async def _nobody_archives(self) -> bool:
         """Whether no process has worked on the archive for a while. One that archives goes before one that lets go."""

@@ -56,7 +56,7 @@ class ArchiveQueue:
         self._token = ""
         self._until = 0.0
 
-    async def claim(self) -> bool:
+    async def acquire(self) -> bool:
         """Acquire the lease. False: another process has it."""
         asked, token = time.monotonic(), secrets.token_hex(16)
         if not await self._lock.acquire(token=token):

@@ -1,7 +1,7 @@
 """Harbor: rows of task folders, and an environment that plays and tests a task in the sandbox.
 
 The sandbox runs Python only, without the task's image. So a task is reduced to its Python parts: the files that its
-Dockerfile copies, and the Python file that its tests/test.sh runs. `Task.read` refuses every other line.
+Dockerfile copies, and the Python file that its tests/test.sh runs. `HarborTask.read` refuses every other line.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ _PROCESSES: Final = re.compile(r"^\s*(?:import|from)\s+(?:subprocess|multiproces
 """Lines of tests that start other programs."""
 
 
-class Task(msgspec.Struct, frozen=True):
+class HarborTask(msgspec.Struct, frozen=True):
     """The needs of a task folder."""
 
     name: str
@@ -114,7 +114,7 @@ class Task(msgspec.Struct, frozen=True):
     """Of the tests. The sandbox gives at most `_MOST_SECONDS`."""
 
     @staticmethod
-    def read(folder: Path) -> Task:
+    def read(folder: Path) -> HarborTask:
         """Reads a task. Raises DatasetError with the file and the line that this sandbox cannot carry out."""
         seconds = _seconds(folder)
         workdir, folders, content, packages = _container(folder)
@@ -128,7 +128,7 @@ class Task(msgspec.Struct, frozen=True):
             for number, line in enumerate(base64.b64decode(text).decode(errors="replace").splitlines(), 1):
                 if name.endswith(".py") and _PROCESSES.search(line):
                     raise _unsupported(folder, tests / name, number, line.strip())
-        return Task(
+        return HarborTask(
             name=folder.name,
             instruction=_text(folder, folder / "instruction.md"),
             workdir=workdir,
@@ -152,7 +152,7 @@ def rows(*, folder: Path, skip_unsupported: bool = False) -> Iterator[dict[str, 
     count = 0
     for task in found:
         try:
-            made = Task.read(task)
+            made = HarborTask.read(task)
         except DatasetError as error:
             if not skip_unsupported or error.code != "harbor_unsupported":
                 raise
@@ -188,7 +188,7 @@ class Harbor(ToolLoop):
         folder = item.columns.get("folder")
         if not isinstance(folder, str):
             raise DatasetError("harbor_row", f"row {item.index} has no folder of a task", row=item.index)
-        self._task = Task.read(Path(folder))
+        self._task = HarborTask.read(Path(folder))
         self._files = dict(self._task.files)
         if self._task.packages:
             report, answer = await self._run({}, 60.0, program="", packages=self._task.packages)
@@ -265,7 +265,7 @@ class Harbor(ToolLoop):
         return report, answer if isinstance(answer, dict) else None
 
 
-def _reward(task: Task, answer: Mapping[str, Any]) -> float:
+def _reward(task: HarborTask, answer: Mapping[str, Any]) -> float:
     """Returns the reward of reward.json, else of reward.txt, else of the exit code."""
     if not task.writes_reward:
         return float(answer.get("passed") is True)

@@ -18,7 +18,7 @@ from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, veri
 
 from gristmill_env.answers.comparison import compare, may_agree, read_answer
 from gristmill_env.answers.latex import TWO_NUMBERS
-from gristmill_env.answers.symbolic_pool import Check, Outcome
+from gristmill_env.answers.symbolic_pool import Check, Verdict
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
@@ -33,37 +33,37 @@ _ROUNDED = sympy.Float("1e-3", _DIGITS)
 
 
 def checker(settings: bytes) -> Callable[[bytes], bytes]:
-    """Builds the parser, and returns the function of a process's jobs: encoded `Check` to value of an `Outcome`."""
+    """Builds the parser, and returns the function of a process's jobs: encoded `Check` to value of an `Verdict`."""
     _decide(r"3\sqrt{2}", r"\frac{\sqrt{72}}{2}", 0.0)
     checks = msgspec.msgpack.Decoder(Check)
     return lambda body: decide(checks.decode(body)).value.encode()
 
 
-def decide(check: Check) -> Outcome:
+def decide(check: Check) -> Verdict:
     """Decides whether all extracted answers equal their references. Stops at the first answer that does not."""
     one = _extract if check.extract else _decide
     outcomes = (one(gold, extracted, check.tolerance) for gold, extracted in check.pairs)
-    return next((outcome for outcome in outcomes if outcome is not Outcome.SAME), Outcome.SAME)
+    return next((outcome for outcome in outcomes if outcome is not Verdict.SAME), Verdict.SAME)
 
 
 @lru_cache(maxsize=2048)
-def _decide(gold: str, extracted: str, tolerance: float) -> Outcome:
+def _decide(gold: str, extracted: str, tolerance: float) -> Verdict:
     golds = _parsed(gold)
     if golds is None:
-        return Outcome.UNREADABLE_GOLD
+        return Verdict.UNREADABLE_GOLD
     found = _parsed(extracted)
     if found is None:
-        return Outcome.DIFFERENT
+        return Verdict.DIFFERENT
     if _close(golds[0], found[0], tolerance):
-        return Outcome.SAME
+        return Verdict.SAME
     if _surely_different(golds[0], found[0]) or _far_apart(golds, found):
-        return Outcome.DIFFERENT
+        return Verdict.DIFFERENT
     if _surely_same(golds[0], found[0]):
-        return Outcome.SAME
-    return Outcome.SAME if verify(golds, found, timeout_seconds=None) else Outcome.DIFFERENT
+        return Verdict.SAME
+    return Verdict.SAME if verify(golds, found, timeout_seconds=None) else Verdict.DIFFERENT
 
 
-def _extract(gold: str, text: str, tolerance: float) -> Outcome:
+def _extract(gold: str, text: str, tolerance: float) -> Verdict:
     """Accepts the answers that Math-Verify's `parse` and `verify` accept with default settings, and answers within
     `tolerance`. Refuses answers that only look equal to Math-Verify."""
     golds, found = (parse(side, parsing_timeout=None) for side in (gold, text))
@@ -71,10 +71,10 @@ def _extract(gold: str, text: str, tolerance: float) -> Outcome:
         same = may_agree(*(read_answer(str(side[-1])) for side in (golds, found)))
         same = same and not (_is_joined(golds) or _is_joined(found) or _far_apart(golds, found))
     elif not golds or isinstance(golds[0], str):
-        return Outcome.UNREADABLE_GOLD
+        return Verdict.UNREADABLE_GOLD
     else:
         same = bool(found) and _close(golds[0], found[0], tolerance)
-    return Outcome.SAME if same and _differ_by_units((gold, golds), (text, found), tolerance) else Outcome.DIFFERENT
+    return Verdict.SAME if same and _differ_by_units((gold, golds), (text, found), tolerance) else Verdict.DIFFERENT
 
 
 def _differ_by_units(gold: tuple[str, list[Any]], other: tuple[str, list[Any]], tolerance: float) -> bool:
@@ -86,7 +86,7 @@ def _differ_by_units(gold: tuple[str, list[Any]], other: tuple[str, list[Any]], 
     decision = compare(one, other_answer, tolerance)
     if isinstance(decision, bool):
         return decision
-    return all(_decide(pair.gold, pair.extracted, tolerance) is Outcome.SAME for pair in decision)
+    return all(_decide(pair.gold, pair.extracted, tolerance) is Verdict.SAME for pair in decision)
 
 
 def _is_joined(read: list[Any]) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import msgspec
 
 from gristmill_env.running.limiter import Limits
-from gristmill_env.running.processes import Order, ProcessPool
+from gristmill_env.running.processes import ProcessPool, ProcessSpec
 
 _SHOWN = 60
 _MEMORY = 1 << 30
@@ -22,7 +22,7 @@ _WALL = 20
 machine may delay the check."""
 
 
-class Outcome(enum.Enum):
+class Verdict(enum.Enum):
     """The result of a check."""
 
     SAME = "same"
@@ -60,7 +60,7 @@ class SymbolicPool(ProcessPool):
     def __init__(self, size: int = 2, limits: Limits | None = None) -> None:
         """`limits`: the limits of one check; by default 3 s of processor time."""
         self.size, self.limits = size, limits or check_limits(3.0)
-        order = Order(
+        spec = ProcessSpec(
             target="gristmill_env.answers.symbolic_checker:checker",
             cpu=self.limits.cpu,
             wall=self.limits.wall,
@@ -68,18 +68,18 @@ class SymbolicPool(ProcessPool):
             grown=_GROWN,
             niceness=_NICENESS,
         )
-        super().__init__(order, size, "symbolic checks", quiet=True)
+        super().__init__(spec, size, "symbolic checks", quiet=True)
 
     async def check(
         self, pairs: Iterable[tuple[str, str]], tolerance: float = 0.0, *, extract: bool = False
-    ) -> Outcome:
+    ) -> Verdict:
         """Checks whether in all `pairs` (reference, extracted) the two LaTeX answers are equal.
 
         `extract`: the pairs are whole texts, and Math-Verify finds the answers in the texts. Raises JobError
         when a check does not finish.
         """
         check = Check(tuple(pairs), tolerance, extract)
-        return Outcome((await self.do(msgspec.msgpack.encode(check), check.shown)).decode())
+        return Verdict((await self.do(msgspec.msgpack.encode(check), check.shown)).decode())
 
 
 _lock = threading.Lock()

@@ -107,7 +107,7 @@ class DpoOptions(SavedOptions):
 
 
 @dataclass(frozen=True)
-class Order(Generic[Options]):
+class Invocation(Generic[Options]):
     """The task of one process, from the command line."""
 
     run: RunSettings
@@ -128,7 +128,7 @@ class Command(Generic[Options]):
     summary: str
     """For --help."""
     options: type[Options]
-    work: Callable[[Order[Options]], Coroutine[Any, Any, None]]
+    work: Callable[[Invocation[Options]], Coroutine[Any, Any, None]]
     """Imports its dependencies when it is called, so that --help and mistyped flags do not wait for transformers."""
     takes: str = ""
     """The flag that a first word without dashes sets: `replay groups.jsonl` means `replay --saved groups.jsonl`."""
@@ -136,65 +136,65 @@ class Command(Generic[Options]):
     """Whether the log has every event, and not only problems."""
 
 
-def _serve(order: Order[NoOptions]) -> Coroutine[Any, Any, None]:
+def _serve(call: Invocation[NoOptions]) -> Coroutine[Any, Any, None]:
     from gristmill_env.serve import serve
 
-    return serve(order.run, order.environ)
+    return serve(call.run, call.environ)
 
 
-def _try(order: Order[NoOptions]) -> Coroutine[Any, Any, None]:
+def _try(call: Invocation[NoOptions]) -> Coroutine[Any, Any, None]:
     from gristmill_env.commands.try_items import try_items
 
-    return try_items(order.run, order.console)
+    return try_items(call.run, call.console)
 
 
-def _process(order: Order[ProcessOptions]) -> Coroutine[Any, Any, None]:
+def _process(call: Invocation[ProcessOptions]) -> Coroutine[Any, Any, None]:
     from gristmill_env.commands.process import process
 
-    return process(order.run, order.options, order.console)
+    return process(call.run, call.options, call.console)
 
 
-def _check(order: Order[NoOptions]) -> Coroutine[Any, Any, None]:
+def _check(call: Invocation[NoOptions]) -> Coroutine[Any, Any, None]:
     from gristmill_env.commands.check import check
 
-    return check(order.run, order.console, order.more)
+    return check(call.run, call.console, call.more)
 
 
-def _evaluate(order: Order[EvaluateOptions]) -> Coroutine[Any, Any, None]:
+def _evaluate(call: Invocation[EvaluateOptions]) -> Coroutine[Any, Any, None]:
     from gristmill_env.commands.evaluate import run_evaluate
 
-    return run_evaluate(order.run, order.options, order.console)
+    return run_evaluate(call.run, call.options, call.console)
 
 
-def _compare(order: Order[CompareOptions]) -> Coroutine[Any, Any, None]:
+def _compare(call: Invocation[CompareOptions]) -> Coroutine[Any, Any, None]:
     from gristmill_env.commands.evaluate import run_evaluate
 
-    options = EvaluateOptions(compare=order.options.evaluations, out=order.options.out)
-    return run_evaluate(order.run, options, order.console)
+    options = EvaluateOptions(compare=call.options.evaluations, out=call.options.out)
+    return run_evaluate(call.run, options, call.console)
 
 
-def _replay(order: Order[ReplayOptions]) -> Coroutine[Any, Any, None]:
+def _replay(call: Invocation[ReplayOptions]) -> Coroutine[Any, Any, None]:
     from gristmill_env.commands.replay import replay
 
-    return replay(order.run, order.options, order.console)
+    return replay(call.run, call.options, call.console)
 
 
-def _sft(order: Order[SftOptions]) -> Coroutine[Any, Any, None]:
+def _sft(call: Invocation[SftOptions]) -> Coroutine[Any, Any, None]:
     from gristmill_env.commands.export import sft
 
-    return sft(order.run, order.options, order.console)
+    return sft(call.run, call.options, call.console)
 
 
-def _dpo(order: Order[DpoOptions]) -> Coroutine[Any, Any, None]:
+def _dpo(call: Invocation[DpoOptions]) -> Coroutine[Any, Any, None]:
     from gristmill_env.commands.export import dpo
 
-    return dpo(order.run, order.options, order.console)
+    return dpo(call.run, call.options, call.console)
 
 
-def _close(order: Order[CloseOptions]) -> Coroutine[Any, Any, None]:
+def _close(call: Invocation[CloseOptions]) -> Coroutine[Any, Any, None]:
     from gristmill_env.commands.close import close
 
-    return close(order.run, order.options, order.console)
+    return close(call.run, call.options, call.console)
 
 
 COMMANDS: Mapping[str, Command[Any]] = {

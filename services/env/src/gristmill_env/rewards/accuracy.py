@@ -10,7 +10,7 @@ from pydantic import Field
 
 from gristmill_env.answers.comparison import canonical_answer, compare, read_answer
 from gristmill_env.answers.extraction import after_thinking, count_boxes, final_answer, gold_answer, last_mathematics
-from gristmill_env.answers.symbolic_pool import Outcome, symbolic_pool
+from gristmill_env.answers.symbolic_pool import Verdict, symbolic_pool
 from gristmill_env.rewards.registry import reward
 
 Extract = Literal["marked", "anywhere"]
@@ -94,8 +94,8 @@ async def accuracy(
     return _score(await symbolic_pool().check(((pair.gold, pair.extracted) for pair in decision), tolerance))
 
 
-def _score(outcome: Outcome) -> float | None:
-    return None if outcome is Outcome.UNREADABLE_GOLD else float(outcome is Outcome.SAME)
+def _score(outcome: Verdict) -> float | None:
+    return None if outcome is Verdict.UNREADABLE_GOLD else float(outcome is Verdict.SAME)
 
 
 def as_latex(answer: str) -> str:

@@ -43,7 +43,7 @@ class JobError(RewardError):
     """A job gave no result. The completion is therefore unscored; its score is never 0."""
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The task of a process, and the resources that it may use."""
 
     target: str
@@ -64,11 +64,11 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 class ProcessPool:
     """Runs jobs in `size` processes. The processes end with this process or with the pool."""
 
-    def __init__(self, order: Order, size: int, what: str, *, quiet: bool = False) -> None:
-        """`order`: the task and limits of the processes. `what`: their purpose, for messages. `quiet`: their standard
+    def __init__(self, spec: ProcessSpec, size: int, what: str, *, quiet: bool = False) -> None:
+        """`spec`: the task and limits of the processes. `what`: their purpose, for messages. `quiet`: their standard
         error is discarded."""
-        self._order, self._what = order, what
-        settings = msgspec.msgpack.encode(order)
+        self._spec, self._what = spec, what
+        settings = msgspec.msgpack.encode(spec)
         self._processes = [CodeProcess(f"{__name__}:serve", settings, what, quiet=quiet) for _ in range(size)]
         self._idle = list(self._processes)
         self._places = asyncio.Semaphore(size)
@@ -151,7 +151,7 @@ class ProcessPool:
     async def _ask(self, process: CodeProcess, job: _Job) -> bytes:
         if process.pid is None:
             await self._start(process)
-        watch = asyncio.get_running_loop().call_later(self._order.wall, lambda: job.begin(_end(process, job)))
+        watch = asyncio.get_running_loop().call_later(self._spec.wall, lambda: job.begin(_end(process, job)))
         try:
             result, last = _DONE.decode(await process.call(job.body))
         except CodeError as error:
@@ -160,9 +160,9 @@ class ProcessPool:
         except LostProcessError as error:
             status = await process.kill()
             if job.late:
-                raise self._overran_error(job, "wall", self._order.wall) from None
+                raise self._overran_error(job, "wall", self._spec.wall) from None
             if status == -signal.SIGPROF:
-                raise self._overran_error(job, "cpu", self._order.cpu) from None
+                raise self._overran_error(job, "cpu", self._spec.cpu) from None
             raise JobError(
                 "job_died",
                 f"the process of {job.shown} ended under it ({_exit(status)}); it may have needed more memory than "
@@ -259,31 +259,31 @@ os.register_at_fork(after_in_child=_forget_all)
 
 # --- In the process ---------------------------------------------------------------------------------------------
 
-_ORDERS = msgspec.msgpack.Decoder(Order)
+_SPECS = msgspec.msgpack.Decoder(ProcessSpec)
 _DONE = msgspec.msgpack.Decoder(tuple[bytes, bool])
 """The result of a job, and whether the process has grown too large."""
 
 
 def serve(settings: bytes) -> Handler:
-    """Returns the handler of a process's jobs. `settings`: an `Order`."""
-    order = _ORDERS.decode(settings)
+    """Returns the handler of a process's jobs. `settings`: a `ProcessSpec`."""
+    spec = _SPECS.decode(settings)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner handles Ctrl-C
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the kernel kills the process without running Python code
-    os.nice(order.niceness)
-    if order.memory:
-        resource.setrlimit(resource.RLIMIT_AS, (order.memory, order.memory))
-    module, _, factory = order.target.partition(":")
-    work = getattr(importlib.import_module(module), factory)(order.settings)
+    os.nice(spec.niceness)
+    if spec.memory:
+        resource.setrlimit(resource.RLIMIT_AS, (spec.memory, spec.memory))
+    module, _, factory = spec.target.partition(":")
+    work = getattr(importlib.import_module(module), factory)(spec.settings)
 
     async def handle(body: bytes, _ask: Asking) -> bytes:
-        signal.setitimer(signal.ITIMER_PROF, order.cpu)
-        signal.setitimer(signal.ITIMER_REAL, 2 * order.wall)  # in case the owner no longer watches
+        signal.setitimer(signal.ITIMER_PROF, spec.cpu)
+        signal.setitimer(signal.ITIMER_REAL, 2 * spec.wall)  # in case the owner no longer watches
         try:
             result = work(body)
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
             signal.setitimer(signal.ITIMER_REAL, 0)
-        return msgspec.msgpack.encode((result, order.grown is not None and _resident() > order.grown))
+        return msgspec.msgpack.encode((result, spec.grown is not None and _resident() > spec.grown))
 
     return handle
 

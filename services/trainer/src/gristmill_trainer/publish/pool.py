@@ -19,7 +19,7 @@ from gristmill.errors import of_thread
 from gristmill.logs import line
 from gristmill.model_servers import LOOK_UP_EVERY
 from gristmill_trainer.errors import PublishError
-from gristmill_trainer.publish.reconcile import Action, Outcome, ServerState, Target
+from gristmill_trainer.publish.reconcile import Action, ActionResult, ServerState, Target
 from gristmill_trainer.publish.servers import PUBLISH, ModelServer
 
 _LOG = logging.getLogger(__name__)
@@ -308,7 +308,9 @@ class ModelServers:
             self._changed.wait(state.seconds_of_rest(now))
         return Action.REST
 
-    def _note_load(self, member: _Member, target: Target, outcome: Outcome, asked: Path | None, seconds: float) -> None:
+    def _note_load(
+        self, member: _Member, target: Target, outcome: ActionResult, asked: Path | None, seconds: float
+    ) -> None:
         """Notes which folders the server may read after a load. `asked`: `member.asked` before. Needs the lock."""
         if not isinstance(outcome, PublishError):
             member.loaded, member.asked, member.essential = target.path, None, False
@@ -330,7 +332,7 @@ class ModelServers:
             _LOG.info("%s", line("model server", state="up", url=url, version=version))
 
     # --- Requests, without the lock -----------------------------------------------------------------------------------
-    def _carry_out(self, action: Action, server: ModelServer, target: Target) -> Outcome:
+    def _carry_out(self, action: Action, server: ModelServer, target: Target) -> ActionResult:
         try:
             if action is Action.LOAD:
                 server.publish(target.path, target.version)
@@ -357,7 +359,7 @@ class ModelServers:
             return failure
         return target.version
 
-    def _prove(self, server: ModelServer, target: Target) -> Outcome:
+    def _prove(self, server: ModelServer, target: Target) -> ActionResult:
         """Asks for the proof, if necessary again after a second publication. Leaves the server out without it."""
         assert self._proof is not None
         for attempt in (1, 2):

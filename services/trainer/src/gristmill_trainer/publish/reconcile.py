@@ -21,7 +21,7 @@ RECEIPT_FAILED = "receipt_failed"
 """Code of the error of a server that does not serve the weights, although they were published to it twice."""
 _NEVER = float("inf")
 
-Outcome = PolicyVersion | PublishError | None
+ActionResult = PolicyVersion | PublishError | None
 """Of an action: the target version, if the server has it; None if the server has other weights; or the problem."""
 
 
@@ -100,7 +100,7 @@ class ServerState:
         failed = self.problem if self.served is None else None  # A failed proof concerned the version before.
         return replace(self, proven=False, problem=failed, due=_NEVER)
 
-    def after(self, action: Action, version: PolicyVersion, outcome: Outcome, now: float) -> ServerState:
+    def after(self, action: Action, version: PolicyVersion, outcome: ActionResult, now: float) -> ServerState:
         """Returns the state after `action` for `version`."""
         if isinstance(outcome, PublishError):
             if outcome.code == RECEIPT_FAILED:

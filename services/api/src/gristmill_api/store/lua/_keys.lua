@@ -86,7 +86,7 @@ local PERMITS, HOLDERS, REISSUE, LAPSED = P .. 'permits', P .. 'holders', P .. '
 local DROPPED, DROPS, TOMBSTONES = P .. 'dropped', P .. 'drops', P .. 'tombs'
 local FATES, VERSIONS = P .. 'fates', P .. 'versions'
 local DIFFICULTY, RESTING = P .. 'difficulty', P .. 'resting'
-local ENVS, LATEST, METRICS, LOG = P .. 'envs', P .. 'latest', P .. 'metrics', P .. 'events'
+local ENVS, LATEST, METRICS, RUN_EVENTS = P .. 'envs', P .. 'latest', P .. 'metrics', P .. 'events'
 local CLAIMS, CLAIMANTS = P .. 'claims', P .. 'claimants'
 local DELETED, FENCE = P .. 'deleted', P .. 'fence'
 local RUNS, STACKS, DELETING, BYTES, EVENTS = 'gm:runs', 'gm:stacks', 'gm:deleting', 'gm:bytes', 'gm:events'
@@ -111,7 +111,7 @@ local function publish(topic) redis.call('PUBLISH', EVENTS, topic .. ' ' .. P) e
 
 -- Append an event to the stream: a kind, then names and values. The next topic that is published wakes its readers.
 local function log_event(kind, ...)
-  redis.call('XADD', LOG, 'MAXLEN', '~', 1024, '*', 'kind', kind, ...)
+  redis.call('XADD', RUN_EVENTS, 'MAXLEN', '~', 1024, '*', 'kind', kind, ...)
 end
 
 -- Append an event and wake the stream's readers, if the script publishes no other topic.

@@ -39,7 +39,7 @@ end
 
 -- Make the run the open one of its stack, which suspends the one that is. nil, or why not: an environment of the open run
 -- is alive. -> {BUSY, open run id, now, environment, deadline, ...} | {IN_USE, open run id, permits, ms}
-local function claim(stack, id, at)
+local function open_on_stack(stack, id, at)
   if stack == '' then return nil end
   local open = redis.call('HGET', STACKS, stack)
   if open and open ~= id then

@@ -32,8 +32,8 @@ local function parts_of_batch(wanted, at)
       sum = sum + part
     end
   end
-  for _, one in ipairs(parts) do
-    if sum > wanted then one.part = math.floor(one.part * wanted / sum) end
+  for _, share in ipairs(parts) do
+    if sum > wanted then share.part = math.floor(share.part * wanted / sum) end
   end
   return parts
 end
@@ -42,41 +42,43 @@ end
 -- of an environment would still fit into its part, and is awaited.
 local function kept_room(wanted, kinds, at)
   local kept, kept_sum = {}, 0
-  for _, one in ipairs(parts_of_batch(wanted, at)) do
-    local own, ready = {}, 0
+  for _, share in ipairs(parts_of_batch(wanted, at)) do
+    local ready_here, ready = {}, 0
     for _, kind in ipairs(kinds) do
-      if kind.env_id == one.env_id then
-        own[#own + 1] = kind
+      if kind.env_id == share.env_id then
+        ready_here[#ready_here + 1] = kind
         ready = ready + kind.size * kind.count
       end
     end
-    if #own == 0 then return nil end
-    table.sort(own, function(a, b) return a.size > b.size end)
-    local smallest, left = own[#own].size, one.part
-    if ready + smallest <= one.part then return nil end
-    for _, kind in ipairs(own) do left = left - kind.size * math.min(kind.count, math.floor(left / kind.size)) end
-    kept[one.env_id] = math.max(one.part - left, smallest)
-    kept_sum = kept_sum + kept[one.env_id]
+    if #ready_here == 0 then return nil end
+    table.sort(ready_here, function(a, b) return a.size > b.size end)
+    local smallest, unfilled = ready_here[#ready_here].size, share.part
+    if ready + smallest <= share.part then return nil end
+    for _, kind in ipairs(ready_here) do
+      unfilled = unfilled - kind.size * math.min(kind.count, math.floor(unfilled / kind.size))
+    end
+    kept[share.env_id] = math.max(share.part - unfilled, smallest)
+    kept_sum = kept_sum + kept[share.env_id]
   end
   return kept, kept_sum
 end
 
 -- Groups that sum to the batch, in order: first the oldest of each environment until they fill its room, then any. Or nil.
 local function any_that_sum(seen, wanted, kept)
-  local chosen, rest, taken, got = {}, {}, 0, {}
-  for _, one in ipairs(seen) do
-    local sum = got[one.env_id] or 0
-    if sum < (kept[one.env_id] or 0) and taken + one.size <= wanted then
-      got[one.env_id] = sum + one.size
-      chosen[#chosen + 1] = one
-      taken = taken + one.size
+  local chosen, rest, taken, chosen_of = {}, {}, 0, {}
+  for _, candidate in ipairs(seen) do
+    local sum = chosen_of[candidate.env_id] or 0
+    if sum < (kept[candidate.env_id] or 0) and taken + candidate.size <= wanted then
+      chosen_of[candidate.env_id] = sum + candidate.size
+      chosen[#chosen + 1] = candidate
+      taken = taken + candidate.size
     else
-      rest[#rest + 1] = one
+      rest[#rest + 1] = candidate
     end
   end
-  local of = counts_that_sum(by_size(rest), wanted - taken)
-  if not of then return nil end
-  pick(rest, of, chosen)
+  local counts = counts_that_sum(by_size(rest), wanted - taken)
+  if not counts then return nil end
+  pick(rest, counts, chosen)
   table.sort(chosen, function(a, b) return a.place < b.place end)
   return chosen
 end
@@ -85,13 +87,13 @@ end
 -- letters. By groups, the caller has checked that enough are ready.
 local function select_groups(unit, wanted, at, max_attempts, reads_all)
   local by_groups = unit == 'groups'
-  local kept, kept_sum, left = {}, 0, {}
+  local kept, kept_sum, unfilled = {}, 0, {}
   if not by_groups then
     local kinds, largest = ready_kinds()
     if largest <= wanted and not may_sum(by_size(kinds), wanted) then return nil, 0 end
     kept, kept_sum = kept_room(wanted, kinds, at)
     if not kept then return nil, 0 end
-    for env_id, room in pairs(kept) do left[env_id] = room end
+    for env_id, room in pairs(kept) do unfilled[env_id] = room end
   end
 
   local seen, chosen, taken, dead = {}, {}, 0, 0
@@ -109,12 +111,12 @@ local function select_groups(unit, wanted, at, max_attempts, reads_all)
         dead = dead + 1
       else
         seen[#seen + 1] = {id = id, size = size, env_id = facts[2], place = #seen}
-        local own = math.min(left[facts[2]] or 0, size)
-        if taken + size + kept_sum - own <= wanted then
+        local in_room = math.min(unfilled[facts[2]] or 0, size)
+        if taken + size + kept_sum - in_room <= wanted then
           chosen[#chosen + 1] = seen[#seen]
           taken = taken + size
-          if own > 0 then left[facts[2]] = left[facts[2]] - own end
-          kept_sum = kept_sum - own
+          if in_room > 0 then unfilled[facts[2]] = unfilled[facts[2]] - in_room end
+          kept_sum = kept_sum - in_room
         end
       end
     end

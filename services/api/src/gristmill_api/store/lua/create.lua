@@ -41,7 +41,7 @@ if current then
   for _, name in ipairs(current == 'open' and alive(at) or {}) do
     if is_of_another(name) then return {'WORKING', name, redis.call('ZSCORE', ENVS, name) - at} end
   end
-  local busy = claim(stack, id, at)
+  local busy = open_on_stack(stack, id, at)
   if busy then return busy end
   index_unfinished(P, id, 'open')
   redis.call('HSET', RECORD, 'state', 'open', 'env', settings, 'digest', digest, 'taker', '')
@@ -67,7 +67,7 @@ if untaken >= tonumber(most_untaken) then
   return {'WAITING'}
 end
 if redis.call('ZCARD', RUNS) >= tonumber(most) then return {'FULL'} end
-local busy = claim(stack, id, at)
+local busy = open_on_stack(stack, id, at)
 if busy then return busy end
 local fence = redis.call('GET', FENCE)
 redis.call('HSET', RECORD, 'run_id', id, 'state', 'open', 'digest', digest, 'env', settings, 'group_size', group_size,

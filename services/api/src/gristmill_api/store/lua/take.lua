@@ -27,7 +27,7 @@ if current ~= 'open' then
   local place = redis.call('HMGET', RECORD, 'stack', 'run_id')
   local open = redis.call('HGET', STACKS, place[1])
   if open then return {'BUSY', open, now(), unpack(alive_with_deadlines('gm:{' .. open .. '}:', now()))} end
-  claim(place[1], place[2], now())
+  open_on_stack(place[1], place[2], now())
   redis.call('HSET', RECORD, 'state', 'open')
   index_unfinished(P, place[2], 'open')
 end
