@@ -5,10 +5,12 @@
              requests of a page and reads its events: three browsers would take the processor from the server. The
              requests of a page in Chromium are counted to show that they are the same. Redis does not wait for the
              disk, whose speed varies more than the API's: the share of the pages is then larger, not smaller
+    slow     the same with 20 open pages and a Redis whose answers come 200 ms late: submits per second, and the groups
+             per second that the archive writes
     paint    a run of 10,000 steps in Chromium, from `gristmill view` on loopback with an empty cache: bytes on the
              wire, the first paint, and the time until all curves are drawn
 
-`python -m benchmarks page [submits|paint] [--rounds N] [--results FOLDER]`
+`python -m benchmarks page [submits|slow|paint] [--rounds N] [--results FOLDER]`
 """
 
 from __future__ import annotations
@@ -32,18 +34,20 @@ from typing import Any
 import httpx
 import numpy as np
 from benchmarks import machine, script
-from benchmarks.api.clients import load
-from benchmarks.api.interfaces import NativeInterface
+from benchmarks.api.clients import Http, load
+from benchmarks.api.interfaces import BATCH_GROUPS, NativeInterface
 from benchmarks.api.payloads import Shape, make
 from benchmarks.api.servers import LIMITS, Uvicorn
 from tests.support.chromium import Seen, chromium, new_page, settled
 from tests.support.demo_runs import DemoSource
+from tests.support.fault_proxy import Fault, FaultProxy, Way
 from tests.support.redis_server import RedisServer
 
-from gristmill import SyncClient
+from gristmill import SyncClient, read_rollouts
 from gristmill_cli.local.processes import answers, free_port
 
 PAGES, STEPS, HISTORY = 3, 10_000, 1_000
+MANY, SLOW_GROUPS, LATE_S = 20, 256, 0.2
 SHAPE, GROUPS = Shape(8, 1024), 1024
 """Submits of one block."""
 NAMES = (
@@ -133,7 +137,7 @@ def report_steps(port: int, interface: NativeInterface, first: int) -> None:
             time.sleep(1)
 
 
-def watch(url: str, run: str) -> None:
+def watch(url: str, run: str, pages: int = PAGES) -> None:
     """Does what an open page does, and reads its events until the process ends."""
     at = f"{url}/view/api/runs/{run}"
 
@@ -146,7 +150,7 @@ def watch(url: str, run: str) -> None:
                 for _ in stream.iter_raw():
                     pass
 
-    threads = [threading.Thread(target=one, daemon=True) for _ in range(PAGES)]
+    threads = [threading.Thread(target=one, daemon=True) for _ in range(pages)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -244,6 +248,62 @@ def submit_lines(
     ]
 
 
+# --- Slow Redis ------------------------------------------------------------------------------------------------
+def slow(rounds: int) -> list[str]:
+    """Returns what many open pages cost submits and the archive if each command of Redis takes long."""
+    rates: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        RedisServer("--appendfsync", "no") as redis,
+        FaultProxy(redis.port) as proxy,
+    ):
+        environ = {"REDIS_URL": f"redis://127.0.0.1:{proxy.port}/0", **LIMITS, "GRISTMILL_RUNS_DIR": folder}
+        with Uvicorn(Path(sys.executable), "gristmill_api.app:app", "/readyz", environ) as api:
+            native = NativeInterface(api.port, SHAPE, RUN)
+            native.open()
+            payloads = [make(SHAPE, seed) for seed in range(16)]
+            for number in range(rounds):
+                for pages in (True, False) if number % 2 else (False, True):
+                    requests = native.prepare(payloads, SLOW_GROUPS)
+                    watching = in_process(watch, f"http://127.0.0.1:{api.port}", RUN, MANY)
+                    with (
+                        proxy.under(Fault(answer=Way(delay_s=LATE_S))),
+                        watching if pages else contextlib.nullcontext(),
+                    ):
+                        time.sleep(SETTLE_S)
+                        rates[pages].append(block(native, requests, Path(folder) / RUN))
+                    said = ", ".join(f"{rate:.1f}" for rate in rates[pages][-1])
+                    script.say(f"{number + 1}/{rounds}, {MANY if pages else 0} pages: {said} groups/s")
+            native.close()
+    lines = [
+        f"{rounds} blocks of {SLOW_GROUPS} groups of {SHAPE.name} tokens with each number of pages, in turn. Redis "
+        f"answers each command {LATE_S * 1000:.0f} ms late. 16 clients submit; then one client leases and acks batches "
+        "of 8 groups until the archive has all. Medians, and their ratio.",
+        "",
+        f"| groups per second | no page | {MANY} pages | ratio |",
+        "|---|---|---|---|",
+    ]
+    for place, title in enumerate(("submits", "leases, acks and the archive")):
+        one, other = (statistics.median(pair[place] for pair in rates[pages]) for pages in (False, True))
+        lines.append(f"| {title} | {one:.2f} | {other:.2f} | {other / one:.2f} |")
+    return lines
+
+
+def block(native: NativeInterface, requests: Sequence[Any], run: Path) -> tuple[float, float]:
+    """Submits, leases and acks the groups. Returns the groups per second of the submits, and of the rest until the last
+    group is in the archive."""
+    done = load(requests, native.port)
+    before = sum(1 for _ in read_rollouts(run)) if (run / "rollouts").exists() else 0
+    http, began = Http(native.port), time.monotonic()
+    for _ in range(SLOW_GROUPS // BATCH_GROUPS):
+        native.draw(http)
+        native.settle(http)
+    http.close()
+    while sum(1 for _ in read_rollouts(run)) < before + SLOW_GROUPS:
+        time.sleep(0.05)
+    return SLOW_GROUPS / done.seconds, SLOW_GROUPS / (time.monotonic() - began)
+
+
 def cpu(pid: int) -> float:
     return machine.cpu_seconds(*machine.with_children(pid))
 
@@ -325,12 +385,14 @@ def transferred(address: str) -> int:
 
 def main() -> None:
     parser = script.parser("page", __doc__)
-    parser.add_argument("what", nargs="*", choices=["submits", "paint", []], help="default: both")
+    parser.add_argument("what", nargs="*", choices=["submits", "slow", "paint", []], help="default: all")
     parser.add_argument("--rounds", type=int, default=20, help="default: 20")
     options = parser.parse_args()
     lines = script.heading("The page", machine.hardware())
     if not options.what or "submits" in options.what:
         lines += ["## Three open pages", "", *submits(options.rounds), ""]
+    if not options.what or "slow" in options.what:
+        lines += ["## Many pages and a slow Redis", "", *slow(max(1, options.rounds // 4)), ""]
     if not options.what or "paint" in options.what:
         lines += ["## Paint and bytes", "", *paint(max(3, options.rounds // 2)), ""]
     script.publish("\n".join(lines), options.results, "page")

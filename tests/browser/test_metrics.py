@@ -43,6 +43,7 @@ def test_metric_of_the_list_gets_a_chart_and_the_address_keeps_it(page: Any, dem
     assert page.url.endswith("/metrics?m=ratio.p01")
 
 
+@pytest.mark.long
 def test_chosen_metric_grows_while_the_run_trains(page: Any, demo: Demo) -> None:
     opened(page, demo, "/view/training/metrics?m=grad_norm&x=tokens")
     assert axis(page)[-1] == 24 * 2200
@@ -68,6 +69,7 @@ def test_metric_with_a_hostile_name_stays_text(page: Any, demo: Demo) -> None:
     assert page.locator("main img").count() == 0
 
 
+@pytest.mark.long
 def test_x_axis_of_all_curves_is_steps_tokens_or_time(page: Any, demo: Demo) -> None:
     opened(page, demo, "/view/quickstart")
     assert axis(page)[-1] == 60
@@ -84,6 +86,7 @@ def test_x_axis_of_all_curves_is_steps_tokens_or_time(page: Any, demo: Demo) -> 
     page.wait_for_url(re.compile(r"/view/quickstart/step/\d+$"))
 
 
+@pytest.mark.long
 def test_smoothed_curve_keeps_its_values_behind_it(page: Any, demo: Demo) -> None:
     opened(page, demo, "/view/quickstart/metrics?m=grad_norm")
     values = page.evaluate(f"() => {_PLOT}.data.lines[0].values")
@@ -99,6 +102,7 @@ def test_smoothed_curve_keeps_its_values_behind_it(page: Any, demo: Demo) -> Non
     assert page.evaluate(f"() => {_PLOT}.data.lines[0].values") == smooth, "the address keeps the smoothing"
 
 
+@pytest.mark.long
 def test_logarithmic_axis_leaves_out_zero(page: Any, demo: Demo) -> None:
     opened(page, demo, "/view/quickstart/metrics?m=seconds.checkpoint")
     page.locator("input[name=log]").check()
@@ -109,6 +113,7 @@ def test_logarithmic_axis_leaves_out_zero(page: Any, demo: Demo) -> None:
 
 
 # --- Compare ----------------------------------------------------------------------------------------------------
+@pytest.mark.long
 def test_runs_that_differ_in_their_seeds_become_one_line_with_a_spread(page: Any, demo: Demo) -> None:
     opened(page, demo, "/view/compare?runs=quickstart,quickstart-lr3,quickstart-seed2")
     lines = f"() => {_PLOT}.data.lines.map(({{label, values, low, high}}) => ({{label, values, low, high}}))"
@@ -133,6 +138,7 @@ def test_runs_that_differ_in_their_seeds_become_one_line_with_a_spread(page: Any
     assert len(page.evaluate(lines)) == 2, "the address keeps the choice"
 
 
+@pytest.mark.long
 def test_runs_are_compared_by_tokens_on_the_lines_between_their_points(page: Any, demo: Demo) -> None:
     opened(page, demo, "/view/compare?runs=quickstart,long&x=tokens")
     first, second = page.evaluate(f"() => {_PLOT}.data.lines.map(({{values}}) => values)")

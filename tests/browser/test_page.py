@@ -100,6 +100,7 @@ def test_page_survives_requests_that_the_browser_ended(page: Any, demo: Demo, se
     seen.problems.clear()  # Chromium logs the requests
 
 
+@pytest.mark.long
 def test_file_that_is_missing_does_not_reload_the_page_for_ever(page: Any, demo: Demo, seen: Seen) -> None:
     address = demo.url + "/view/quickstart"
     page.route("**/static/format.js", lambda route: route.abort("connectionreset"))
@@ -116,6 +117,7 @@ def test_file_that_is_missing_does_not_reload_the_page_for_ever(page: Any, demo:
     seen.problems.clear()
 
 
+@pytest.mark.long
 def test_hidden_tab_ends_its_stream_and_begins_it_again(page: Any, demo: Demo, seen: Seen) -> None:
     opened(page, demo, "/view/training")
     page.wait_for_selector(".connection.live")
@@ -145,6 +147,7 @@ class Fast(DemoSource):
         return {**found, "steps": [{**row, "step": step} for step in steps], "last_step": after_step + 450}
 
 
+@pytest.mark.long
 def test_tab_that_is_open_for_long_keeps_a_bounded_number_of_points(page: Any, seen: Seen) -> None:
     server = Server(create_app(Fast()))
     page.goto(server.url + "/view/training")
@@ -161,6 +164,7 @@ def test_tab_that_is_open_for_long_keeps_a_bounded_number_of_points(page: Any, s
     assert 400 < most < 3000
 
 
+@pytest.mark.long
 def test_click_on_a_point_opens_its_step(page: Any, demo: Demo) -> None:
     opened(page, demo, "/view/quickstart")
     plot = page.locator(".panel .u-over").first
@@ -172,6 +176,7 @@ def test_click_on_a_point_opens_its_step(page: Any, demo: Demo) -> None:
     assert page.locator("tbody tr").count() == 16
 
 
+@pytest.mark.long
 def test_drag_zooms_all_charts_and_double_click_shows_all(page: Any, demo: Demo) -> None:
     opened(page, demo, "/view/quickstart")
     page.clock.install()
@@ -257,6 +262,7 @@ def test_invalid_filter_shows_its_remedy_and_keeps_the_list(page: Any, demo: Dem
     seen.problems.clear()  # Chromium logs the status 400
 
 
+@pytest.mark.long
 def test_list_of_a_hundred_thousand_rollouts_is_paged(page: Any, demo: Demo) -> None:
     opened(page, demo, "/view/long/rollouts?reward_max=0.1")
     assert page.locator("tbody tr").count() == 50
@@ -266,6 +272,7 @@ def test_list_of_a_hundred_thousand_rollouts_is_paged(page: Any, demo: Demo) -> 
     page.wait_for_function("(text) => document.querySelector('tbody tr').innerText !== text", arg=first)
 
 
+@pytest.mark.long
 def test_compare_shows_both_runs_and_the_settings_that_differ(page: Any, demo: Demo) -> None:
     opened(page, demo, "/view/compare?runs=quickstart,quickstart-lr3")
     assert page.locator(".panel canvas").count() >= 8
@@ -292,6 +299,7 @@ def test_hostile_output_stays_text(page: Any, demo: Demo, path: str) -> None:
     assert "owned" not in page.title()
 
 
+@pytest.mark.long
 def test_invisible_characters_are_shown(page: Any, demo: Demo) -> None:
     opened(page, demo, "/view/hostile/group/g00000000")
     text = page.locator("#s4").inner_text()
@@ -313,9 +321,8 @@ def test_policy_allows_only_the_pages_own_files(page: Any, demo: Demo, seen: See
     seen.problems.clear()  # Chromium reports what the policy stopped
 
 
-OFTEN = ("/view/quickstart", "/view/agents/group/g00000000#s5", "/view/quickstart/rollouts?outcome=dropped")
-VIEWS_OFTEN = rest_is_long(*sorted(VIEWS, key=lambda path: path not in OFTEN), first=len(OFTEN))
-"""All views. `make test` examines the views of OFTEN; the others have the same parts."""
+VIEWS_OFTEN = rest_is_long(*sorted(VIEWS, key=lambda path: path != "/view/agents/group/g00000000#s5"))
+"""All views. `make test` examines the one with the most parts."""
 
 
 @pytest.mark.parametrize("path", VIEWS_OFTEN)
@@ -344,6 +351,7 @@ def test_page_fits_400_pixels(page: Any, demo: Demo, path: str) -> None:
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 400
 
 
+@pytest.mark.long
 def test_keyboard_walks_from_the_overview_to_a_group(page: Any, demo: Demo) -> None:
     opened(page, demo, "/view/quickstart")
     for key in ("j", "j", "j", "Enter"):
@@ -360,6 +368,7 @@ def test_keyboard_walks_from_the_overview_to_a_group(page: Any, demo: Demo) -> N
     assert page.locator("dialog.help").is_visible()
 
 
+@pytest.mark.long
 def test_theme_changes_and_is_kept(page: Any, demo: Demo) -> None:
     opened(page, demo, "/view/quickstart")
     paper = page.evaluate("() => getComputedStyle(document.body).backgroundColor")
@@ -370,6 +379,7 @@ def test_theme_changes_and_is_kept(page: Any, demo: Demo) -> None:
     assert page.evaluate("() => getComputedStyle(document.body).backgroundColor") == dark
 
 
+@pytest.mark.long
 def test_unknown_addresses_show_not_here(page: Any, demo: Demo, seen: Seen) -> None:
     for path in ("/view/nothing", "/view/quickstart/step/999", "/view/quickstart/group/x", "/view/a/b/c"):
         page.goto(demo.url + path)
@@ -486,6 +496,7 @@ def test_replies_that_are_not_trained_are_marked(page: Any, demo: Demo) -> None:
     assert page.locator(".turn.untrained pre").all_inner_texts() == ["a"]
 
 
+@pytest.mark.long
 def test_tree_opens_and_folds_by_keyboard(page: Any, demo: Demo) -> None:
     opened(page, demo, "/view/agents/group/g00000000")
     for key in ("j", "j", "j", "Tab"):
@@ -510,6 +521,7 @@ def test_token_link_opens_the_branch_and_its_strip(page: Any, demo: Demo) -> Non
     assert page.url.endswith("#s4t2")
 
 
+@pytest.mark.long
 def test_part_of_a_tree_that_is_too_deep_is_not_inside_another(page: Any, demo: Demo) -> None:
     """400 pixels have no room for 300 boxes inside each other."""
     branches = [{"sequence": at, "tokens": [], "finish_reason": "stop"} for at in range(300)]

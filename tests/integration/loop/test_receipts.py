@@ -71,6 +71,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.long
 def test_training_ends_when_the_server_has_the_label_without_the_weights(vllm: Vllm, tmp_path: Path) -> None:
     output = Output()
     with LocalStack(output.add) as stack:

@@ -49,7 +49,6 @@ async def hosted(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Hosted]:
         ("spins", {"cpu": 2.0}, "call_overran"),
         ("holds_the_lock", {"cpu": 3.0}, "call_overran"),
         ("blocks_in_a_task", {"cpu": 3.0}, "loop_blocked"),
-        first=3,
     ),
 )
 async def test_reward_that_hangs_or_ends_its_process_is_an_error_of_its_sample_alone(
