@@ -8,7 +8,7 @@ endif
 VENV := .venv/bin
 ARGS ?=
 
-.PHONY: setup dev local secure help fmt packages images quick quick-env quick-rest test test-long long-e2e long-rest lint docs wheels types unit unit-torch unit-env-code unit-env unit-rest browser integration integration-store store-openapi store-rest integration-loop loop-served loop-rest integration-valkey e2e test-gpu bench-gpu resilience mutants bench clean
+.PHONY: setup dev local secure help fmt packages images quick quick-env quick-rest test test-long long-e2e long-rest lint docs wheels types unit unit-slow unit-torch unit-env-code unit-env unit-rest browser integration integration-store store-openapi store-rest integration-loop loop-served loop-rest integration-valkey e2e test-gpu bench-gpu resilience mutants bench clean
 
 # Targets that make the same environment would make it at the same time. `setup` and `dev` make all of them side by side.
 ifeq ($(MAKELEVEL),0)
@@ -64,7 +64,7 @@ secure: ## create tokens and a Redis password for Compose and make local; ARGS=-
 # Two chains of tests at the same time, in each the cheapest failure first. Images are built from the first second.
 test: ## run what CI runs: lint, docs, types, unit, page, integration and end-to-end tests
 	scripts/run_lanes.sh "packages images" \
-	  "dev lint docs unit @packages integration-loop" "@dev types @packages integration-store @images e2e browser"
+	  "dev lint docs quick @packages integration-loop unit-slow" "@dev types @packages integration-store @images e2e browser"
 
 # First the targets with ##, then those with #- for work on Gristmill itself.
 help: ## list the targets
@@ -120,8 +120,10 @@ wheels: $(READY) #- build the wheels of all packages into dist/
 types: $(DEV_READY) #- check the types of all Python files with mypy
 	$(VENV)/mypy sdk/src view/src cli/src services/*/src scripts tests benchmarks
 
-unit: $(DEV_READY) #- run the unit tests, the fast ones first
-	@$(SIDE_BY_SIDE) 3 quick-rest quick-env unit-env-code unit-env unit-torch unit-rest
+unit: quick unit-slow #- run the unit tests
+
+unit-slow: $(DEV_READY)
+	@$(SIDE_BY_SIDE) 3 unit-env-code unit-env unit-torch unit-rest
 
 unit-torch:
 	$(UNIT) tests/unit/trainer tests/unit/model tests/unit/benchmarks -m "not long and slow"
@@ -164,7 +166,7 @@ integration-loop: dev
 
 # The tests of the first part share a vLLM, which takes half a minute to start. Those of the second start their own, or none.
 LOOP_REST := tests/integration/loop/test_launcher.py $(addprefix tests/integration/env/test_,\
-  cosine_scaled.py evaluations.py permits.py serve_again.py serve_evaluates.py serve_loop.py share.py sources.py)
+  cosine_scaled.py evaluations.py permits.py serve_again.py serve_loop.py share.py sources.py)
 LOOP := $(VENV)/pytest -p no:schemathesis -p no:xdist -m "not long"
 loop-served:
 	$(LOOP) tests/integration/env tests/integration/loop $(addprefix --ignore ,$(LOOP_REST))

@@ -50,6 +50,7 @@ def test_key_table_has_every_field_of_the_atropos_models(fields: dict[str, dict[
     assert len(fields["base"]) > 25
 
 
+@pytest.mark.long
 def test_atropos_file_gets_the_defaults_of_atropos(fields: dict[str, dict[str, Any]]) -> None:
     theirs = [(OTHER_KEYS[name], value) for name, value in {**fields["base"], **fields["manager"]}.items()]
     theirs += [(SERVER_KEYS[name], value) for name, value in fields["server"].items()]

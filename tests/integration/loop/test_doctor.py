@@ -68,6 +68,7 @@ def here(vllm: Vllm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_doctor_finds_no_fault_in_the_quickstart_before_its_run(
     here: None, vllm: Vllm, redis_url: str, monkeypatch: pytest.MonkeyPatch

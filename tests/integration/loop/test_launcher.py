@@ -51,6 +51,7 @@ def _descendants(pid: int) -> set[int]:
 def test_output_without_a_terminal_is_one_line_per_step_and_a_summary(tmp_path: Path) -> None:
     """The launcher starts vLLM too, publishes into it and stops it, and hides vLLM's harmless errors."""
     (tmp_path / "state").mkdir()
+    MODELS_DIR.mkdir(parents=True, exist_ok=True)
     (tmp_path / "state" / "models").symlink_to(MODELS_DIR)
     command = [sys.executable, str(SCRIPT), "--training_steps", "3", "--runs_dir", str(tmp_path / "runs")]
     command += [f"--api_port={free_port()}", f"--model_port={free_port()}", f"--state_dir={tmp_path / 'state'}"]

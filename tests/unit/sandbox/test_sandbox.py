@@ -381,6 +381,15 @@ async def test_a_program_cannot_read_its_tests(sandbox: Sandbox) -> None:
     assert report["code"] == 0, report["stderr"]
 
 
+@pytest.mark.parametrize(("runtime", "output"), [("runsc", "root\n"), ("runc", ""), ("", "")])
+async def test_only_gvisor_runs_without_landlock(folder: Path, runtime: str, output: str) -> None:
+    app = create_app({"SANDBOX_RUNTIME": runtime})
+    async with app.router.lifespan_context(app):
+        [report] = await run(app.state.sandbox, "print(open('/etc/passwd').read(4))")
+    assert report["stdout"] == output, report
+    assert (DENIED in report["stderr"]) == (output == "")
+
+
 # --- HTTP -------------------------------------------------------------------------------------------------------------
 
 

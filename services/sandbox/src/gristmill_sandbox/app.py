@@ -184,12 +184,12 @@ async def _report(keeper: socket.socket, job: Job, stdin: str = "") -> Report:
 def create_app(environ: Mapping[str, str] = os.environ) -> Starlette:
     """Returns the application.
 
-    SANDBOX_AT_ONCE: programs that run at the same time, by default one per processor. SANDBOX_LANDLOCK: "off" for a
-    kernel without Landlock, such as gVisor's.
+    SANDBOX_AT_ONCE: programs that run at the same time, by default one per processor. SANDBOX_RUNTIME: "runsc" for
+    gVisor, whose kernel has no Landlock.
 
     Raises NotConfinedError if this kernel cannot confine a process, and ValueError for a wrong variable.
     """
-    landlock = environ.get("SANDBOX_LANDLOCK") != "off"
+    landlock = environ.get("SANDBOX_RUNTIME") != "runsc"
     confine.check(landlock=landlock)
     at_once = int(environ.get("SANDBOX_AT_ONCE") or os.cpu_count() or 1)
 

@@ -165,7 +165,10 @@ def stem(descriptor: int) -> None:
 
 
 def _keep(service: socket.socket, peer: int | None) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # A descriptor that can be read when the program has ended. gVisor has no pidfd, which would be one too.
+    ended, noted = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(noted)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
     folder = Path(tempfile.mkdtemp(prefix="run-")).resolve()
     try:
         its, ours = socket.socketpair()
@@ -177,10 +180,10 @@ def _keep(service: socket.socket, peer: int | None) -> None:
             os.close(peer)
         for position, (reading, writing) in enumerate(pipes):
             os.close(writing if position in (1, 2) else reading)
-        handle = os.pidfd_open(program)
         try:
             feed, job = Feed(**json.loads(_receive(service))), _receive(service)
-            report = _watch(service, handle, feed, job, [pipes[0][1], pipes[1][0], pipes[2][0], pipes[3][1]], folder)
+            ends = [pipes[0][1], pipes[1][0], pipes[2][0], pipes[3][1]]
+            report = _watch(service, program, ended, feed, job, ends, folder)
         except BrokenPipeError:
             raise
         except Exception as error:  # noqa: BLE001  a program must not look like a sandbox that is away
@@ -188,22 +191,25 @@ def _keep(service: socket.socket, peer: int | None) -> None:
             sys.stderr.write(f"{text}\n")
             report = Report("failed", None, "", text, 0.0, 0.0, 0)
         finally:
-            _kill(handle)
+            _kill(program)
     finally:
         _remove(folder)
     service.setblocking(True)
     service.sendall(encode(report))
 
 
-def _watch(service: socket.socket, handle: int, feed: Feed, job: bytes, ends: list[int], folder: Path) -> Report:
-    """Returns how the program ended. `handle`: of its process. `ends`: of stdin, stdout, stderr and the job's socket,
-    in which the process says that the program begins."""
+def _watch(
+    service: socket.socket, program: int, ended: int, feed: Feed, job: bytes, ends: list[int], folder: Path
+) -> Report:
+    """Returns how the program ended. `program`: the id of its process, which stays its own until this process waits for
+    it. `ended`: can be read when the process may have ended. `ends`: of stdin, stdout, stderr and the job's socket, in
+    which the process says that the program begins."""
     stdin, stdout, stderr, job_socket = ends
     began = time.monotonic()
     pending = {job_socket: _LENGTH.pack(len(job)) + job, stdin: feed.stdin.encode("utf-8", "surrogatepass")}
     output = {stdout: bytearray(), stderr: bytearray()}
     poll = select.poll()
-    for descriptor in (*pending, *output, handle, service.fileno()):
+    for descriptor in (*pending, *output, ended, service.fileno()):
         os.set_blocking(descriptor, False)
         poll.register(descriptor, select.POLLOUT if descriptor in pending else select.POLLIN)
     opened = set(output)
@@ -211,15 +217,16 @@ def _watch(service: socket.socket, handle: int, feed: Feed, job: bytes, ends: li
     alive = True
     while alive:
         left = began + feed.seconds - time.monotonic()
-        reached = "timed_out" if left <= 0 else _limit_reached(handle, folder, feed.output_bytes)
+        reached = "timed_out" if left <= 0 else _limit_reached(program, folder, feed.output_bytes)
         if any(len(data) > feed.output_bytes for data in output.values()):
             reached = "output_limit"
         if reached is not None and status == "exited":
             status = reached
-            _kill(handle)
+            _kill(program)
         for descriptor, _ in poll.poll(1000 * min(max(left, 0.01), _LOOK_EVERY)):
-            if descriptor == handle:
-                alive = False
+            if descriptor == ended:
+                os.read(ended, _CHUNK)
+                alive = os.waitid(os.P_PID, program, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None
             elif descriptor == service.fileno():  # The service has closed it.
                 raise BrokenPipeError
             elif descriptor in pending:
@@ -236,9 +243,7 @@ def _watch(service: socket.socket, handle: int, feed: Feed, job: bytes, ends: li
             pass
     if status == "exited" and any(len(data) > feed.output_bytes for data in output.values()):
         status = "output_limit"
-    ended = os.waitid(os.P_PIDFD, handle, os.WEXITED | os.WNOWAIT)
-    assert ended is not None
-    _, wait, used = os.wait4(ended.si_pid, 0)
+    _, wait, used = os.wait4(program, 0)
     code = os.waitstatus_to_exitcode(wait)
     if status == "exited" and code < 0:
         status = "signalled"
@@ -262,14 +267,13 @@ _MOST_FILES: Final = 1000
 _MOST_BYTES: Final = 64 * 2**20
 
 
-def _limit_reached(handle: int, folder: Path, largest: int) -> str | None:
+def _limit_reached(program: int, folder: Path, largest: int) -> str | None:
     """Returns "disk_limit" or "thread_limit" if the program has reached it. `largest`: bytes that a file may have."""
     threads = files = size = 0
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # The process has ended.
-        pid = int(Path(f"/proc/self/fdinfo/{handle}").read_text().rpartition("Pid:")[2].split()[0])
         try:
-            threads = sum(1 for _ in Path(f"/proc/{pid}/task").iterdir())
-            mapped = Path(f"/proc/{pid}/maps").read_bytes()
+            threads = sum(1 for _ in Path(f"/proc/{program}/task").iterdir())
+            mapped = Path(f"/proc/{program}/maps").read_bytes()
             # A file without a name exists as long as a page of it is mapped.
             gone = rb"^\S+ \S+ \S+ (\S+ \d+) +(?:/memfd:|%b/).* \(deleted\)$" % re.escape(bytes(folder))
             files = len(set(re.findall(gone, mapped, re.MULTILINE)))
@@ -311,9 +315,10 @@ def _remove(folder: Path) -> None:
     heap.rmdir()
 
 
-def _kill(handle: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        signal.pidfd_send_signal(handle, signal.SIGKILL)
+def _kill(program: int) -> None:
+    with contextlib.suppress(ChildProcessError):  # This process has waited for it, so the id may be another process'.
+        os.waitid(os.P_PID, program, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        os.kill(program, signal.SIGKILL)
 
 
 def _read(descriptor: int, data: bytearray) -> int | None:
@@ -362,6 +367,8 @@ def _become_program(folder: Path, pipes: list[tuple[int, int]], peer: int | None
 
     code = 1
     try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
         ends = [pipes[0][0], pipes[1][1], pipes[2][1], pipes[3][0], *([] if peer is None else [peer])]
         # First above the targets, so that no target is still needed.
