@@ -34,11 +34,12 @@ from gristmill_view.facts import read_files
 from gristmill_view.overview import overview
 from gristmill_view.pack import SUFFIX, named_run, write_pack
 from gristmill_view.pack import unpack as unpack_run
+from gristmill_view.queries import conditions
 from gristmill_view.report import write_report
 from gristmill_view.run_source import RunSource
 from gristmill_view.samples import one_line
 from gristmill_view.secrets import secrets_of, short_secrets
-from gristmill_view.tables import literal
+from gristmill_view.source import RolloutQuery
 
 ENVIRONMENT = {
     "check": "look at prompts, answers and rewards; needs no model",
@@ -109,26 +110,25 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def where(options: argparse.Namespace) -> str:
-    """Returns the SQL condition of the filters of `rollouts`."""
-    conditions = []
+def selected(options: argparse.Namespace) -> str:
+    """Returns the SQL condition of the filters of `rollouts`, which are those of the page. Raises ConfigError."""
+    first: str | None = None
+    last: str | None = None
     if options.step:
         steps = re.fullmatch(r"(\d+)(?:-(\d+))?", options.step, re.ASCII)
         if steps is None:
             raise _invalid("--step", options.step, "a step, or two steps such as 10-20")
-        conditions.append(f"step BETWEEN {steps[1]} AND {steps[2] or steps[1]}")
-    equal = {"group_id": options.group, "env_id": options.env, "finish_reason": options.finish_reason}
-    equal |= {"outcome": options.outcome}
-    conditions += [f"{column} = {literal(value)}" for column, value in equal.items() if value is not None]
-    for flag, sign, bound in (("--reward-min", ">=", options.reward_min), ("--reward-max", "<=", options.reward_max)):
-        if bound is None:
-            continue
-        if not math.isfinite(bound):
+        first, last = steps[1], steps[2] or steps[1]
+    for flag, bound in (("--reward-min", options.reward_min), ("--reward-max", options.reward_max)):
+        if bound is not None and not math.isfinite(bound):
             raise _invalid(flag, str(bound), "a finite number")
-        conditions.append(f"reward {sign} {bound!r}")
-    if options.text is not None:
-        text = literal(options.text)
-        conditions.append(f"(contains(lower(prompt), lower({text})) OR contains(lower(completion), lower({text})))")
+    queries = [
+        RolloutQuery(
+            step_from=None if first is None else int(first), step_to=None if last is None else int(last),
+            group=options.group, env=options.env, outcome=options.outcome, finish_reason=options.finish_reason,
+            reward_min=options.reward_min, reward_max=options.reward_max, text=options.text,
+        )
+    ]  # fmt: skip
     for part in options.part or ():
         name, _, text = part.rpartition("=")
         try:
@@ -137,8 +137,8 @@ def where(options: argparse.Namespace) -> str:
             raise _invalid("--part", part, "NAME=NUMBER") from error
         if not name or not math.isfinite(value):
             raise _invalid("--part", part, "NAME=NUMBER")
-        conditions.append(f"reward_parts[{literal(name)}] = {value!r}")
-    return " AND ".join(conditions) or "true"
+        queries.append(RolloutQuery(part=name, part_min=value, part_max=value))
+    return " AND ".join(map(conditions, queries))
 
 
 def _invalid(flag: str, value: str, wanted: str) -> ConfigError:
@@ -151,7 +151,7 @@ def rollouts(options: argparse.Namespace, place: Place, console: Console) -> int
         raise _invalid("--limit", str(options.limit), "a number of rows, at least 1")
     columns = "*" if options.json else ", ".join(_COLUMNS)
     order = f"{options.order} {'ASC' if options.ascending else 'DESC'} NULLS LAST, group_id, sequence"
-    query = f"SELECT {columns} FROM rollouts WHERE {where(options)} ORDER BY {order} LIMIT {options.limit:d}"
+    query = f"SELECT {columns} FROM rollouts WHERE {selected(options)} ORDER BY {order} LIMIT {options.limit:d}"
     _say_rows(options, console, _query(_run_folder(options.run, place), query))
     return 0
 

@@ -24,6 +24,8 @@ from gristmill_cli.main import main
 from gristmill_env.commands import COMMANDS
 from gristmill_view import app
 from gristmill_view.facts import read_files
+from gristmill_view.queries import conditions
+from gristmill_view.source import RolloutQuery
 
 
 @pytest.fixture
@@ -167,10 +169,9 @@ def test_rollouts_asks_for_what_the_filters_select(runs: Path, asked: list[tuple
     filters = ["--step", "3-5", "--reward-max", "0.5", "--text", "it's", "--part", "accuracy=0", "--order", "reward"]
     assert main(["rollouts", "quickstart", *filters, "--limit", "7"]) == 0
     ((_, query),) = asked
-    assert "step BETWEEN 3 AND 5 AND reward <= 0.5 AND " in query
-    assert "lower('it''s')" in query
-    assert "reward_parts['accuracy'] = 0.0" in query
-    assert query.endswith("ORDER BY reward DESC NULLS LAST, group_id, sequence LIMIT 7")
+    page = conditions(RolloutQuery(step_from=3, step_to=5, reward_max=0.5, text="it's"))
+    part = conditions(RolloutQuery(part="accuracy", part_min=0.0, part_max=0.0))
+    assert query.endswith(f"WHERE {page} AND {part} ORDER BY reward DESC NULLS LAST, group_id, sequence LIMIT 7")
     assert main(["rollouts", "--order", "reward", "--ascending"]) == 0
     assert "WHERE true ORDER BY reward ASC " in asked[1][1]
 

@@ -222,7 +222,7 @@ def rollouts_of(roots: Roots, run: str, query: RolloutQuery) -> dict[str, Any]:
 
     A rollout with branches is there once, as the last branch that fits the query.
     """
-    chosen = _where(query)
+    chosen = conditions(query)
     (most,) = rows_of(roots, run, "SELECT max(branch) AS branch FROM rollouts")
     if most["branch"]:
         chosen += (
@@ -301,7 +301,8 @@ def download(roots: Roots, run: str, query: RolloutQuery, kind: Download) -> str
     table = table_of(
         roots,
         run,
-        f"SELECT {columns} FROM rollouts WHERE {_where(query)} ORDER BY {order} {way} NULLS LAST, group_id, sequence",
+        f"SELECT {columns} FROM rollouts WHERE {conditions(query)} "
+        f"ORDER BY {order} {way} NULLS LAST, group_id, sequence",
     )
     with tempfile.NamedTemporaryFile(prefix="gristmill-rollouts-", suffix=f".{kind}", delete=False) as file:
         if kind is Download.PARQUET:
@@ -316,7 +317,7 @@ def download(roots: Roots, run: str, query: RolloutQuery, kind: Download) -> str
     return file.name
 
 
-def _where(query: RolloutQuery) -> str:
+def conditions(query: RolloutQuery) -> str:
     """Returns the filters as SQL. Every value of the request is a number or a quoted text."""
     found = ["true"]
     for column, low, high in (
