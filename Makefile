@@ -123,7 +123,7 @@ types: $(DEV_READY) #- check the types of all Python files with mypy
 unit: quick unit-slow #- run the unit tests
 
 unit-slow: $(DEV_READY)
-	@$(SIDE_BY_SIDE) 3 unit-env-code unit-env unit-torch unit-rest
+	@$(SIDE_BY_SIDE) 4 unit-env-code unit-env unit-torch unit-rest
 
 unit-torch:
 	$(UNIT) tests/unit/trainer tests/unit/model tests/unit/benchmarks -m "not long and slow"
