@@ -8,7 +8,7 @@ endif
 VENV := .venv/bin
 ARGS ?=
 
-.PHONY: setup dev local secure help fmt packages images quick quick-env quick-rest test test-long long-e2e long-rest lint docs wheels types unit unit-slow unit-torch unit-env-code unit-env unit-rest browser integration integration-store store-openapi store-rest integration-loop loop-served loop-rest integration-valkey e2e test-gpu bench-gpu resilience mutants bench clean
+.PHONY: setup dev local secure help fmt packages images quick quick-env quick-rest test test-long long-e2e long-rest lint docs wheels types unit unit-slow unit-torch unit-env-code unit-env unit-env-folders unit-rest browser integration integration-store store-openapi store-rest integration-loop loop-served loop-rest integration-valkey e2e test-gpu bench-gpu resilience mutants bench clean
 
 # Targets that make the same environment would make it at the same time. `setup` and `dev` make all of them side by side.
 ifeq ($(MAKELEVEL),0)
@@ -123,7 +123,7 @@ types: $(DEV_READY) #- check the types of all Python files with mypy
 unit: quick unit-slow #- run the unit tests
 
 unit-slow: $(DEV_READY)
-	@$(SIDE_BY_SIDE) 4 unit-env-code unit-env unit-torch unit-rest
+	@$(SIDE_BY_SIDE) 5 unit-env-code unit-env unit-env-folders unit-torch unit-rest
 
 unit-torch:
 	$(UNIT) tests/unit/trainer tests/unit/model tests/unit/benchmarks -m "not long and slow"
@@ -133,8 +133,12 @@ CODE := $(addprefix tests/unit/env/,rewards environments gateway running)
 unit-env-code:
 	$(UNIT) $(CODE) -m "not long and slow"
 
+# Many of these tests wait for time limits.
 unit-env:
-	$(UNIT) tests/unit/env $(addprefix --ignore ,$(CODE)) -m "not long and slow"
+	$(UNIT) tests/unit/env/test_*.py -m "not long and slow"
+
+unit-env-folders:
+	$(UNIT) tests/unit/env --ignore-glob "*/env/test_*.py" $(addprefix --ignore ,$(CODE)) -m "not long and slow"
 
 unit-rest:
 	$(UNIT) tests/unit $(addprefix --ignore tests/unit/,trainer model benchmarks env) -m "not long and slow"
