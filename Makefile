@@ -61,7 +61,8 @@ local: setup ## set up, then train the quickstart without Docker; ARGS=--help li
 secure: ## create tokens and a Redis password for Compose and make local; ARGS=--off removes them
 	python3 scripts/secure.py $(ARGS)
 
-# Two chains of tests at the same time, in each the cheapest failure first. Images are built from the first second.
+# Two chains of tests at the same time, with the cheapest failures first. The tests with vLLM, which wait much, run beside the
+# store's. The slow unit tests, which need the processors, come last. Images are built from the first second.
 test: ## run what CI runs: lint, docs, types, unit, page, integration and end-to-end tests
 	scripts/run_lanes.sh "packages images" \
 	  "dev lint docs quick @packages integration-loop unit-slow" "@dev types @packages integration-store @images e2e browser"
