@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
@@ -46,6 +47,27 @@ def tokenizer() -> PreTrainedTokenizerFast:
     made = PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<|im_start|>", eos_token="<|im_end|>")
     made.chat_template = TEMPLATE
     return made
+
+
+PassTime = Callable[[float], None]
+
+
+@pytest.fixture
+async def pass_time(monkeypatch: pytest.MonkeyPatch) -> PassTime:
+    """Advances the clock of the test's event loop by seconds, from any thread.
+
+    A test with a long time limit decides by it when the limit is over, however slow the machine is.
+    """
+    loop = asyncio.get_running_loop()
+    real, passed = loop.time, 0.0
+
+    def advance(seconds: float) -> None:
+        nonlocal passed
+        passed += seconds
+        loop.call_soon_threadsafe(lambda: None)  # the loop reads its clock again
+
+    monkeypatch.setattr(loop, "time", lambda: real() + passed)
+    return advance
 
 
 Answer = tuple[int, Any]

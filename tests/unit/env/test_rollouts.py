@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 import pytest
 from tests.support.errors import raises
 from tests.support.grids import rest_is_long
+from tests.unit.env.conftest import PassTime
 from transformers import PreTrainedTokenizerFast
 
 from gristmill import Permit
@@ -34,12 +35,13 @@ from gristmill_env.rewards import Scorer, WeightedReward, create_reward
 from gristmill_env.rollouts.generator import RolloutGenerator
 from gristmill_env.rollouts.groups import RolloutGroup, build_group, version_spans
 from gristmill_env.rollouts.prompts import PromptBuilder
+from gristmill_env.rollouts.turns import RolloutPlayer
 from gristmill_env.saved.group import Attempt, saved_group
 from gristmill_env.settings.run import EnvConfig
 
 SIZE: Final = 3
-LIMIT: Final = 1.0
-"""Seconds of a time limit that no rollout exceeds unless it waits for an event."""
+LIMIT: Final = 60.0
+"""Seconds of a time limit. The clock of the tests passes it when each rollout of the group ended or waits."""
 ITEM = Item(row=0, index=0, prompt="?", answer="2")
 PATIENT: Final = 30.0
 
@@ -59,6 +61,19 @@ class Model:
         return [Completion([50], [-0.5], "stop", [label], server="here") for _ in range(request.count)]
 
 
+class Settled:
+    """Counts the rollouts that ended or wait. With the last of the group, `LIMIT` is over."""
+
+    def __init__(self, pass_time: PassTime) -> None:
+        self._pass_time, self._count, self._lock = pass_time, 0, threading.Lock()
+
+    def add(self) -> None:
+        with self._lock:
+            self._count += 1
+            if self._count == SIZE:
+                self._pass_time(LIMIT)
+
+
 class Game(Environment):
     """Two turns. Each object has a number, in the order of their creation."""
 
@@ -66,6 +81,7 @@ class Game(Environment):
     all_made: threading.Event
     """Set when the first attempt of each rollout of the group exists, so that retries have numbers from SIZE on."""
     let_go: threading.Event
+    settled: Settled
 
     def __init__(self) -> None:
         self.number, self.steps, self.closed = len(self.made), 0, 0
@@ -104,20 +120,29 @@ class FailsTwice(FailsOnce):
 
 
 class Waits(Game):
-    """Rollout 1 waits in its second step until the test ends."""
+    """Rollout 1 waits in its second step until it is closed."""
+
+    def wait(self) -> None:
+        self.settled.add()
+        self.let_go.wait()
 
     def step(self, reply: Reply) -> StepResult:
         if self.number == 1 and self.steps == 1:
-            self.let_go.wait()
+            self.wait()
         return super().step(reply)
 
+    def close(self) -> None:
+        super().close()
+        if self.number == 1:
+            self.let_go.set()
 
-class WaitsInReset(Game):
-    """Rollout 1 waits in its reset until the test ends, so it has no reply."""
+
+class WaitsInReset(Waits):
+    """Rollout 1 waits in its reset until it is closed, so it has no reply."""
 
     def reset(self, item: Item) -> Sequence[Message]:
         if self.number == 1:
-            self.let_go.wait()
+            self.wait()
         return super().reset(item)
 
 
@@ -130,13 +155,24 @@ def model() -> Model:
 
 
 @pytest.fixture
-async def make(model: Model, tokenizer: PreTrainedTokenizerFast) -> AsyncIterator[Make]:
+async def make(
+    model: Model, tokenizer: PreTrainedTokenizerFast, pass_time: PassTime, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Make]:
     """Returns a generator of groups of SIZE rollouts in an environment. The settings are the run's."""
-    Game.made, Game.all_made, Game.let_go = [], threading.Event(), threading.Event()
+    Game.made, Game.all_made, Game.let_go, Game.settled = [], threading.Event(), threading.Event(), Settled(pass_time)
     runners: list[EnvironmentRunner] = []
+    play = RolloutPlayer.play
+
+    async def counted(self: RolloutPlayer, *given: Any) -> Any:
+        try:
+            return await play(self, *given)
+        finally:
+            Game.settled.add()
+
+    monkeypatch.setattr(RolloutPlayer, "play", counted)
 
     def generator(kind: type[Environment], **settings: Any) -> RolloutGenerator:
-        runners.append(EnvironmentRunner(EnvironmentFactory(kind), 60.0))
+        runners.append(EnvironmentRunner(EnvironmentFactory(kind), 10 * LIMIT))
         config = EnvConfig.model_validate({"group_size": SIZE, **settings})
         scorer = Scorer([WeightedReward(create_reward("episode"), 1.0)], has_answer=True)
         servers = cast("ModelServers", model)
@@ -314,21 +350,18 @@ async def test_single_replies_of_the_data_set_share_one_request(make: Make, mode
 
 
 # --- Time limits -----------------------------------------------------------------------------------------------
-@pytest.mark.slow
 async def test_rollout_beyond_its_time_is_left_out(make: Make) -> None:
     group = await roll(make(Waits, rollout_timeout=LIMIT, rollout_retries=0))
     assert ([rollout.reward for rollout in group.rollouts], codes(group.failed)) == ([0.0, 2.0], ["rollout_timeout"])
     assert all_closed()
 
 
-@pytest.mark.slow
 async def test_group_with_too_few_rollouts_in_time_is_dropped_with_its_unfinished_rollouts(make: Make) -> None:
     with raises(RolloutTimeoutError, "rollout_timeout", seconds=LIMIT) as raised:
         await roll(make(Waits, rollout_timeout=LIMIT, rollout_retries=0, min_rollouts=SIZE))
     assert [rollout.finish_reason for rollout in raised.value.rollouts] == ["stop", "stop", "error"]
 
 
-@pytest.mark.slow
 async def test_rollout_beyond_its_time_is_played_again(make: Make) -> None:
     group = await roll(make(Waits, rollout_timeout=LIMIT))
     assert ([rollout.reward for rollout in group.rollouts], group.failed) == ([0.0, 3.0, 2.0], [])
@@ -340,6 +373,7 @@ async def test_rollout_beyond_its_time_is_truncated_at_its_last_reply(make: Make
     async def hold_one_second_reply(request: GenerationRequest) -> None:
         if request.earlier is not None and not held:
             held.append(request)
+            Game.settled.add()
             await asyncio.Event().wait()
 
     model.before = hold_one_second_reply
@@ -355,6 +389,7 @@ async def test_rollout_beyond_its_time_is_truncated_at_its_last_reply(make: Make
 async def test_rollout_beyond_its_time_without_a_reply_is_left_out(make: Make, model: Model, kind: type[Game]) -> None:
     async def hold_the_first_reply(request: GenerationRequest) -> None:
         if kind is Game and len(model.requests) == 1:
+            Game.settled.add()
             await asyncio.Event().wait()
 
     model.before = hold_the_first_reply
@@ -394,7 +429,6 @@ class Unreliable(Environment):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("retries", "left_out"), rest_is_long((1, range(1, 10)), (0, range(50, 200))))
-@pytest.mark.slow
 async def test_failures_of_two_in_a_hundred_rollouts_cost_less_than_one_in_a_hundred_groups(
     make: Make, retries: int, left_out: range, caplog: pytest.LogCaptureFixture
 ) -> None:

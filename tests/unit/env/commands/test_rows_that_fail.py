@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 from tests.support.errors import raises
-from tests.unit.env.conftest import FailingServer
+from tests.unit.env.conftest import FailingServer, PassTime
 from tests.unit.env.inference.conftest import CHAT, answers, said
 
 from gristmill_env.commands import EvaluateOptions, ProcessOptions
@@ -97,20 +97,20 @@ async def test_report_of_an_evaluation_on_training_rows_states_their_number(
     assert "of 3 prompts" in (tmp_path / "out" / "report.html").read_text()
 
 
-@pytest.mark.slow
 async def test_process_skips_a_row_whose_rollout_exceeds_its_time(
-    tmp_path: Path, failing_server: FailingServer, console: Console
+    tmp_path: Path, failing_server: FailingServer, console: Console, pass_time: PassTime
 ) -> None:
     server, let_go = Server(failing_server, set()), threading.Event()
 
     def answer() -> tuple[int, Any]:
         if failing_server.now.body["messages"][-1]["content"] == LONG:
+            pass_time(60)
             let_go.wait(60)
         return answers(said("2"))
 
     failing_server.answers[CHAT] = answer
     options = ProcessOptions(groups=5, out=tmp_path / "out")
-    await process(launch(tmp_path, server.url, rollout_timeout=1.0, rollout_retries=0), options, console)
+    await process(launch(tmp_path, server.url, rollout_timeout=60, rollout_retries=0), options, console)
     let_go.set()
     assert [group.row for group in read_groups(tmp_path / "out" / "groups.jsonl")] == [1, 3]
     assert "3 rows skipped: 3 timeout" in shown(console)

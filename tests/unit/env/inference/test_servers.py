@@ -249,11 +249,11 @@ async def test_slow_request_waits_beyond_its_timeout_while_its_server_answers(
 async def test_slow_request_pauses_a_server_that_answers_nothing(
     two_servers: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gristmill_env.inference.server._QUICK", 0.3)
+    monkeypatch.setattr("gristmill_env.inference.server._QUICK", 1.0)
     frozen, well = two_servers
     good(well)
     good(frozen)
-    async with client(*two_servers, patience=30, timeout=0.5) as servers:
+    async with client(*two_servers, patience=30, timeout=2.0) as servers:
         await servers.connect(patience=5)
         stuck = threading.Event()
 
