@@ -52,7 +52,7 @@ ENVIRONMENT = {
     "dpo": "write pairs of saved completions for DPO",
     "close": "end a run that is not to be continued",
 }
-"""Commands of the package gristmill_env, except `serve`, which is a service."""
+"""Commands of the package gristmill_env, except `serve` and `proxy`, which are services."""
 USES_MODEL = ("check", "try", "process", "evaluate")
 """Commands of the environment that use a model server which `gristmill model start` has started."""
 TRAIN_AGAIN = {

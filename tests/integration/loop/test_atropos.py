@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from statistics import fmean
@@ -26,7 +25,7 @@ ENVIRONMENT = Path(__file__).with_name("sums_env.py")
 def train(vllm: Vllm, folder: Path, steps: int, flags: str = "", *, proxy: bool = False) -> list[dict[str, Any]]:
     """Trains on groups of sums_env.py. Returns the rows of metrics.
 
-    `flags`: of the environment. `proxy`: the environment uses atroposlib's proxy of managed servers.
+    `flags`: of the environment. `proxy`: the environment uses the proxy of managed servers.
     """
     output = Output()
     tokenizer = Manifest.read(vllm.models_dir).tokenizer_path
@@ -35,21 +34,18 @@ def train(vllm: Vllm, folder: Path, steps: int, flags: str = "", *, proxy: bool 
         start_redis(stack, folder / "redis", redis_port)
         start_api(stack, redis_port, api_port)
         api_url = f"http://127.0.0.1:{api_port}"
-        environ = {"PYTHONPATH": ""}
-        if proxy:
-            servers = [{"base_url": f"{vllm.url}/v1", "server_type": "vllm", "api_key": "none"}]
-            config = {"model_name": "tiny", "tokenizer_name": str(tokenizer), "servers": servers}
-            (folder / "servers.json").write_text(json.dumps(config))
-            command = [str(PYTHON), "-m", "atroposlib.envs.server_handling.managed_server_proxy"]
-            command += ["--config", str(folder / "servers.json"), "--host", "127.0.0.1", "--port", str(proxy_port)]
-            environ["ATROPOS_PROXY_URL"] = f"http://127.0.0.1:{proxy_port}"
-            started = stack.start("proxy", command, {"PYTHONPATH": ""})
-            stack.wait_until(started, lambda: answers(f"{environ['ATROPOS_PROXY_URL']}/health"), timeout=120)
         directories = {
             "GRISTMILL_MODELS_DIR": str(vllm.models_dir),
             "GRISTMILL_WEIGHTS_DIR": str(vllm.weights_dir),
             "GRISTMILL_RUNS_DIR": str(folder / "runs"),
         }
+        environ = {"PYTHONPATH": ""}
+        if proxy:
+            environ["ATROPOS_PROXY_URL"] = f"http://127.0.0.1:{proxy_port}"
+            serves = f"proxy --listen 127.0.0.1:{proxy_port} --base_url {vllm.url}/v1"
+            command = [sys.executable, "-m", "gristmill_env", *serves.split()]
+            started = stack.start("proxy", command, directories)
+            stack.wait_until(started, lambda: answers(f"{environ['ATROPOS_PROXY_URL']}/health"), timeout=120)
         serve = (
             f"serve --env.rollout_server_url {api_url} --env.total_steps 100000 --env.data {DATA} {flags} "
             f"--env.tokenizer_name {tokenizer} --openai.tokenizer_name {tokenizer} "

@@ -68,7 +68,7 @@ def test_help_lists_each_command_once(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_commands_of_the_environment_are_those_of_its_package() -> None:
-    assert {*commands.ENVIRONMENT} == {*COMMANDS} - {"serve"}
+    assert {*commands.ENVIRONMENT} == {*COMMANDS} - {"serve", "proxy"}
 
 
 def test_command_of_the_environment_gets_the_arguments_and_the_api(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

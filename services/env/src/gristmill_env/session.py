@@ -146,10 +146,10 @@ class Model:
     manifest: Manifest | None
     """Of this model; None if the model service does not serve it."""
 
-    def generator(self, task: Task) -> RolloutGenerator:
-        """Returns what makes the rollouts of a task."""
-        config, known = task.run.config, self.manifest
-        policy = Policy(
+    def policy(self, config: EnvConfig) -> Policy:
+        """Returns the model with a run's settings for prompts and sampling."""
+        known = self.manifest
+        return Policy(
             name=self.served.name,
             prompts=prompt_builder(config, self.tokenizer),
             servers=self.servers,
@@ -160,7 +160,11 @@ class Model:
             stop_token_ids=tuple(config.dataset.stop_token_ids),
             sampling=config.dataset.more_sampling,
         )
-        return RolloutGenerator(config, policy, task.scorer, task.environments)
+
+    def generator(self, task: Task) -> RolloutGenerator:
+        """Returns what makes the rollouts of a task."""
+        config = task.run.config
+        return RolloutGenerator(config, self.policy(config), task.scorer, task.environments)
 
 
 @dataclass(frozen=True)
@@ -273,13 +277,16 @@ def _for_agent(task: Task, served: ServedModel, policy: Policy) -> tuple[Policy,
     run, config = task.run, task.run.config
     assert config.agent is not None
     manifest = read_manifest(run.deployment.models_dir)
-    # The agent writes its messages itself, so its prompts have neither the run's system prompt nor its prefill.
-    bare = config.dataset.model_copy(update={"system_prompt": None, "prefill": None})
-    without = config.model_copy(update={"dataset": bare, "custom_thinking_prompt": None})
-    prompts = prompt_builder(without, load_tokenizer(_tokenizer(config, manifest, served)))
+    prompts = prompt_builder(for_agents(config), load_tokenizer(_tokenizer(config, manifest, served)))
     policy = dataclasses.replace(policy, prompts=prompts, untrained=config.agent.off_policy == "untrained")
     counts = any("episode_reward" in weighted.reward.asks_for for weighted in task.scorer.rewards)
     return policy, system_prompt(config), counts
+
+
+def for_agents(config: EnvConfig) -> EnvConfig:
+    """Returns the settings without what a run adds to prompts, because an agent writes its messages itself."""
+    bare = config.dataset.model_copy(update={"system_prompt": None, "prefill": None})
+    return config.model_copy(update={"dataset": bare, "custom_thinking_prompt": None})
 
 
 def connect_api(run: RunSettings, patience: float, word: str | None = None) -> Client:

@@ -94,7 +94,7 @@ KEYS: tuple[Key, ...] = (
         "proxy_url",
         Part.FILE,
         Verdict.REFUSED,
-        "Gristmill has no proxy for managed servers; name the model server in base_url",
+        "it is of Atropos' environments (`python -m gristmill_env proxy`); name the model server in base_url",
     ),
     Key("use_local_agents", Part.FILE, Verdict.NO_EFFECT, "nothing of Atropos reads it either", quiet=(False,)),
     _base("tokenizer_name", "the served model's own tokenizer overrides it, if that is known"),

@@ -65,6 +65,14 @@ class CloseOptions(Settings):
     """Id of the run to end."""
 
 
+class ProxyOptions(Settings):
+    """Flags of `proxy`."""
+
+    listen: str | None = None
+    """HOST:PORT. Whoever reaches the port can use the model, without a token. Unset: GRISTMILL_GATEWAY_ADDRESS, which
+    Compose sets, or 127.0.0.1:9100."""
+
+
 class SavedOptions(Settings):
     """The flag that names saved groups."""
 
@@ -197,6 +205,12 @@ def _close(call: Invocation[CloseOptions]) -> Coroutine[Any, Any, None]:
     return close(call.run, call.options, call.console)
 
 
+def _proxy(call: Invocation[ProxyOptions]) -> Coroutine[Any, Any, None]:
+    from gristmill_env.commands.proxy import proxy
+
+    return proxy(call.run, call.options, call.environ)
+
+
 COMMANDS: Mapping[str, Command[Any]] = {
     "serve": Command("feeds a training run (the default)", NoOptions, _serve, takes="config", tells_all=True),
     "try": Command(
@@ -214,4 +228,7 @@ COMMANDS: Mapping[str, Command[Any]] = {
     "sft": Command("writes the best completions of saved groups for SFT", SftOptions, _sft, takes="saved"),
     "close": Command("ends a run that is not to be continued", CloseOptions, _close, takes="run"),
     "dpo": Command("writes pairs of saved completions for DPO", DpoOptions, _dpo, takes="saved"),
+    "proxy": Command(
+        "serves Atropos' proxy of managed servers; needs a model server", ProxyOptions, _proxy, tells_all=True
+    ),
 }

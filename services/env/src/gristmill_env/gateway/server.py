@@ -14,7 +14,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import uvicorn
@@ -30,6 +30,8 @@ from gristmill_env.gateway.dialects import DIALECTS, ChatRequest, Dialect, Reply
 from gristmill_env.gateway.sessions import Session, Sessions
 
 logger = logging.getLogger(__name__)
+
+Coming = TypeVar("Coming")
 
 PORT: Final = 9100
 _LARGEST: Final = 32 * 2**20
@@ -79,11 +81,10 @@ class Gateway:
         async def answer(request: Request) -> Response:
             try:
                 session = self.sessions.find(lambda: _keys(request))
-                prepared = session.prepare(_read(dialect, await read_body(request)))
-                repeats = request.headers.get(_RETRIES, "0") != "0"
-                reply = session.reply(prepared, idempotency=request.headers.get("idempotency-key"), again=repeats)
+                prepared = session.prepare(read_request(dialect, await read_body(request)))
+                reply = session.reply(prepared, **repetition(request))
                 if not prepared.request.stream:
-                    return JSONResponse(dialect.answer(await _unless_gone(reply, request)))
+                    return JSONResponse(dialect.answer(await unless_gone(reply, request)))
             except RequestError as error:
                 logger.debug("the gateway refuses a request: %s", error)
                 return JSONResponse(dialect.error(error), error.status)
@@ -95,7 +96,7 @@ class Gateway:
         return answer
 
 
-def _read(dialect: Dialect, body: dict[str, Any]) -> ChatRequest:
+def read_request(dialect: Dialect, body: dict[str, Any]) -> ChatRequest:
     """Reads a request. Raises RequestError, also for values of other types than the API has."""
     try:
         return dialect.read(body)
@@ -104,8 +105,16 @@ def _read(dialect: Dialect, body: dict[str, Any]) -> ChatRequest:
         raise RequestError(400, "bad_request", text) from error
 
 
-async def _unless_gone(coming: Coroutine[Any, Any, Reply], request: Request) -> Reply:
-    """Returns the reply. Raises ClientDisconnect if the client closes the connection before."""
+def repetition(request: Request) -> dict[str, Any]:
+    """Returns what the request's headers say about repetitions, as the arguments of `Session.reply`."""
+    return {
+        "idempotency": request.headers.get("idempotency-key"),
+        "again": request.headers.get(_RETRIES, "0") != "0",
+    }
+
+
+async def unless_gone(coming: Coroutine[Any, Any, Coming], request: Request) -> Coming:
+    """Returns what is coming. Raises ClientDisconnect if the client closes the connection before."""
     work, gone = asyncio.create_task(coming), asyncio.create_task(_gone(request))
     try:
         await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)

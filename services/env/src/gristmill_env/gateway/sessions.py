@@ -108,6 +108,7 @@ class Prepared:
     """The prompt's tokens that no earlier turn has."""
     token_ids: list[int]
     """The whole prompt."""
+    sampling: SamplingParams
 
 
 class Session:
@@ -186,17 +187,25 @@ class Session:
                 f"the conversation has {len(ids)} tokens; with the reply it may have {self._policy.max_length}",
                 "messages",
             )  # fmt: skip
-        return Prepared(request, place, given, ids)
+        sampling = self._sampling
+        if request.max_tokens is not None:
+            sampling = msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens, request.max_tokens))
+        return Prepared(request, place, given, ids, sampling)
 
-    async def reply(self, prepared: Prepared, *, idempotency: str | None = None, again: bool = False) -> Reply:
+    async def reply(
+        self, prepared: Prepared, *, idempotency: str | None = None, again: bool = False, choice: int = 0
+    ) -> Reply:
         """Returns the model's reply, which is then on disk.
 
         `idempotency`: equal requests with the same key get the same reply. `again`: whether the client repeats a
-        request whose answer it did not receive; the repetition gets the reply to the first. Raises RequestError.
+        request whose answer it did not receive; the repetition gets the reply to the first. `choice`: number of the
+        reply, of several to one request. Raises RequestError.
         """
         name = prepared.place.key
         if idempotency is not None:
             name = hashlib.sha256(name + idempotency.encode()).digest()
+        if choice:
+            name = hashlib.sha256(name + str(choice).encode()).digest()
         task = self._answers.get(name) if again or idempotency is not None else None
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             self._refuse_more()
@@ -263,12 +272,9 @@ class Session:
 
     async def _sample(self, prepared: Prepared, name: bytes) -> Turn:
         request = prepared.request
-        sampling = self._sampling
-        if request.max_tokens is not None:
-            sampling = msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens, request.max_tokens))
         asked = self._policy.request(
             prepared.token_ids,
-            sampling,
+            prepared.sampling,
             request.stop,
             earlier=self._server,
             constraint=request.constraint.sampling,
