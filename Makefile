@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3.11
 # cpu, or cuda for NVIDIA GPUs: from the command line, the environment or .env.
 ifeq ($(origin DEVICE),undefined)
-DEVICE := $(or $(if $(wildcard .env),$(shell python3 sdk/src/gristmill/dotenv.py .env DEVICE)),cpu)
+DEVICE := $(or $(if $(wildcard .env),$(shell python3 sdk/src/gristmill/internal/dotenv.py .env DEVICE)),cpu)
 endif
 VENV := .venv/bin
 ARGS ?=

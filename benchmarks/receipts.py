@@ -21,8 +21,8 @@ from benchmarks import machine, script
 from benchmarks.services import start_services
 from tests.support.stack import ROOT
 
-from gristmill.lines import read_jsonl
-from gristmill.receipts import RECEIPTS_FILE, ReceiptState, read_receipts
+from gristmill.internal.lines import read_jsonl
+from gristmill.internal.receipts import RECEIPTS_FILE, ReceiptState, read_receipts
 
 _WARM = 3
 """Steps at the beginning, which load and compile."""

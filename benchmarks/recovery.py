@@ -27,9 +27,9 @@ from benchmarks import machine, script
 from tests.support.ports import free_port
 from tests.support.stack import ROOT, VLLM_PYTHON, Output, environ, start_api, start_redis, start_vllm
 
-from gristmill.lines import read_jsonl
-from gristmill.metrics import METRICS_FILE
-from gristmill.receipts import RECEIPTS_FILE, ReceiptState, read_receipts
+from gristmill.internal.lines import read_jsonl
+from gristmill.internal.metrics import METRICS_FILE
+from gristmill.internal.receipts import RECEIPTS_FILE, ReceiptState, read_receipts
 from gristmill_cli.local.processes import LocalStack, Service
 from gristmill_cli.local.redis_server import redis_command
 

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 from gristmill import SamplingParams
-from gristmill.disk import write_file
+from gristmill.internal.disk import write_file
 from gristmill_env.gateway import Policy, Session, Sessions, serving
 from gristmill_env.inference import ModelServers
 from gristmill_env.rollouts.prompts import PromptBuilder

@@ -32,10 +32,10 @@ from pydantic.fields import FieldInfo
 
 from error_codes import table_rows
 from gristmill.hyperparameters import TRAINER_ONLY, Hyperparameters
-from gristmill.metrics import Kind
-from gristmill.prometheus import Exported
-from gristmill.settings import flag_names, inner_model
-from gristmill.trouble import CODES
+from gristmill.internal.metrics import Kind
+from gristmill.internal.prometheus import Exported
+from gristmill.internal.settings import flag_names, inner_model
+from gristmill.internal.trouble import CODES
 from gristmill_api import metrics as api_metrics
 from gristmill_api.settings import Limits
 from gristmill_env import prometheus as env_metrics

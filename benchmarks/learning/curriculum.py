@@ -16,7 +16,7 @@ from benchmarks.learning.runs import Curve
 from tests.support.stack import ROOT
 
 from gristmill import PolicyVersion
-from gristmill.saved import saved_groups
+from gristmill.internal.saved import saved_groups
 
 ROWS: Final = 32
 """Rows that are too easy, and as many that are too hard."""

@@ -19,7 +19,7 @@ from benchmarks.services import Services
 from tests.support.stack import MODELS_DIR, ROOT
 
 from gristmill.folders import RunFolder
-from gristmill.lines import read_jsonl
+from gristmill.internal.lines import read_jsonl
 from gristmill_trainer.replay.recorded import RecordedRun
 from gristmill_trainer.replay.retrain import Request, retrain
 

@@ -13,7 +13,7 @@ import yaml
 from benchmarks.services import Services
 from tests.support.stack import ROOT
 
-from gristmill.lines import read_jsonl
+from gristmill.internal.lines import read_jsonl
 from gristmill_cli.local.processes import LocalStackError, Service
 
 _LAST_SECONDS = 60.0

@@ -126,7 +126,7 @@ def test_container_has_limited_resources_and_privileges(stack: ComposeStack, ser
 OFFLINE_WANDB_RUN = """
 import os
 from pathlib import Path
-from gristmill.tracking import start_wandb
+from gristmill.internal.tracking import start_wandb
 run = start_wandb("probe", "env", {}, Path("/runs/probe"), os.environ)
 run.log({"x": 1})
 run.finish()

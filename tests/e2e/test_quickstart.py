@@ -18,7 +18,7 @@ from tests.support.held_out import exact_match
 
 from gristmill import SyncClient, read_rollouts
 from gristmill.archive.run_file import read_run_file
-from gristmill.lines import read_jsonl
+from gristmill.internal.lines import read_jsonl
 
 GROUPS = 16
 """Groups per step of configs/quickstart.yaml."""

@@ -31,9 +31,9 @@ from tests.support.container_faults import Clocks, Disk, Fault, FaultyStack, Kin
 from tests.support.ledger import Ledger
 
 from gristmill import PolicyVersion, RunStatus, SyncClient, read_rollouts
-from gristmill.lines import read_jsonl
-from gristmill.metrics import METRICS_FILE
-from gristmill.receipts import UNPROVEN
+from gristmill.internal.lines import read_jsonl
+from gristmill.internal.metrics import METRICS_FILE
+from gristmill.internal.receipts import UNPROVEN
 from gristmill_env.rollouts.groups import is_version
 from gristmill_trainer.checkpoint.store import read_progress
 from gristmill_trainer.publish.publisher import KEPT

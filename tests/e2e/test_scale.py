@@ -10,7 +10,7 @@ import httpx
 import pytest
 from tests.support.compose import ComposeStack
 
-from gristmill.receipts import RECEIPTS_FILE, ReceiptState, read_receipts
+from gristmill.internal.receipts import RECEIPTS_FILE, ReceiptState, read_receipts
 
 STEPS, GROUPS, ENVIRONMENTS = 6, 16, 4
 OVERRIDE = f"""

@@ -13,7 +13,7 @@ from typing import Any
 from testcontainers.compose import DockerCompose
 from tests.support.ports import free_port
 
-from gristmill.lines import read_jsonl
+from gristmill.internal.lines import read_jsonl
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD_ENV = ROOT / ".gristmill" / "build.env"

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 from gristmill import Client, PermitSession, RunState, RunStatus
-from gristmill.tracking import ObserverErrors
+from gristmill.internal.tracking import ObserverErrors
 from gristmill_api.metrics import STATES, Metrics
 from gristmill_env.inference import ModelServers
 from gristmill_env.prometheus import EnvMetrics

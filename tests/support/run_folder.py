@@ -14,8 +14,8 @@ from tests.support.groups import make_group
 from gristmill import TrajectoryGroup
 from gristmill.archive.drops import Drop, append_drops
 from gristmill.archive.trained import TOKENIZER_FOLDER, TRAINED, TRAINED_SCHEMA, TrainedGroup, TrainedSequence
-from gristmill.archive.writer import RunWriter
-from gristmill.saved import SavedCompletion, SavedGroup
+from gristmill.internal.archive_writer import RunWriter
+from gristmill.internal.saved import SavedCompletion, SavedGroup
 
 CREATED = 1_790_000_000_000
 

@@ -19,7 +19,7 @@ from tests.support.scripted_run import GROUPS_PER_STEP, expected_group, plan
 
 from gristmill import Client, PolicyVersion, RunState
 from gristmill.archive.trained import TRAINED_SCHEMA
-from gristmill.archive.writer import RunWriter
+from gristmill.internal.archive_writer import RunWriter
 
 CHECKPOINT_INTERVAL = 3
 

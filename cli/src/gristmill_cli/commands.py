@@ -21,10 +21,10 @@ from rich.table import Table
 from rich.text import Text
 
 import gristmill_view
-from gristmill.check import Check
 from gristmill.deployment import env_file
 from gristmill.errors import ApiUnreachable, ConfigError, GristmillError
 from gristmill.folders import REPORT_FILE, RunFolder, list_runs
+from gristmill.internal.check import Check
 from gristmill_cli import doctor
 from gristmill_cli.local.options import is_clone, read_options
 from gristmill_cli.page import can_open_page, serve_page

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import httpx
 import msgspec
 
-from gristmill import connections
-from gristmill.archive.writer import MIN_FREE_BYTES
-from gristmill.check import Check, read_memory
 from gristmill.errors import ConfigError
 from gristmill.folders import RunFolder
-from gristmill.trouble import CODES
+from gristmill.internal import connections
+from gristmill.internal.archive_writer import MIN_FREE_BYTES
+from gristmill.internal.check import Check, read_memory
+from gristmill.internal.trouble import CODES
 from gristmill_cli.local.options import PORTS, read_port
 from gristmill_view import run_checks
 

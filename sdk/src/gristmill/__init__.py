@@ -14,9 +14,8 @@ The modules, in the order in which to read them:
     deployment    Deployment: the addresses and folders of a stack; Manifest: the model that the stack serves
     model_servers ServerAddresses: the model servers that a URL represents; dns+http:// finds them by name
 
-docs/api.md ends with a complete trainer and a complete environment. The other modules are for Gristmill's own services:
-settings, hyperparameters, plugins, tracking, metrics, trouble, disk, lines, check, logs, redaction, hosts, stall,
-calls, compression.
+docs/api.md ends with a complete trainer and a complete environment. The package `internal` is for Gristmill's own
+services, and is not part of the contract.
 
 The package gristmill_view reads runs, with the table of all rollouts (docs/look-at-a-run.md). The package
 gristmill_cli has the program `gristmill` (docs/commands.md).

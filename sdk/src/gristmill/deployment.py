@@ -9,10 +9,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from gristmill.disk import write_file
-from gristmill.dotenv import DotenvError, read_env_file
 from gristmill.errors import ConfigError, ManifestError
-from gristmill.redaction import remember
+from gristmill.internal.disk import write_file
+from gristmill.internal.dotenv import DotenvError, read_env_file
+from gristmill.internal.redaction import remember
 
 _LOG = logging.getLogger(__name__)
 API_URL = "http://127.0.0.1:8000"

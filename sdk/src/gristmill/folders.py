@@ -24,16 +24,16 @@ from typing import Annotated, Any
 
 import msgspec
 
-from gristmill import foreign
 from gristmill.archive import segment
 from gristmill.archive.drops import DROPS_FILE, OLDER_DROPS_FILE
 from gristmill.archive.run_file import RUN_FILE, read_run_file
 from gristmill.archive.trained import TOKENIZER_FOLDER, TRAINED_FOLDER
 from gristmill.deployment import RUN_ID, Manifest
 from gristmill.errors import GristmillError
-from gristmill.lines import read_growing_jsonl
-from gristmill.metrics import METRICS_FILE, number, readable
-from gristmill.receipts import RECEIPTS_FILE, Receipt, parse_receipts
+from gristmill.internal import foreign
+from gristmill.internal.lines import read_growing_jsonl
+from gristmill.internal.metrics import METRICS_FILE, number, readable
+from gristmill.internal.receipts import RECEIPTS_FILE, Receipt, parse_receipts
 from gristmill.run import RunRecord
 
 _LOG = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from gristmill.errors import ConfigError
-from gristmill.settings import Settings, parse
+from gristmill.internal.settings import Settings, parse
 
 ObjectiveName = Literal["grpo", "dapo", "bnpo", "dr_grpo", "cispo", "gspo"]
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from gristmill.errors import ApiError, ErrorCode, GristmillError, LeaseLostError, of_thread
 from gristmill.group import PolicyVersion, TrajectoryGroup
-from gristmill.logs import line
+from gristmill.internal.logs import line
 from gristmill.run import Protocol, RunRecord
 from gristmill.sync_client import SyncClient
 

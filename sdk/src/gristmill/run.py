@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from gristmill.group import PolicyVersion, SequenceText, Tokenizer, sequence_texts
-from gristmill.metrics import pace
+from gristmill.internal.metrics import pace
 
 
 class RunState(StrEnum):

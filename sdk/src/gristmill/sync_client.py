@@ -26,8 +26,8 @@ from typing import Any
 
 import httpx
 
-from gristmill import calls, connections
 from gristmill.group import GROUP_MEDIA_TYPE, PolicyVersion, TrajectoryGroup
+from gristmill.internal import calls, connections
 from gristmill.run import (
     AtroposRegistration,
     Claim,

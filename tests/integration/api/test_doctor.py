@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.support.redis_server import ADMIN, RedisServer
 
-from gristmill.check import Check
+from gristmill.internal.check import Check
 from gristmill_api.doctor import before_run, check_redis
 from gristmill_api.settings import Settings
 

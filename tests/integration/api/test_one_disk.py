@@ -18,7 +18,7 @@ from tests.support.small_disk import mounted
 
 from gristmill import Client
 from gristmill.archive import segments
-from gristmill.archive.writer import free_bytes
+from gristmill.internal.archive_writer import free_bytes
 from gristmill_api.store import keys
 
 MIB = 1 << 20

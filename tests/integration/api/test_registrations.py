@@ -17,7 +17,7 @@ from tests.support.groups import make_group
 from tests.support.redis_server import RedisServer
 
 from gristmill import ApiError, Client, Permit, PermitSession, PolicyVersion
-from gristmill.calls import WORD_HEADER, new_word
+from gristmill.internal.calls import WORD_HEADER, new_word
 
 GOOD = "good"
 ENV = {"dataset": "d", "trainer": {"training_steps": 10}}

@@ -23,7 +23,7 @@ from tests.support.scripted_trainer import Checkpoint, train
 
 from gristmill import Client, PolicyVersion, RunState
 from gristmill.archive import segment, segments
-from gristmill.archive.writer import RunWriter
+from gristmill.internal.archive_writer import RunWriter
 from gristmill_api import notifications
 from gristmill_api.metrics import Metrics
 from gristmill_api.notifications import Notifications, listen_to_redis

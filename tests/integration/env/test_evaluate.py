@@ -17,7 +17,7 @@ from tests.integration.env.conftest import HandTrainer
 from tests.support.stack import Vllm
 
 from gristmill.folders import EVALUATION_GROUPS_FILE as GROUPS_FILE
-from gristmill.saved import SavedGroup
+from gristmill.internal.saved import SavedGroup
 from gristmill_env.evaluation.folder import read_evaluation, read_plan
 
 RUN = """

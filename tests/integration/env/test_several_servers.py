@@ -18,7 +18,7 @@ from tests.support.ports import free_port
 from tests.support.stack import MODELS_DIR, Output, Vllm, start_vllm
 
 from gristmill import SamplingParams
-from gristmill.logs import line
+from gristmill.internal.logs import line
 from gristmill_cli.local.processes import LocalStack, Service
 from gristmill_env.inference import GenerationRequest, ModelServers
 from gristmill_env.settings.run import ServerConfig

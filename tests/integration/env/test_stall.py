@@ -9,12 +9,12 @@ import time
 import pytest
 from tests.integration.env.conftest import Environments, HandTrainer
 
-from gristmill.stall import EXIT_CODE
+from gristmill.internal.stall import EXIT_CODE
 from gristmill_cli.local.processes import Service
 
 _HANGING = """
 import ctypes, sys, threading, time
-from gristmill.stall import StallLimits
+from gristmill.internal.stall import StallLimits
 from gristmill_env import serve
 from gristmill_env.cli import main
 serve.STALL = StallLimits(floor={floor}, frozen={frozen})

@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM
 
 from gristmill import Manifest, PolicyVersion
 from gristmill.folders import RunFolder
-from gristmill.lines import read_jsonl
-from gristmill.receipts import RECEIPTS_FILE, read_receipts
+from gristmill.internal.lines import read_jsonl
+from gristmill.internal.receipts import RECEIPTS_FILE, read_receipts
 from gristmill_cli.local.processes import LocalStack
 from gristmill_trainer.doctor import after_run
 from gristmill_trainer.policy import Lora, ModelSource, Policy

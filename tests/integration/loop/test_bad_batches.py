@@ -14,7 +14,7 @@ from tests.support.ports import free_port
 from tests.support.stack import Output, Vllm, start_api, start_redis
 
 from gristmill import SyncClient, TrajectoryGroup
-from gristmill.lines import read_jsonl
+from gristmill.internal.lines import read_jsonl
 from gristmill_cli.local.processes import LocalStack
 from gristmill_trainer.quarantine import read_quarantine
 

@@ -15,7 +15,7 @@ from tests.support.launcher import launch
 from tests.support.stack import ROOT, Vllm
 
 from gristmill import read_rollouts
-from gristmill.lines import read_jsonl
+from gristmill.internal.lines import read_jsonl
 
 pytestmark = pytest.mark.long
 PATHS = {

@@ -23,8 +23,8 @@ from tests.support.stack import MODELS_DIR, ROOT, Vllm, start_vllm
 
 from gristmill import Manifest, PolicyVersion, read_rollouts
 from gristmill.archive.run_file import read_run_file
-from gristmill.lines import read_jsonl
-from gristmill.receipts import RECEIPTS_FILE, read_receipts
+from gristmill.internal.lines import read_jsonl
+from gristmill.internal.receipts import RECEIPTS_FILE, read_receipts
 from gristmill_cli.local.processes import LocalStack, listens
 from gristmill_trainer.policy import ModelSource, Policy
 from gristmill_trainer.publish.pool import ModelServers

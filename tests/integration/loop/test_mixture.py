@@ -15,8 +15,8 @@ from tests.support.launcher import launch
 from tests.support.stack import Vllm
 
 from gristmill import read_rollouts
-from gristmill.lines import read_jsonl
-from gristmill.receipts import RECEIPTS_FILE, ReceiptState, read_receipts
+from gristmill.internal.lines import read_jsonl
+from gristmill.internal.receipts import RECEIPTS_FILE, ReceiptState, read_receipts
 
 STEPS, GROUPS = 8, 16
 SOURCES = {"calculator", "programs", "sums"}

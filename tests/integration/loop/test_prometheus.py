@@ -18,7 +18,7 @@ from tests.support.prometheus_server import PrometheusServer, program, promtool,
 from tests.support.stack import Output, Vllm, start_api, start_redis
 from tests.unit.monitoring.test_queries import VLLM
 
-from gristmill.lines import read_jsonl
+from gristmill.internal.lines import read_jsonl
 from gristmill_cli.local.processes import LocalStack, answers
 
 STEPS = 3

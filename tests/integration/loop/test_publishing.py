@@ -22,7 +22,7 @@ from tests.support.ports import free_port
 from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis
 
 from gristmill import Manifest, PolicyVersion, SyncClient
-from gristmill.lines import read_jsonl
+from gristmill.internal.lines import read_jsonl
 from gristmill_cli.local.processes import LocalStack
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.policy import ModelSource, Policy

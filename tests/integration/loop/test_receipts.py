@@ -11,8 +11,8 @@ from tests.support.ports import free_port
 from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis
 
 from gristmill import SyncClient
-from gristmill.lines import read_jsonl
-from gristmill.receipts import RECEIPTS_FILE, Proven, ReceiptState, proven, read_receipts
+from gristmill.internal.lines import read_jsonl
+from gristmill.internal.receipts import RECEIPTS_FILE, Proven, ReceiptState, proven, read_receipts
 from gristmill_cli.local.processes import LocalStack, Service
 
 STEPS = 4

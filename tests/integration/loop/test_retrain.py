@@ -32,8 +32,8 @@ from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis, star
 from gristmill import SyncClient, TrajectoryGroup
 from gristmill.archive import ArchivedGroup, read_archive, segment, segments
 from gristmill.archive.run_file import read_run_file
-from gristmill.archive.writer import RunWriter
-from gristmill.lines import read_jsonl
+from gristmill.internal.archive_writer import RunWriter
+from gristmill.internal.lines import read_jsonl
 from gristmill_cli.local.processes import LocalStack
 from gristmill_cli.main import main
 from gristmill_trainer.checkpoint.digests import DIGESTS_FILE, lineage, read_digests

@@ -18,8 +18,8 @@ from tests.support.ports import free_port
 from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis, start_vllm
 
 from gristmill import PolicyVersion, SyncClient
-from gristmill.logs import line
-from gristmill.receipts import RECEIPTS_FILE, ReceiptState, read_receipts
+from gristmill.internal.logs import line
+from gristmill.internal.receipts import RECEIPTS_FILE, ReceiptState, read_receipts
 from gristmill_cli.local.processes import LocalStack, Service
 
 _WITH_NAMES = """

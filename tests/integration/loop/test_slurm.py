@@ -18,9 +18,9 @@ from tests.support.stack import MODELS_DIR, ROOT
 from gristmill import PolicyVersion, RunState, SyncClient
 from gristmill.archive import read_archive
 from gristmill.archive.run_file import read_run_file
-from gristmill.lines import read_jsonl
-from gristmill.metrics import METRICS_FILE
-from gristmill.receipts import RECEIPTS_FILE, ReceiptState, read_receipts
+from gristmill.internal.lines import read_jsonl
+from gristmill.internal.metrics import METRICS_FILE
+from gristmill.internal.receipts import RECEIPTS_FILE, ReceiptState, read_receipts
 
 GROUPS_PER_STEP = 16
 _MINUTES = 60

@@ -15,14 +15,14 @@ from tests.support.ports import free_port
 from tests.support.stack import Output, Vllm, start_api, start_redis
 
 from gristmill import SyncClient
-from gristmill.stall import EXIT_CODE
+from gristmill.internal.stall import EXIT_CODE
 from gristmill_cli.local.processes import LocalStack, Service
 
 STEPS, GROUPS = 2, 2
 RUN = "stalls"
 _HANGING = """
 import ctypes, os, sys, threading
-from gristmill.stall import StallLimits
+from gristmill.internal.stall import StallLimits
 from gristmill_trainer import startup
 from gristmill_trainer.__main__ import main
 from gristmill_trainer.learner import Learner

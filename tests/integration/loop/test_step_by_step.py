@@ -16,7 +16,7 @@ from tests.support.ports import free_port
 from tests.support.stack import ROOT, Output, Vllm
 
 from gristmill import SyncClient
-from gristmill.lines import read_jsonl
+from gristmill.internal.lines import read_jsonl
 from gristmill_cli.local.processes import LocalStack, answers
 
 

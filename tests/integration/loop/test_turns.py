@@ -10,7 +10,7 @@ from tests.support.launcher import launch
 from tests.support.stack import Vllm
 
 from gristmill import TrajectoryGroup, read_rollouts
-from gristmill.lines import read_jsonl
+from gristmill.internal.lines import read_jsonl
 
 
 @pytest.mark.long

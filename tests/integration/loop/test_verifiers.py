@@ -12,7 +12,7 @@ from tests.support.ports import free_port
 from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis
 
 from gristmill import read_rollouts
-from gristmill.lines import read_jsonl
+from gristmill.internal.lines import read_jsonl
 from gristmill_cli.local.processes import LocalStack
 
 PYTHON = ROOT / ".venv-verifiers" / "bin" / "python"

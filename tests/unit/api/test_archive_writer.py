@@ -23,7 +23,7 @@ from tests.support.groups import make_group
 
 from gristmill import ArchiveError, read_archive, read_rollouts
 from gristmill.archive import segment, segments
-from gristmill.archive.writer import RunWriter
+from gristmill.internal.archive_writer import RunWriter
 
 pytestmark = pytest.mark.slow
 
@@ -176,7 +176,7 @@ def test_interrupted_write_keeps_the_complete_groups(tmp_path: Path) -> None:
 _FULL = """
 import os, resource, sys
 from pathlib import Path
-from gristmill.archive.writer import RunWriter
+from gristmill.internal.archive_writer import RunWriter
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (256 << 10, 256 << 10))
 written = 0

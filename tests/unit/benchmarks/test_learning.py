@@ -11,7 +11,7 @@ import yaml
 from benchmarks.learning import curriculum, report, sums
 from benchmarks.learning.runs import Case, Curve
 
-from gristmill.saved import SavedCompletion, SavedGroup
+from gristmill.internal.saved import SavedCompletion, SavedGroup
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.session import load_tasks
 

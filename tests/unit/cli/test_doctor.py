@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gristmill.check import Check
+from gristmill.internal.check import Check
 from gristmill_cli.doctor import Gpu, Machine, beyond_check, checks, examine, port_use, split_gpus
 from gristmill_env.run_settings import RunSettings
 

@@ -119,3 +119,10 @@ def test_picture_of_the_packages_has_the_layers_of_the_code() -> None:
     assert [row[1:] for row in rows] == LAYERS
     for folder, *packages in rows:
         assert {FOLDERS[name].relative_to(ROOT).parts[0] for name in packages} == {folder.rstrip("/")}
+
+
+def test_examples_import_no_internals() -> None:
+    files = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "configs").rglob("*.py")]
+    assert len(files) > 25
+    uses = re.compile(r"^\s*(from|import) gristmill\.internal", re.MULTILINE)
+    assert [str(path.relative_to(ROOT)) for path in files if uses.search(path.read_text())] == []

@@ -13,7 +13,7 @@ import numpy as np
 from tests.support.groups import make_group
 
 from gristmill import TrajectoryGroup
-from gristmill.calls import decode_batch
+from gristmill.internal.calls import decode_batch
 from gristmill_api.http.framing import array_header, bin_header
 
 PAGE = Path(__file__).parents[3] / "docs" / "api.md"

@@ -15,7 +15,7 @@ from tests.unit.env.conftest import FailingServer
 from tests.unit.env.gateway.conftest import TEMPLATE
 from transformers import PreTrainedTokenizerFast
 
-from gristmill.check import Check
+from gristmill.internal.check import Check
 from gristmill_env.doctor import before_run, check_sampling
 from gristmill_env.inference.http import ServerHttp
 

@@ -26,7 +26,7 @@ from tests.support.grids import rest_is_long
 from tests.unit.env.conftest import FailingServer
 from tests.unit.env.inference.conftest import CHAT, answers, said
 
-from gristmill.logs import LineFormatter
+from gristmill.internal.logs import LineFormatter
 from gristmill_env.data import Item, user
 from gristmill_env.environments import (
     Environment,

@@ -7,7 +7,7 @@ import re
 import msgspec
 from tests.support.exported_metrics import ROOT, alerts, exported
 
-from gristmill.metrics import FIELDS, StepMetrics
+from gristmill.internal.metrics import FIELDS, StepMetrics
 from gristmill_view import report
 
 PAGE = (ROOT / "docs" / "metrics.md").read_text()

@@ -8,9 +8,9 @@ import pytest
 from pydantic import Field
 from tests.support.errors import raises
 
-from gristmill.assignments import parse_assignments
 from gristmill.errors import ConfigError, UnknownKeyError
-from gristmill.settings import Settings
+from gristmill.internal.assignments import parse_assignments
+from gristmill.internal.settings import Settings
 
 
 class Server(Settings):

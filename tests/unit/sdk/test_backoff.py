@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gristmill.backoff import Backoff, asked_pause
+from gristmill.internal.backoff import Backoff, asked_pause
 
 
 def test_backoff_grows_to_its_limit_with_jitter() -> None:

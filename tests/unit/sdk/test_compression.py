@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.groups import make_group
 
-from gristmill.compression import CompressionError, InflatedTooLarge, deflate, inflate
+from gristmill.internal.compression import CompressionError, InflatedTooLarge, deflate, inflate
 
 LIMIT = 1 << 20
 

@@ -18,7 +18,8 @@ import uvicorn
 import yaml
 from pydantic import ValidationError
 
-from gristmill import Client, ConfigError, SyncClient, connections
+from gristmill import Client, ConfigError, SyncClient
+from gristmill.internal import connections
 from gristmill_cli import doctor
 from gristmill_cli.local import processes
 from gristmill_env.inference.http import ServerHttp
@@ -32,7 +33,7 @@ ROOT = Path(__file__).parents[3]
 _VANISH = """
 import fcntl, socket, struct, sys, threading
 import httpx
-from gristmill import connections
+from gristmill.internal import connections
 
 def loopback(up):
     with socket.socket() as any_socket:

@@ -7,8 +7,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from gristmill.disk import complete_file, write_file
-from gristmill.lines import LineFile, read_lines
+from gristmill.internal.disk import complete_file, write_file
+from gristmill.internal.lines import LineFile, read_lines
 
 
 def test_a_complete_file_replaces_the_old_file_only_at_the_end(tmp_path: Path) -> None:

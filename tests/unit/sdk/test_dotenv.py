@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from tests.support.errors import raises
 
-from gristmill import ConfigError, dotenv
+from gristmill import ConfigError
 from gristmill.deployment import env_file
-from gristmill.dotenv import DotenvError, read_env_file
+from gristmill.internal import dotenv
+from gristmill.internal.dotenv import DotenvError, read_env_file
 
 ENVIRON = {"SET": "outer", "FROMENV": "1"}
 

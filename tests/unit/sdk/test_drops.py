@@ -11,7 +11,7 @@ import pytest
 
 from gristmill import read_archive
 from gristmill.archive.drops import Drop, append_drops, read_drops
-from gristmill.archive.writer import RunWriter
+from gristmill.internal.archive_writer import RunWriter
 
 
 def drop(number: int) -> Drop:

@@ -8,7 +8,7 @@ import pytest
 from tests.support.errors import raises
 
 from gristmill import ConfigError
-from gristmill.hosts import AllowedHosts
+from gristmill.internal.hosts import AllowedHosts
 
 MACHINE = socket.gethostname()
 HOSTS = AllowedHosts.read({"API_ALLOWED_HOSTS": " GPU-box.lan , *.example.com,, rig"})

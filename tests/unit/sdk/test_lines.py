@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gristmill import lines as lines_module
-from gristmill.lines import read_growing_jsonl, read_jsonl
+from gristmill.internal import lines as lines_module
+from gristmill.internal.lines import read_growing_jsonl, read_jsonl
 
 
 def lines(*steps: int) -> str:

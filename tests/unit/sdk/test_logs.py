@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill import logs
+from gristmill.internal import logs
 
 CONTROL = [*map(chr, range(0x20)), *map(chr, range(0x7F, 0xA0)), *"\u2028\u2029\u202e\u2066\u200f"]
 
@@ -82,8 +82,8 @@ def test_weights_and_biases_logs_without_errors(tmp_path: Path) -> None:
     """W&B's own log file formats the process id as a number, so `logging.logProcesses` must stay on."""
     program = f"""
 import pathlib
-from gristmill import logs
-from gristmill.tracking import start_wandb
+from gristmill.internal import logs
+from gristmill.internal.tracking import start_wandb
 logs.setup("env")
 run = start_wandb("run-1", "env", {{}}, pathlib.Path({str(tmp_path)!r}), {{"WANDB_MODE": "offline"}})
 run.log({{"loss": 1.0}})

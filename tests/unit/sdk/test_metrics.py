@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gristmill.lines import JsonlWriter, read_jsonl
+from gristmill.internal.lines import JsonlWriter, read_jsonl
 
 
 def test_rows_that_a_resumed_trainer_repeats_are_dropped(tmp_path: Path) -> None:

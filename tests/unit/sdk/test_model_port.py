@@ -11,7 +11,7 @@ import sys
 import pytest
 from tests.support.ports import free_port
 
-from gristmill.model_port import ModelPort
+from gristmill.internal.model_port import ModelPort
 
 
 async def _server(name: str) -> asyncio.Server:
@@ -57,7 +57,7 @@ async def test_connections_go_to_the_servers_in_turn_and_skip_a_dead_server() ->
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_program_ends_with_a_signal_to_stop(number: signal.Signals) -> None:
     address = f"127.0.0.1:{free_port()}"
-    command = [sys.executable, "-m", "gristmill.model_port", address, "http://127.0.0.1:9"]
+    command = [sys.executable, "-m", "gristmill.internal.model_port", address, "http://127.0.0.1:9"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as program:
         assert program.stderr is not None
         assert address in program.stderr.readline()
@@ -68,7 +68,7 @@ def test_program_ends_with_a_signal_to_stop(number: signal.Signals) -> None:
 @pytest.mark.slow
 def test_program_under_nohup_ignores_sighup() -> None:
     address = f"127.0.0.1:{free_port()}"
-    command = ["nohup", sys.executable, "-m", "gristmill.model_port", address, "http://127.0.0.1:9"]
+    command = ["nohup", sys.executable, "-m", "gristmill.internal.model_port", address, "http://127.0.0.1:9"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as program:
         assert program.stderr is not None
         while address not in program.stderr.readline():
@@ -81,6 +81,6 @@ def test_program_under_nohup_ignores_sighup() -> None:
 @pytest.mark.parametrize(("address", "urls", "code"), [("9001", "http://m:1", "listen_address"), (":1", "m", "listen")])
 @pytest.mark.slow
 def test_program_refuses_a_wrong_address(address: str, urls: str, code: str) -> None:
-    command = [sys.executable, "-m", "gristmill.model_port", address, urls]
+    command = [sys.executable, "-m", "gristmill.internal.model_port", address, urls]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, f"[{code}" in done.stderr) == (2, True)

@@ -12,7 +12,7 @@ from tests.support.errors import raises
 from tests.support.ports import free_port
 
 from gristmill import ConfigError
-from gristmill.prometheus import metrics_endpoint, parse_address
+from gristmill.internal.prometheus import metrics_endpoint, parse_address
 
 
 def get(url: str, **headers: str) -> tuple[int, str]:

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, SecretStr
 
-from gristmill import ConfigError, Deployment, redaction
-from gristmill.logs import setup
-from gristmill.redaction import is_secret, redact, redact_arguments, remember, remember_secrets
-from gristmill.settings import Settings, load_yaml, parse, parse_flags
+from gristmill import ConfigError, Deployment
+from gristmill.internal import redaction
+from gristmill.internal.logs import setup
+from gristmill.internal.redaction import is_secret, redact, redact_arguments, remember, remember_secrets
+from gristmill.internal.settings import Settings, load_yaml, parse, parse_flags
 from gristmill_env.settings.dataset import DatasetConfig
 from gristmill_env.settings.run import EnvConfig, ServerConfig
 from gristmill_trainer.settings import TrainerSettings

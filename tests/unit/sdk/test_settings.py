@@ -9,7 +9,7 @@ import pytest
 from tests.support.errors import raises
 
 from gristmill import ConfigError
-from gristmill.settings import Settings, find_config, load_yaml, merge, parse, parse_flag_sets, parse_flags
+from gristmill.internal.settings import Settings, find_config, load_yaml, merge, parse, parse_flag_sets, parse_flags
 
 
 class _Data(Settings):

@@ -10,9 +10,9 @@ from contextlib import closing
 
 import pytest
 
-from gristmill.metrics import StepMetrics
-from gristmill.redaction import remember
-from gristmill.trouble import CODES
+from gristmill.internal.metrics import StepMetrics
+from gristmill.internal.redaction import remember
+from gristmill.internal.trouble import CODES
 from gristmill_trainer.display import Display
 
 

@@ -15,7 +15,7 @@ import torch
 from tests.support.groups import make_group
 
 from gristmill import PolicyVersion
-from gristmill.metrics import StepMetrics
+from gristmill.internal.metrics import StepMetrics
 from gristmill_trainer.data.checks import Limits
 from gristmill_trainer.data.samples import Statistics, to_samples
 from gristmill_trainer.data.types import Reason

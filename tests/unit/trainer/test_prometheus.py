@@ -10,9 +10,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from tests.unit.trainer.test_metrics import metrics, nothing, result, statistics
 
-from gristmill.metrics import FIELDS, Kind, StepMetrics
-from gristmill.receipts import Receipt, ReceiptState
-from gristmill.tracking import ObserverErrors
+from gristmill.internal.metrics import FIELDS, Kind, StepMetrics
+from gristmill.internal.receipts import Receipt, ReceiptState
+from gristmill.internal.tracking import ObserverErrors
 from gristmill_trainer.prometheus import StepCollector
 from gristmill_trainer.receipts.receipts import receipt_metrics
 

@@ -15,9 +15,10 @@ from tests.support.grids import rest_is_long
 from tests.support.groups import make_group
 from tests.support.run_folder import RunFolderWriter
 
-from gristmill import GristmillError, foreign
+from gristmill import GristmillError
 from gristmill.archive.run_file import RUN_FILE
 from gristmill.folders import RunFolder, list_runs
+from gristmill.internal import foreign
 from gristmill_cli.main import main
 from gristmill_view import queries, run_checks
 from gristmill_view.rollouts import build

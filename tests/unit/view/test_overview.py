@@ -21,8 +21,8 @@ from gristmill import GristmillError, RunState
 from gristmill.archive.drops import Drop, append_drops
 from gristmill.archive.run_file import write_run_file
 from gristmill.folders import RunFolder
-from gristmill.receipts import Receipt
-from gristmill.trouble import CODES, ServerFacts
+from gristmill.internal.receipts import Receipt
+from gristmill.internal.trouble import CODES, ServerFacts
 from gristmill_view.facts import Facts, Service, read_files
 from gristmill_view.overview import evaluation_point, overview, to_json
 

@@ -27,8 +27,8 @@ from tests.support.run_folder import CREATED, RunFolderWriter, synthetic_run
 from tests.unit.view.recorded import LOGS, record
 
 import gristmill
-from gristmill import redaction
 from gristmill.archive.run_file import read_run_file, write_run_file
+from gristmill.internal import redaction
 from gristmill_cli.local.processes import LocalStack, answers
 from gristmill_cli.main import main
 from gristmill_view import pack, sql

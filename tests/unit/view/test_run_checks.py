@@ -13,10 +13,10 @@ from tests.support.run_folder import CREATED, RunFolderWriter, synthetic_run
 from tests.unit.view.recorded import record
 
 from gristmill.archive.run_file import write_run_file
-from gristmill.check import Check
 from gristmill.folders import RunFolder
-from gristmill.lines import read_jsonl
-from gristmill.receipts import RECEIPTS_FILE, Receipt, ReceiptState
+from gristmill.internal.check import Check
+from gristmill.internal.lines import read_jsonl
+from gristmill.internal.receipts import RECEIPTS_FILE, Receipt, ReceiptState
 from gristmill_cli.main import main
 from gristmill_view.run_checks import check_files
 

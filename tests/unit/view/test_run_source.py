@@ -16,7 +16,7 @@ from tests.support.run_folder import RunFolderWriter
 from tests.unit.view.recorded import record
 
 from gristmill.archive.run_file import write_run_file
-from gristmill.metrics import readable
+from gristmill.internal.metrics import readable
 from gristmill.run import RunState
 from gristmill_view import queries
 from gristmill_view.facts import Facts

@@ -32,7 +32,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gristmill import hosts
+from gristmill.internal import hosts
 from gristmill_view.feed import Feeds
 from gristmill_view.run_source import RunSource
 from gristmill_view.source import ORDERS, Download, RolloutQuery, ViewError, in_thread

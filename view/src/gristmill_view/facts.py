@@ -21,17 +21,17 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from gristmill import connections, foreign
 from gristmill.archive.drops import read_drops
 from gristmill.errors import GristmillError
 from gristmill.folders import EVALUATION_RESULTS_FILE, EVALUATIONS_FOLDER, RunFolder, last_change
 from gristmill.group import PolicyVersion
-from gristmill.metrics import METRICS_FILE, readable
+from gristmill.internal import connections, foreign
+from gristmill.internal.metrics import METRICS_FILE, readable
+from gristmill.internal.receipts import Receipt
+from gristmill.internal.trouble import ServerFacts, read_server
 from gristmill.model_servers import ServerAddresses, find_all
-from gristmill.receipts import Receipt
 from gristmill.run import Environment, RunRecord, RunState, RunStatus
 from gristmill.sync_client import SyncClient
-from gristmill.trouble import ServerFacts, read_server
 from gristmill_view.phases import Log, read_log
 
 STALE_S: Final = 120.0

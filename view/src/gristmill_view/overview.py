@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 
 from gristmill.group import PolicyVersion
-from gristmill.metrics import number as _number
-from gristmill.metrics import pace
-from gristmill.receipts import proven
+from gristmill.internal.metrics import number as _number
+from gristmill.internal.metrics import pace
+from gristmill.internal.receipts import proven
+from gristmill.internal.trouble import Trouble, asks
 from gristmill.run import RunState
-from gristmill.trouble import Trouble, asks
 from gristmill_view.facts import Facts, Service, row_seconds, trainer_has_batch
 from gristmill_view.series import flat
 from gristmill_view.trouble import troubles

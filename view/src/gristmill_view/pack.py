@@ -29,14 +29,14 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
-from gristmill import foreign
 from gristmill.archive import segment
 from gristmill.archive.trained import TOKENIZER_FOLDER, TRAINED_FOLDER
 from gristmill.deployment import RUN_ID
-from gristmill.disk import complete_file
 from gristmill.errors import GristmillError
 from gristmill.folders import ORIGIN_FOLDER, RunFolder
-from gristmill.redaction import redact, redact_text
+from gristmill.internal import foreign
+from gristmill.internal.disk import complete_file
+from gristmill.internal.redaction import redact, redact_text
 from gristmill_view.secrets import SecretSearch, cannot_be_searched, gzip_parts, is_gzip
 
 SUFFIX: Final = ".gristmill.zip"

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from gristmill import foreign
+from gristmill.internal import foreign
 
 _TAIL_BYTES = 64 * 1024
 """Read from the end of a log."""
 _WARNINGS = 5
 _LINE = re.compile(r"^\d\d:\d\d:\d\d (?P<service>\S+) +(?P<level>[A-Z]+) +(?P<text>.*)$")
-"""A line of `gristmill.logs`. vLLM's and Redis' own lines have other forms."""
+"""A line of `gristmill.internal.logs`. vLLM's and Redis' own lines have other forms."""
 _STEP = re.compile(r"^step (?P<step>\d+)/(?P<steps>\d+)  (?P<text>.*?)(?:  seconds: .*)?$")
 _STARTED = re.compile(r"^--- started (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),")
 ANSWERS: Final = "answers"

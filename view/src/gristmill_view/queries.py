@@ -16,7 +16,7 @@ import msgspec
 
 from gristmill.archive.run_file import RUN_FILE
 from gristmill.folders import RunFolder, list_runs
-from gristmill.metrics import METRICS_FILE
+from gristmill.internal.metrics import METRICS_FILE
 from gristmill_view import groups
 from gristmill_view.facts import Facts, read_files
 from gristmill_view.groups import shown_id

@@ -25,8 +25,8 @@ from typing import Any, Final, TypeVar
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from gristmill.disk import complete_file
-from gristmill.redaction import redact
+from gristmill.internal.disk import complete_file
+from gristmill.internal.redaction import redact
 from gristmill_view.run_source import RunSource
 from gristmill_view.samples import question
 from gristmill_view.source import Overview, ViewError

@@ -28,14 +28,14 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 
-from gristmill import foreign, metrics
 from gristmill.archive import segment
 from gristmill.archive.dropped import DroppedContents
 from gristmill.archive.drops import Drop, read_drops
 from gristmill.archive.trained import TrainedGroup
-from gristmill.disk import write_file
 from gristmill.errors import GristmillError
 from gristmill.folders import EVALUATION_RESULTS_FILE, RunFolder
+from gristmill.internal import foreign, metrics
+from gristmill.internal.disk import write_file
 from gristmill.run import MOST_GROUPS_OF_ROW
 from gristmill_view.pack import open_run
 from gristmill_view.rows import (

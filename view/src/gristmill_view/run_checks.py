@@ -10,14 +10,14 @@ from typing import Any, Final
 from gristmill.archive import ArchiveError, segment
 from gristmill.archive.drops import read_drops
 from gristmill.archive.trained import NOT_RECORDED, TrainedGroup
-from gristmill.check import Check
 from gristmill.errors import GristmillError
 from gristmill.folders import RunFolder
-from gristmill.lines import read_growing_jsonl
-from gristmill.receipts import RECEIPTS_FILE, ReceiptState, failing, parse_receipts, proven
-from gristmill.redaction import redact_text
+from gristmill.internal.check import Check
+from gristmill.internal.lines import read_growing_jsonl
+from gristmill.internal.receipts import RECEIPTS_FILE, ReceiptState, failing, parse_receipts, proven
+from gristmill.internal.redaction import redact_text
+from gristmill.internal.trouble import CODES
 from gristmill.run import RunState
-from gristmill.trouble import CODES
 from gristmill_view.trouble import differing, on_policy
 
 _LISTED: Final = 5

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gristmill import foreign
 from gristmill.group import Tokenizer
-from gristmill.logs import escaped
+from gristmill.internal import foreign
+from gristmill.internal.logs import escaped
 from gristmill.run import Example
 from gristmill.sync_client import SyncClient
 from gristmill_view import turns

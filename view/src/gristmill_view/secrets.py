@@ -21,7 +21,7 @@ from typing import BinaryIO, Final
 from urllib.parse import quote, quote_plus
 
 from gristmill.deployment import env_file
-from gristmill.redaction import is_secret, remember, secrets_in_urls
+from gristmill.internal.redaction import is_secret, remember, secrets_in_urls
 
 SHORTEST: Final = 8
 """Least characters of a secret that is searched. Shorter values also occur in ordinary words."""

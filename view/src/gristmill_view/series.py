@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gristmill.metrics import number
+from gristmill.internal.metrics import number
 
 _Floats = np.ndarray[Any, np.dtype[np.float64]]
 _Integers = np.ndarray[Any, np.dtype[np.int64]]

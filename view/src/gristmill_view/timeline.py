@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gristmill.metrics import number
+from gristmill.internal.metrics import number
 from gristmill_view.source import Lane, Span, Timeline, ViewError
 
 _PHASES: Final = ("checkpoint", "publish", "wait", "pack", "train")

@@ -1,4 +1,4 @@
-"""The rules that find trouble in a run. gristmill.trouble has the table of codes, and the rules of a run that waits.
+"""The rules that find trouble in a run. gristmill.internal.trouble has the codes, and the rules of a run that waits.
 
 The rules look at counts, metrics, receipts and files only, so they work live and on the files of a crashed run.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from gristmill.archive.writer import MIN_FREE_BYTES
 from gristmill.group import PolicyVersion
-from gristmill.receipts import failing
+from gristmill.internal.archive_writer import MIN_FREE_BYTES
+from gristmill.internal.receipts import failing
+from gristmill.internal.trouble import CODES, Live, Trouble, by_importance, delays, groups_dropped
 from gristmill.run import Protocol, RunState
-from gristmill.trouble import CODES, Live, Trouble, by_importance, delays, groups_dropped
 from gristmill_view.facts import Facts, trainer_has_batch
 
 _TRAINER_QUIET_S = 60.0

@@ -21,9 +21,9 @@ from gristmill import ApiError, ErrorCode, GristmillError, PolicyVersion, RunSta
 from gristmill.archive.run_file import RUN_FILE, read_run_file
 from gristmill.folders import REPORT_FILE, RunFolder
 from gristmill.group import Tokenizer
-from gristmill.lines import read_jsonl
-from gristmill.logs import escaped
-from gristmill.metrics import METRICS_FILE
+from gristmill.internal.lines import read_jsonl
+from gristmill.internal.logs import escaped
+from gristmill.internal.metrics import METRICS_FILE
 from gristmill_cli.local.options import PROGRAM, command
 from gristmill_cli.local.processes import STARTED, WENT_WELL, LocalStack
 from gristmill_cli.terminal import Command, summary

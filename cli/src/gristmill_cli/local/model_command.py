@@ -12,8 +12,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from gristmill import GristmillError
-from gristmill.check import Check
 from gristmill.deployment import env_file
+from gristmill.internal.check import Check
 from gristmill_cli import doctor
 from gristmill_cli.local.options import ROOT, read_dotenv, read_port, require_clone
 from gristmill_cli.local.processes import LocalStackError, listens

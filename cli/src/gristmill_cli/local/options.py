@@ -12,8 +12,8 @@ from pathlib import Path
 
 from gristmill import ConfigError
 from gristmill.deployment import env_file
-from gristmill.dotenv import read_env_file
-from gristmill.redaction import redact
+from gristmill.internal.dotenv import read_env_file
+from gristmill.internal.redaction import redact
 
 ROOT = Path(__file__).resolve().parents[4]
 """The clone of the repository: its configs/, .venv-model, .gristmill/ and runs/."""

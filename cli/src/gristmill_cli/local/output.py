@@ -17,7 +17,7 @@ from typing import Self
 from rich.console import Console
 from rich.text import Text
 
-from gristmill.logs import escaped
+from gristmill.internal.logs import escaped
 from gristmill_cli.local.local_run import LocalRun
 from gristmill_cli.local.processes import print_line
 from gristmill_cli.terminal import LiveView, Screen, redraws

@@ -103,7 +103,7 @@ class Secrets:
 def _write(path: Path, text: str) -> None:
     """Replaces the file atomically. Other users cannot read it at any time.
 
-    `make secure` runs this file without our packages, so `gristmill.disk.write_file` is not here.
+    `make secure` runs this file without our packages, so `gristmill.internal.disk.write_file` is not here.
     """
     new = path.with_name(f".{path.name}.new")
     handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import httpx
 
-from gristmill import Deployment, SyncClient, connections
+from gristmill import Deployment, SyncClient
+from gristmill.internal import connections
 from gristmill_cli.local.options import ROOT
 from gristmill_cli.local.processes import LocalStack, LocalStackError, Service, answers, free_port, listens
 from gristmill_cli.local.redis_server import redis_command

@@ -27,8 +27,9 @@ from typing import Final
 import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from gristmill import Manifest, ManifestError, connections
-from gristmill.disk import write_file
+from gristmill import Manifest, ManifestError
+from gristmill.internal import connections
+from gristmill.internal.disk import write_file
 from gristmill_cli.local.processes import GRACE, WENT_WELL, LocalStackError, answers, listens
 from gristmill_model.revision import revision
 from gristmill_model.settings import Settings, named

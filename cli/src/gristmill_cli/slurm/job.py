@@ -16,7 +16,7 @@ from typing import Literal
 
 from gristmill.deployment import Deployment
 from gristmill.errors import ConfigError, GristmillError
-from gristmill.settings import find_config, load_yaml
+from gristmill.internal.settings import find_config, load_yaml
 
 Containers = Literal["none", "pyxis", "apptainer"]
 

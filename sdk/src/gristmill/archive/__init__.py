@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gristmill import foreign
 from gristmill.archive import segment
 from gristmill.archive.segment import ArchivedGroup, ArchiveError
 from gristmill.group import TrajectoryGroup
+from gristmill.internal import foreign
 
 __all__ = ["ArchiveError", "ArchivedGroup", "GroupIndex", "read_archive", "read_rollouts", "segments"]
 

@@ -1,4 +1,4 @@
-"""The content of dropped groups: `<run>/dropped/<reason>.jsonl`, in the format of saved groups (`gristmill.saved`).
+"""The content of dropped groups: `<run>/dropped/<reason>.jsonl`, in the format of `gristmill.internal.saved`.
 
 The environment writes a line before it drops the group, so the content exists when `drops.jsonl` has the group's fate.
 A full file becomes `<reason>.1.jsonl`, so each reason keeps the content of its newest groups.
@@ -13,10 +13,10 @@ from typing import Final
 
 import msgspec
 
-from gristmill import foreign
 from gristmill.archive.drops import Drop
-from gristmill.lines import decoded, whole_lines
-from gristmill.saved import SavedGroup, saved_groups
+from gristmill.internal import foreign
+from gristmill.internal.lines import decoded, whole_lines
+from gristmill.internal.saved import SavedGroup, saved_groups
 
 DROPPED_FOLDER: Final = "dropped"
 _REASON: Final = re.compile(r"[a-z0-9_]{1,64}")

@@ -13,9 +13,9 @@ from typing import Literal
 
 import msgspec
 
-from gristmill import foreign
-from gristmill.disk import make_folder, sync
-from gristmill.lines import LineFile, decoded, whole_lines
+from gristmill.internal import foreign
+from gristmill.internal.disk import make_folder, sync
+from gristmill.internal.lines import LineFile, decoded, whole_lines
 
 DROPS_FILE, OLDER_DROPS_FILE = "drops.jsonl", "drops.1.jsonl"
 MAX_BYTES = 64 << 20

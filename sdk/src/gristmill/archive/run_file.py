@@ -13,10 +13,10 @@ from typing import Final
 
 from pydantic import BaseModel, ValidationError
 
-from gristmill import foreign
-from gristmill.disk import make_folder, sync, write_file
 from gristmill.errors import GristmillError
-from gristmill.redaction import redact
+from gristmill.internal import foreign
+from gristmill.internal.disk import make_folder, sync, write_file
+from gristmill.internal.redaction import redact
 from gristmill.run import RunRecord, RunState
 
 RUN_FILE: Final = "run.json"

@@ -32,8 +32,8 @@ from typing import BinaryIO
 
 import msgspec
 
-from gristmill import compression, foreign
 from gristmill.errors import GristmillError
+from gristmill.internal import compression, foreign
 
 SUFFIX = ".gmz"
 _OPENING = struct.Struct("<III")

@@ -15,8 +15,8 @@ from fastapi.telemetry import TelemetryConfig
 from redis.exceptions import RedisError
 from starlette.middleware import Middleware
 
-from gristmill import logs
-from gristmill.hangup import stop_on_hangup
+from gristmill.internal import logs
+from gristmill.internal.hangup import stop_on_hangup
 from gristmill_api import access, atropos, routes, view
 from gristmill_api.access.guard import HostCheck
 from gristmill_api.archive.archiver import Archiver

@@ -17,8 +17,8 @@ from typing import Final
 
 from redis.exceptions import RedisError
 
-from gristmill.backoff import Backoff
-from gristmill.logs import line
+from gristmill.internal.backoff import Backoff
+from gristmill.internal.logs import line
 from gristmill_api.access.settings import AccessSettings
 from gristmill_api.metrics import Metrics
 from gristmill_api.store import Store

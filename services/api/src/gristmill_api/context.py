@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Path, Request
 from pydantic import BaseModel, ConfigDict, StringConstraints, TypeAdapter, model_validator
 
-from gristmill.calls import WORD_HEADER
+from gristmill.internal.calls import WORD_HEADER
 from gristmill_api.access.settings import Role
 from gristmill_api.http.fast_route import checked
 from gristmill_api.metrics import Metrics

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from redis.exceptions import RedisError
 
 from gristmill import ConfigError
-from gristmill.check import Check
+from gristmill.internal.check import Check
 from gristmill_api.redis_url import uses_tls
 from gristmill_api.settings import Settings
 from gristmill_api.store.connection import check_server, connect, weak_durability

@@ -19,7 +19,8 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004
 )
 
-from gristmill import ApiError, hosts
+from gristmill import ApiError
+from gristmill.internal import hosts
 
 _LONGEST = 1000
 """Characters of a message."""

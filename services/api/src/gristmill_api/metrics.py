@@ -16,9 +16,9 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gristmill import RunStatus
-from gristmill.archive.writer import free_bytes
-from gristmill.metrics import Kind
-from gristmill.prometheus import Exported
+from gristmill.internal.archive_writer import free_bytes
+from gristmill.internal.metrics import Kind
+from gristmill.internal.prometheus import Exported
 
 _LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 60.0)
 

@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError, RedisError  # noqa: A004
 
-from gristmill.logs import line
+from gristmill.internal.logs import line
 from gristmill_api.metrics import Metrics
 from gristmill_api.store import keys
 from gristmill_api.store.connection import DURABLE, check_server, weak_durability

@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from gristmill import ConfigError
-from gristmill.archive.writer import MIN_FREE_BYTES
 from gristmill.deployment import RUN_ID
+from gristmill.internal.archive_writer import MIN_FREE_BYTES
+from gristmill.internal.settings import Settings as SettingsModel
+from gristmill.internal.settings import parse
 from gristmill.model_servers import split_urls
-from gristmill.settings import Settings as SettingsModel
-from gristmill.settings import parse
 from gristmill_api.access import settings as access
 from gristmill_api.access.settings import AccessSettings
 from gristmill_api.redis_url import redis_options, shown_address

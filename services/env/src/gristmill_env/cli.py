@@ -18,11 +18,11 @@ from typing import Any
 from rich.console import Console
 
 from gristmill import ConfigError, GristmillError
-from gristmill.check import Check
 from gristmill.errors import FileError
-from gristmill.hangup import stop_on_hangup
-from gristmill.logs import setup as set_up_logging
-from gristmill.settings import did_you_mean
+from gristmill.internal.check import Check
+from gristmill.internal.hangup import stop_on_hangup
+from gristmill.internal.logs import setup as set_up_logging
+from gristmill.internal.settings import did_you_mean
 from gristmill_env.commands import COMMANDS, Invocation
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.running.daemon import DaemonExecutor

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gristmill import ConfigError, Deployment, GristmillError, foreign
+from gristmill import ConfigError, Deployment, GristmillError
 from gristmill.archive.trained import TOKENIZER_FOLDER, TRAINED_FOLDER
-from gristmill.check import Check, State
 from gristmill.folders import ROLLOUTS_FOLDER, RunFolder
+from gristmill.internal import foreign
+from gristmill.internal.check import Check, State
 from gristmill.model_servers import GENERATE, ServerAddresses, generation
 from gristmill_env.commands.check import score_gold
 from gristmill_env.commands.replay import score_group

@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from gristmill.redaction import redact
-from gristmill.settings import did_you_mean
+from gristmill.internal.redaction import redact
+from gristmill.internal.settings import did_you_mean
 from gristmill_env.errors import EnvError
 
 REQUIRED = Parameter.empty

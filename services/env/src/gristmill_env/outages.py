@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from gristmill.backoff import Backoff
-from gristmill.redaction import redact_text
+from gristmill.internal.backoff import Backoff
+from gristmill.internal.redaction import redact_text
 from gristmill_env.errors import EnvError
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from gristmill.logs import line
+from gristmill.internal.logs import line
 from gristmill_env.errors import DropReason, EnvError
 
 logger = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gristmill import PermitSession
-from gristmill.metrics import COUNTER, Kind
-from gristmill.prometheus import Exported
-from gristmill.tracking import ObserverErrors
+from gristmill.internal.metrics import COUNTER, Kind
+from gristmill.internal.prometheus import Exported
+from gristmill.internal.tracking import ObserverErrors
 from gristmill_env.errors import DropReason
 from gristmill_env.inference import ModelServers
 from gristmill_env.inference.failover import Endpoint, EndpointState

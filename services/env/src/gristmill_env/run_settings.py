@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gristmill import ConfigError, Deployment
-from gristmill.assignments import parse_assignments
 from gristmill.deployment import API_URL, MODEL_URL
 from gristmill.errors import UnknownKeyError
 from gristmill.hyperparameters import Hyperparameters, check_run_block, completed_block
+from gristmill.internal.assignments import parse_assignments
+from gristmill.internal.settings import Settings, find_config, load_yaml, merge, parse, parse_flag_sets
 from gristmill.model_servers import split_urls
-from gristmill.settings import Settings, find_config, load_yaml, merge, parse, parse_flag_sets
 from gristmill_env.atropos import could_be_of_atropos, read_file, without_section
 from gristmill_env.settings.run import TOP_LEVEL, EnvConfig
 from gristmill_env.settings.warnings import warnings_of

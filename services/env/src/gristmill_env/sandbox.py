@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gristmill.redaction import redact_text
+from gristmill.internal.redaction import redact_text
 from gristmill_env.errors import EnvError
 
 URL: Final = "GRISTMILL_SANDBOX_URL"
@@ -95,7 +95,7 @@ async def _post(url: str, body: Mapping[str, Any]) -> bytes:
     # Here, because every process with rewards imports this module, and few use it.
     import httpx
 
-    from gristmill import connections
+    from gristmill.internal import connections
 
     shown = redact_text(url)
     try:

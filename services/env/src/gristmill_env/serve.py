@@ -38,13 +38,13 @@ from gristmill import (
     TrajectoryGroup,
     VersionSpan,
 )
-from gristmill.calls import new_word
 from gristmill.group import SOURCE
-from gristmill.logs import line
+from gristmill.internal.calls import new_word
+from gristmill.internal.logs import line
+from gristmill.internal.prometheus import metrics_endpoint
+from gristmill.internal.stall import StallGuard, StallLimits
+from gristmill.internal.tracking import ObserverErrors
 from gristmill.permits import Slots
-from gristmill.prometheus import metrics_endpoint
-from gristmill.stall import StallGuard, StallLimits
-from gristmill.tracking import ObserverErrors
 from gristmill_env.errors import ROW_ERRORS, DropReason, RewardError, reason_of
 from gristmill_env.evaluation.plan import evaluation_tasks
 from gristmill_env.evaluation.run import RunEvaluations, RunMeasure, version_left

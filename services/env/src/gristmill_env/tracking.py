@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from gristmill import Permit, TrajectoryGroup
-from gristmill.tracking import ObserverErrors, start_wandb
+from gristmill.internal.tracking import ObserverErrors, start_wandb
 from gristmill_env.errors import DropReason
 from gristmill_env.progress import Tally
 from gristmill_env.prometheus import EnvMetrics

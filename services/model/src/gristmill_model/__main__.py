@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gristmill import GristmillError, Manifest
 from gristmill.errors import FileError
-from gristmill.logs import line, setup
+from gristmill.internal.logs import line, setup
 from gristmill_model import parsers
 from gristmill_model.settings import Settings
 

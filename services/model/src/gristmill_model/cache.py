@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gristmill.disk import sync
+from gristmill.internal.disk import sync
 
 BUILDING = ".building-"
 DIGEST_FILE = ".sha256.json"

@@ -1,6 +1,6 @@
 """Reserves vLLM's developer endpoints for the trainer. vLLM loads this class by `--middleware`.
 
-The gate first refuses a request for a host that the server does not answer for (gristmill.hosts).
+The gate first refuses a request for a host that the server does not answer for (gristmill.internal.hosts).
 
 Every client that reaches the port may generate and read. Every other endpoint (publish, pause, sleep, and any endpoint
 that the next vLLM adds) requires the trainer's token. The token is a file in the weights volume, so a service that may
@@ -14,9 +14,10 @@ import hmac
 import os
 from pathlib import Path
 
-from gristmill import Deployment, hosts
-from gristmill.hangup import stop_on_hangup
-from gristmill.hosts import AllowedHosts
+from gristmill import Deployment
+from gristmill.internal import hosts
+from gristmill.internal.hangup import stop_on_hangup
+from gristmill.internal.hosts import AllowedHosts
 from gristmill_model import publication
 from gristmill_model.asgi import App, Receive, Refusal, Scope, Send
 from gristmill_model.publication import FIRST_WEIGHTS, Publications

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from gristmill import Deployment
-from gristmill.hosts import AllowedHosts
+from gristmill.internal.hosts import AllowedHosts
 from gristmill_model.errors import ModelError
 
 EMBEDDED: Final = ("tiny", "smollm2")

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
-from gristmill.logs import line, setup
+from gristmill.internal.logs import line, setup
 from gristmill_model import chat_template, quickstart, tokenizer, warmstart
 from gristmill_model.quickstart import split
 from gristmill_model.tokenizer import END_OF_TEXT_ID, IM_END_ID, VOCAB_SIZE, byte_tokenizer

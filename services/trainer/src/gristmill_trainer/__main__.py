@@ -16,8 +16,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from gristmill import Deployment, GristmillError
 from gristmill.errors import FileError
-from gristmill.hangup import stop_on_hangup
-from gristmill.logs import setup as set_up_logging
+from gristmill.internal.hangup import stop_on_hangup
+from gristmill.internal.logs import setup as set_up_logging
 from gristmill_trainer.errors import FencedError
 from gristmill_trainer.settings import read_flags, read_settings
 
@@ -28,7 +28,7 @@ def main() -> int:
     """Runs one rank of the trainer and returns the exit code.
 
     0: the run is finished, or has another trainer. 143: stopped on request. 1: an error. The process exits with 70 if
-    it makes no progress (gristmill.stall).
+    it makes no progress (gristmill.internal.stall).
     """
     rank = os.environ.get("RANK", "0")
     stop_on_hangup()

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from gristmill.logs import LineFormatter
-from gristmill.metrics import StepMetrics
-from gristmill.trouble import CODES
+from gristmill.internal.logs import LineFormatter
+from gristmill.internal.metrics import StepMetrics
+from gristmill.internal.trouble import CODES
 
 _LOG = logging.getLogger(__name__)
 

@@ -26,21 +26,14 @@ from huggingface_hub.errors import HFValidationError
 from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
-from gristmill import (
-    ConfigError,
-    Deployment,
-    GristmillError,
-    Manifest,
-    TrajectoryGroup,
-    foreign,
-    read_rollouts,
-)
-from gristmill.check import Check, read_memory
+from gristmill import ConfigError, Deployment, GristmillError, Manifest, TrajectoryGroup, read_rollouts
 from gristmill.folders import ROLLOUTS_FOLDER, RunFolder
+from gristmill.internal import foreign
+from gristmill.internal.check import Check, read_memory
+from gristmill.internal.receipts import RECEIPTS_FILE, ReceiptState, read_receipts
+from gristmill.internal.redaction import redact_text
+from gristmill.internal.settings import find_config, load_yaml
 from gristmill.model_servers import split_urls
-from gristmill.receipts import RECEIPTS_FILE, ReceiptState, read_receipts
-from gristmill.redaction import redact_text
-from gristmill.settings import find_config, load_yaml
 from gristmill_trainer.checkpoint.digests import DIGESTS_FILE, CheckpointRecord, read_digests
 from gristmill_trainer.checkpoint.store import read_progress
 from gristmill_trainer.data.micro_batches import collate

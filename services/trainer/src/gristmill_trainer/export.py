@@ -12,9 +12,9 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from gristmill.deployment import read_secret
-from gristmill.disk import sync
-from gristmill.receipts import Proven
-from gristmill.redaction import redact_arguments, redact_text
+from gristmill.internal.disk import sync
+from gristmill.internal.receipts import Proven
+from gristmill.internal.redaction import redact_arguments, redact_text
 from gristmill_trainer.disk import writing
 from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import ModelError, TrainerError

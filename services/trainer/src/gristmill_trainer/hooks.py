@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gristmill.errors import PluginError
-from gristmill.metrics import StepMetrics
-from gristmill.plugins import load_plugin
+from gristmill.internal.metrics import StepMetrics
+from gristmill.internal.plugins import load_plugin
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from gristmill import ApiError, ErrorCode, GristmillError
-from gristmill.metrics import StepMetrics
+from gristmill.internal.metrics import StepMetrics
 from gristmill_trainer.checkpoint.contents import Progress
 from gristmill_trainer.data.types import Sample
 from gristmill_trainer.errors import AbandonedError, WeightsError

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from gristmill import PolicyVersion
-from gristmill.metrics import StepMetrics
+from gristmill.internal.metrics import StepMetrics
 from gristmill_trainer.data.samples import Statistics
 from gristmill_trainer.memory import Shape
 from gristmill_trainer.objectives import Ratios, TrainedTokens
@@ -174,7 +174,7 @@ class TokenStats:
 
 @dataclass(frozen=True)
 class TokenMeasures:
-    """Means, shares and quantiles over trained tokens. gristmill.metrics.StepMetrics documents the fields."""
+    """Means, shares and quantiles over trained tokens. gristmill.internal.metrics.StepMetrics documents the fields."""
 
     rollout_logprob_diff_mean: float = 0.0
     rollout_logprob_diff_max: float = 0.0

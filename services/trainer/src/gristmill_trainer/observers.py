@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry
 
-from gristmill.metrics import StepMetrics
-from gristmill.tracking import ObserverErrors, start_wandb
+from gristmill.internal.metrics import StepMetrics
+from gristmill.internal.tracking import ObserverErrors, start_wandb
 from gristmill_trainer.prometheus import StepCollector
 from gristmill_trainer.settings import TrainerSettings
 

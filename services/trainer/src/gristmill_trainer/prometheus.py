@@ -1,4 +1,4 @@
-"""The trainer's metrics for Prometheus, made of StepMetrics by the table gristmill.metrics.FIELDS."""
+"""The trainer's metrics for Prometheus, made of StepMetrics by the table gristmill.internal.metrics.FIELDS."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gristmill import PolicyVersion
-from gristmill.metrics import COUNTER, FIELDS, HISTOGRAM, PREFIX, Field, Kind, StepMetrics
-from gristmill.prometheus import Exported
-from gristmill.tracking import ObserverErrors
+from gristmill.internal.metrics import COUNTER, FIELDS, HISTOGRAM, PREFIX, Field, Kind, StepMetrics
+from gristmill.internal.prometheus import Exported
+from gristmill.internal.tracking import ObserverErrors
 
 _MOST_LABELS: Final = 64
 """Values of a label. A run chooses the names of its rewards."""

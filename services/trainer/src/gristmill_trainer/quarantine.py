@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from gristmill import TrajectoryGroup
-from gristmill.disk import write_file
+from gristmill.internal.disk import write_file
 from gristmill_trainer.disk import writing
 from gristmill_trainer.errors import TrainerError
 

@@ -25,9 +25,9 @@ from gristmill.archive.trained import (
     TrainedGroup,
     TrainedSequence,
 )
-from gristmill.archive.writer import MIN_FREE_BYTES, RunWriter
-from gristmill.disk import write_file
-from gristmill.logs import line
+from gristmill.internal.archive_writer import MIN_FREE_BYTES, RunWriter
+from gristmill.internal.disk import write_file
+from gristmill.internal.logs import line
 from gristmill_trainer.data.samples import Prepared
 from gristmill_trainer.data.types import F32, Sample
 from gristmill_trainer.metrics import StepResult

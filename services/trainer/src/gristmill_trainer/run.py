@@ -22,7 +22,7 @@ from gristmill import (
     RunRecord,
     SyncClient,
 )
-from gristmill.logs import line
+from gristmill.internal.logs import line
 from gristmill_trainer.errors import FencedError, PublishError, TrainerError
 from gristmill_trainer.settings import TrainerSettings
 from gristmill_trainer.stop import StopRequest

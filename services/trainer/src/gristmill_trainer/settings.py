@@ -15,7 +15,7 @@ from pydantic import Field
 
 from gristmill import Hyperparameters, Protocol, RunRecord
 from gristmill.hyperparameters import check_run_block
-from gristmill.settings import load_yaml, merge, parse, parse_flags
+from gristmill.internal.settings import load_yaml, merge, parse, parse_flags
 
 TRAINER_CONFIG = "trainer.yaml"
 _MAY_CHANGE = frozenset({"checkpoint_interval", "token_budget", "packing", "gradient_checkpointing", "compile"})

@@ -23,11 +23,11 @@ from gristmill import (
     TrajectoryGroup,
 )
 from gristmill.archive.trained import TRAINED_FOLDER
-from gristmill.lines import JsonlWriter
-from gristmill.metrics import METRICS_FILE
+from gristmill.internal.lines import JsonlWriter
+from gristmill.internal.metrics import METRICS_FILE
+from gristmill.internal.prometheus import metrics_endpoint
+from gristmill.internal.stall import StallGuard, StallLimits
 from gristmill.model_servers import split_urls
-from gristmill.prometheus import metrics_endpoint
-from gristmill.stall import StallGuard, StallLimits
 from gristmill_trainer.batch_source import BatchSource, Prefetch
 from gristmill_trainer.checkpoint.background import BackgroundSave
 from gristmill_trainer.checkpoint.digests import DigestWriter, TrainerFacts

@@ -1,4 +1,4 @@
-"""Stop requests: SIGTERM and SIGINT, and the grace period after them. SIGHUP becomes SIGTERM (gristmill.hangup)."""
+"""Stop requests: SIGTERM and SIGINT, and the grace period after them. SIGHUP becomes SIGTERM."""
 
 from __future__ import annotations
 

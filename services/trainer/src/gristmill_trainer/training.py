@@ -13,9 +13,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import msgspec
 
 from gristmill import ApiError, LeaseSession, PolicyVersion
-from gristmill.lines import JsonlWriter
-from gristmill.metrics import METRICS_FILE, StepMetrics
-from gristmill.stall import StallGuard
+from gristmill.internal.lines import JsonlWriter
+from gristmill.internal.metrics import METRICS_FILE, StepMetrics
+from gristmill.internal.stall import StallGuard
 from gristmill_trainer.batch_source import Batch, BatchSource
 from gristmill_trainer.checkpoint.background import BackgroundSave
 from gristmill_trainer.checkpoint.contents import Progress

@@ -1,4 +1,4 @@
-"""Logs, once per minute without a batch, why the step waits. gristmill.trouble has the rules and the remedies."""
+"""Logs, once per minute without a batch, why the step waits, by the rules of gristmill.internal.trouble."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gristmill import RunStatus, SyncClient, connections
-from gristmill.trouble import Live, ServerFacts, Trouble, by_importance, delays, groups_dropped, read_server
+from gristmill import RunStatus, SyncClient
+from gristmill.internal import connections
+from gristmill.internal.trouble import Live, ServerFacts, Trouble, by_importance, delays, groups_dropped, read_server
 from gristmill_trainer.publish.servers import ModelServer
 
 _LOG = logging.getLogger(__name__)

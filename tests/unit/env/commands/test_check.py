@@ -12,7 +12,7 @@ from tests.support.errors import raises
 from transformers import PreTrainedTokenizerFast
 
 from gristmill import Manifest
-from gristmill.check import Check
+from gristmill.internal.check import Check
 from gristmill_env.commands.check import check
 from gristmill_env.errors import CheckError, DatasetError
 from gristmill_env.run_settings import RunSettings

@@ -21,7 +21,7 @@ from tests.support.run_folder import CREATED, RunFolderWriter
 from gristmill import Permit, RunRecord, RunState, SamplingParams
 from gristmill.archive.dropped import DroppedContents
 from gristmill.archive.drops import Drop
-from gristmill.redaction import remember
+from gristmill.internal.redaction import remember
 from gristmill_env.data import Item, assistant, user
 from gristmill_env.errors import DropReason, EpisodeError, SavedError
 from gristmill_env.inference import Completion

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from gristmill.settings import inner_model
+from gristmill.internal.settings import inner_model
 from gristmill_env.atropos.keys import KEYS, OTHER_KEYS, SERVER_KEYS, Part, Verdict
 from gristmill_env.settings.dataset import DatasetConfig
 from gristmill_env.settings.run import EnvConfig

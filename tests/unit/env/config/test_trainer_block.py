@@ -8,7 +8,7 @@ import pytest
 from tests.support.errors import raises
 
 from gristmill import ConfigError
-from gristmill.settings import parse
+from gristmill.internal.settings import parse
 from gristmill_env.settings.run import EnvConfig
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from gristmill import SamplingParams
-from gristmill.saved import SavedCompletion, SavedGroup
+from gristmill.internal.saved import SavedCompletion, SavedGroup
 from gristmill_env.evaluation.plan import Plan
 
 PLAN = Plan(

@@ -10,7 +10,7 @@ import pytest
 from tests.support.errors import raises
 
 from gristmill.folders import EVALUATION_FILE, EVALUATION_GROUPS_FILE
-from gristmill.saved import SavedGroup
+from gristmill.internal.saved import SavedGroup
 from gristmill_env.errors import EvaluationError
 from gristmill_env.evaluation.compare import compare
 from gristmill_env.evaluation.plan import Plan

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gristmill.saved import SavedGroup
+from gristmill.internal.saved import SavedGroup
 from gristmill_env.evaluation.report import PAGE_FILE, write_evaluation_page
 from gristmill_env.evaluation.results import Evaluated, summarise
 

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from gristmill.folders import EVALUATION_RESULTS_FILE
-from gristmill.saved import SavedGroup
+from gristmill.internal.saved import SavedGroup
 from gristmill_env.evaluation.estimators import mean
 from gristmill_env.evaluation.report import show
 from gristmill_env.evaluation.results import (

@@ -14,7 +14,7 @@ import pytest
 from tests.support.errors import raises
 from tests.unit.env.conftest import FailingServer
 
-from gristmill.logs import line
+from gristmill.internal.logs import line
 from gristmill_env.errors import EpisodeError, InferenceError, PromptRefusedError, RequestTimeoutError
 from gristmill_env.inference import ModelServers
 from gristmill_env.inference import server as server_module

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import configuration_docs
-from gristmill.settings import parse
+from gristmill.internal.settings import parse
 from gristmill_env.rewards import create_reward, registry, reward_names
 from gristmill_env.settings.dataset import DatasetConfig
 

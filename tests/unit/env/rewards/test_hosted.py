@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from tests.support.errors import raises
 
-from gristmill.logs import LineFormatter
-from gristmill.redaction import remember
+from gristmill.internal.logs import LineFormatter
+from gristmill.internal.redaction import remember
 from gristmill_env.answers.symbolic_pool import symbolic_pool
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards import Execution, Sample, Scorer, WeightedReward, create_reward, reward

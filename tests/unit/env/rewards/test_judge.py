@@ -17,7 +17,7 @@ from tests.support.errors import raises
 from tests.support.http_server import Answer, HttpServer, Request
 from tests.support.scoring import scored
 
-from gristmill.backoff import Backoff
+from gristmill.internal.backoff import Backoff
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards import Sample, Scorer, WeightedReward, create_reward, judge, remote
 from gristmill_env.rewards.judge import filled, refuse_own_judges

@@ -9,7 +9,7 @@ from tests.support.rollouts import scored_group
 from tests.unit.env.tracking.test_observers import rollout_group
 
 from gristmill import Client, PermitSession, PolicyVersion
-from gristmill.tracking import ObserverErrors
+from gristmill.internal.tracking import ObserverErrors
 from gristmill_env.errors import DropReason
 from gristmill_env.inference import ModelServers
 from gristmill_env.inference.failover import EndpointState

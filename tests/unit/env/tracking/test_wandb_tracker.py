@@ -13,7 +13,7 @@ from tests.support.http_server import Answer, HttpServer, Request
 from tests.support.rollouts import scored_group
 from tests.support.wandb_file import WandbRun, read_wandb
 
-from gristmill.tracking import has_credentials, start_wandb
+from gristmill.internal.tracking import has_credentials, start_wandb
 from gristmill_env.errors import DropReason
 from gristmill_env.progress import Tally
 from gristmill_env.rewards import Score, correctness_reward, create_reward

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.unit.trainer.distributed.training import Job, run, samples
 
-from gristmill.logs import setup
+from gristmill.internal.logs import setup
 from gristmill_trainer.dist_context import DistContext, join
 from gristmill_trainer.errors import TrainerError
 from gristmill_trainer.learner_factory import build_learner

@@ -17,7 +17,7 @@ from tests.unit.trainer.learner.learning import Build, make_samples
 from gristmill import PolicyVersion, RunRecord, RunState
 from gristmill.archive import segment
 from gristmill.archive.trained import NOT_RECORDED, TRAINED, TrainedGroup
-from gristmill.archive.writer import RunWriter
+from gristmill.internal.archive_writer import RunWriter
 from gristmill_trainer.data.samples import Prepared, Statistics
 from gristmill_trainer.data.types import Reason, Rejected, Sample
 from gristmill_trainer.metrics import StepResult

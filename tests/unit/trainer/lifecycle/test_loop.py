@@ -18,9 +18,9 @@ from tests.unit.trainer.lifecycle.api_stand_in import ApiStandIn
 from tests.unit.trainer.lifecycle.conftest import SETTINGS, prepare, step_groups
 
 from gristmill import ApiError, ApiUnreachable, LeaseSession, PolicyVersion, TrajectoryGroup
-from gristmill.lines import JsonlWriter, read_jsonl
-from gristmill.metrics import METRICS_FILE
-from gristmill.stall import StallGuard
+from gristmill.internal.lines import JsonlWriter, read_jsonl
+from gristmill.internal.metrics import METRICS_FILE
+from gristmill.internal.stall import StallGuard
 from gristmill_trainer.batch_source import Batch, BatchSource
 from gristmill_trainer.checkpoint.background import BackgroundSave
 from gristmill_trainer.checkpoint.digests import DigestWriter, TrainerFacts

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.trainer.lifecycle.model_server import ModelServerStandIn
 
 from gristmill import RunState, RunStatus
-from gristmill.trouble import ServerFacts
+from gristmill.internal.trouble import ServerFacts
 from gristmill_trainer.watchdog import Wanted, ask, diagnose
 
 GOOD = ServerFacts("http://m:9001", "1.4")

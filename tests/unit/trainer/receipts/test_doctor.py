@@ -16,7 +16,7 @@ from tests.unit.trainer.receipts.torch_server import TorchServer
 from transformers import AutoModelForCausalLM
 
 from gristmill import Deployment, SamplingParams, TrajectoryGroup
-from gristmill.check import Check
+from gristmill.internal.check import Check
 from gristmill_trainer import doctor
 from gristmill_trainer.doctor import (
     PublishedWeights,

@@ -17,7 +17,7 @@ from tests.support.grids import rest_is_long
 from tests.unit.trainer.receipts.torch_server import FAULTS, NAME, TorchServer
 from tests.unit.trainer.receipts.training import Run
 
-from gristmill.receipts import Proven, ReceiptState, failing, proven
+from gristmill.internal.receipts import Proven, ReceiptState, failing, proven
 from gristmill_model import worker
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.loop import publish

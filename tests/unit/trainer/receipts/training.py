@@ -13,7 +13,7 @@ import torch
 from tests.unit.trainer.receipts.torch_server import TorchServer
 
 from gristmill import PolicyVersion
-from gristmill.receipts import RECEIPTS_FILE, Receipt, read_receipts
+from gristmill.internal.receipts import RECEIPTS_FILE, Receipt, read_receipts
 from gristmill_trainer.data.types import Sample
 from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.learner_factory import LearnerPlan, build_learner

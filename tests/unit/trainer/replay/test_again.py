@@ -21,12 +21,12 @@ from tests.unit.trainer.lifecycle.conftest import step_groups
 from tests.unit.trainer.lifecycle.test_loop import SKIPS, Trainer
 
 from gristmill import RunRecord, RunState, TrajectoryGroup
-from gristmill.archive.writer import RunWriter
 from gristmill.folders import RunFolder
 from gristmill.hyperparameters import TRAINER_ONLY
-from gristmill.lines import read_jsonl
-from gristmill.metrics import METRICS_FILE
-from gristmill.settings import parse_flags
+from gristmill.internal.archive_writer import RunWriter
+from gristmill.internal.lines import read_jsonl
+from gristmill.internal.metrics import METRICS_FILE
+from gristmill.internal.settings import parse_flags
 from gristmill_trainer.checkpoint.digests import TrainerFacts
 from gristmill_trainer.errors import ModelError
 from gristmill_trainer.learner_factory import LearnerPlan

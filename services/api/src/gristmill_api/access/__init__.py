@@ -10,7 +10,7 @@ from __future__ import annotations
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from gristmill.calls import WORD_HEADER
+from gristmill.internal.calls import WORD_HEADER
 from gristmill_api.access.guard import Guard
 from gristmill_api.access.permissions import install_openapi
 from gristmill_api.access.settings import AccessSettings

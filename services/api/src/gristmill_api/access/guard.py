@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gristmill.hosts import AllowedHosts
+from gristmill.internal.hosts import AllowedHosts
 from gristmill_api import errors
 from gristmill_api.access.permissions import needed
 from gristmill_api.access.settings import Tokens

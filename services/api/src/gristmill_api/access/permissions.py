@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from fastapi import FastAPI
 
-from gristmill.calls import WORD_HEADER
+from gristmill.internal.calls import WORD_HEADER
 from gristmill_api.access.settings import Role
 from gristmill_api.http.error_handlers import documented
 

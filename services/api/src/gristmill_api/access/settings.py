@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from gristmill import ConfigError, hosts
-from gristmill.hosts import AllowedHosts
+from gristmill import ConfigError
+from gristmill.internal import hosts
+from gristmill.internal.hosts import AllowedHosts
 
 NAMES: Final = ("API_AUTH", "API_TOKENS_DIR", "API_CORS_ORIGINS", "API_IN_COMPOSE", hosts.VARIABLE)
 SHORTEST: Final = 32

@@ -30,10 +30,10 @@ import msgspec
 from redis.exceptions import RedisError
 
 from gristmill.archive.drops import DROPS_FILE, Drop, append_drops
-from gristmill.archive.writer import NoRoomError, RunWriter, free_bytes
-from gristmill.backoff import Backoff
-from gristmill.logs import line
-from gristmill.trouble import CODES
+from gristmill.internal.archive_writer import NoRoomError, RunWriter, free_bytes
+from gristmill.internal.backoff import Backoff
+from gristmill.internal.logs import line
+from gristmill.internal.trouble import CODES
 from gristmill_api import errors
 from gristmill_api.errors import ApiProblem
 from gristmill_api.metrics import Metrics

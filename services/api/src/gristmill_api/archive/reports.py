@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 
 from gristmill.errors import GristmillError
 from gristmill.folders import REPORT_FILE
-from gristmill.logs import line
+from gristmill.internal.logs import line
 from gristmill_api.errors import ApiProblem
 from gristmill_api.store import Store
 from gristmill_api.store.envs import REPORT_CLAIM

@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 from gristmill import RunRecord, RunState
 from gristmill.archive.run_file import RUN_FILE, read_run_file, write_run_file
 from gristmill.errors import GristmillError
-from gristmill.logs import line
+from gristmill.internal.logs import line
 from gristmill_api.errors import ApiProblem
 from gristmill_api.metrics import Metrics
 from gristmill_api.store.runs import Runs

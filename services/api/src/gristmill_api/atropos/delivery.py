@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gristmill.logs import line
+from gristmill.internal.logs import line
 from gristmill_api.atropos.backpressure import Backpressure
 from gristmill_api.atropos.queue import DELIVERY_TTL_S, Queue
 from gristmill_api.errors import ApiProblem

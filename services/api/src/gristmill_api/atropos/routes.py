@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Body, Depends, HTTPException, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from gristmill.logs import line
+from gristmill.internal.logs import line
 from gristmill_api.atropos import env_status, parse
 from gristmill_api.atropos.backpressure import Backpressure
 from gristmill_api.atropos.conversion import SubmittedGroup

@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from gristmill.logs import line
+from gristmill.internal.logs import line
 from gristmill_api import errors
 from gristmill_api.errors import ApiProblem
 from gristmill_api.http.content_coding import InvalidGzip

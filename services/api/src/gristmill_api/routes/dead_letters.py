@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 from pydantic import Field
 
 from gristmill import DeadLetter
-from gristmill.logs import line
+from gristmill.internal.logs import line
 from gristmill_api.context import Ctx, Id, RequestModel, RunId
 
 _LOG = logging.getLogger(__name__)

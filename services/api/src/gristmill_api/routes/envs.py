@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path
 from pydantic import Field
 
 from gristmill import Claim, Environment
-from gristmill.logs import line
+from gristmill.internal.logs import line
 from gristmill_api import errors
 from gristmill_api.context import NAME_PATTERN, Ctx, Name, RequestModel, RunId, Word
 from gristmill_api.store.envs import REPORT_CLAIM

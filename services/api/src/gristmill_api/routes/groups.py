@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 
 from gristmill import GROUP_MEDIA_TYPE, Example, GroupAudit, GroupError, RowResult, TrajectoryGroup
 from gristmill.group import check_submitted
-from gristmill.logs import line
+from gristmill.internal.logs import line
 from gristmill_api import errors
 from gristmill_api.context import Ctx, GroupId, RequestModel, RunId
 from gristmill_api.errors import ApiProblem

@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import ConfigDict, Field, JsonValue, model_validator
 
 from gristmill import BATCH_MEDIA_TYPE, Protocol, RunRecord
-from gristmill.logs import line
+from gristmill.internal.logs import line
 from gristmill_api import errors
 from gristmill_api.context import Context, Ctx, Name, RequestModel, RunId
 from gristmill_api.http import framing

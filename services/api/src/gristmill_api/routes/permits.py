@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field, StringConstraints
 
 from gristmill import PermitGrant, RowResult, RunState
-from gristmill.logs import line
+from gristmill.internal.logs import line
 from gristmill_api.context import Ctx, Id, Name, RequestModel, RunId
 from gristmill_api.store import keys
 from gristmill_api.store.permits import Renewal

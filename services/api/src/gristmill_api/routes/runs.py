@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, StringConstraints
 
 from gristmill import RunRecord, RunStatus
-from gristmill.logs import line
+from gristmill.internal.logs import line
 from gristmill_api import errors
 from gristmill_api.context import Ctx, Id, Name, RequestModel, RunId
 from gristmill_api.settings import MAX_NUMBER

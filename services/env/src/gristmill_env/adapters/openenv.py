@@ -16,8 +16,8 @@ from pydantic import Field, SecretStr
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidMessage, WebSocketException
 
-from gristmill import connections
-from gristmill.redaction import redact_text
+from gristmill.internal import connections
+from gristmill.internal.redaction import redact_text
 from gristmill_env.data import Item, Message, user
 from gristmill_env.data.dataset import NoFieldError, lookup
 from gristmill_env.environments.base import Environment

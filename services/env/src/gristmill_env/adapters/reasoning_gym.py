@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from gristmill.settings import did_you_mean
+from gristmill.internal.settings import did_you_mean
 from gristmill_env.adapters import require
 from gristmill_env.errors import DatasetError
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from gristmill.plugins import load_plugin
+from gristmill.internal.plugins import load_plugin
 from gristmill_env.agents.task import AgentTask, Endpoint
 from gristmill_env.environments.returned import plain
 from gristmill_env.errors import EpisodeError

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gristmill.deployment import read_secret
-from gristmill.prometheus import parse_address
+from gristmill.internal.prometheus import parse_address
 from gristmill_env.agents.runners import TOKEN_FILE, AgentRunner, CommandAgent, ExternalAgent, FunctionAgent
 from gristmill_env.agents.task import AgentTask, Endpoint
 from gristmill_env.data import Item, system

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from gristmill.redaction import is_secret, redact_text, secrets_in_urls
+from gristmill.internal.redaction import is_secret, redact_text, secrets_in_urls
 from gristmill_env.agents import child as agent_child
 from gristmill_env.agents.task import AgentTask, Endpoint
 from gristmill_env.errors import EpisodeError

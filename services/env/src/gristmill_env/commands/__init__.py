@@ -14,8 +14,8 @@ from typing import Any, Generic, TypeVar
 from pydantic import Field
 from rich.console import Console
 
-from gristmill.check import Check
-from gristmill.settings import Settings
+from gristmill.internal.check import Check
+from gristmill.internal.settings import Settings
 from gristmill_env.run_settings import NoOptions, RunSettings
 
 Options = TypeVar("Options", bound=Settings)

@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from gristmill import ConfigError, GristmillError
-from gristmill.check import Check
+from gristmill.internal.check import Check
 from gristmill_env.agents.runners import FunctionAgent
 from gristmill_env.answers.extraction import gold_answer
 from gristmill_env.commands.trial import Trial, try_rewards

@@ -13,9 +13,9 @@ import msgspec
 from rich.console import Console
 
 from gristmill import ApiError, ApiUnreachable, PolicyVersion, RunRecord
-from gristmill.disk import write_file
 from gristmill.folders import EVALUATION_FILE, EVALUATION_RESULTS_FILE
-from gristmill.settings import did_you_mean
+from gristmill.internal.disk import write_file
+from gristmill.internal.settings import did_you_mean
 from gristmill_env.commands import EvaluateOptions
 from gristmill_env.console import Steps
 from gristmill_env.errors import EvaluationError

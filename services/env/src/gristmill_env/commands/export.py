@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 from rich.console import Console
 
-from gristmill.saved import Message, SavedCompletion, SavedGroup, content_of
+from gristmill.internal.saved import Message, SavedCompletion, SavedGroup, content_of
 from gristmill_env.commands import DpoOptions, SftOptions
 from gristmill_env.commands.source import count_lines, open_groups, require_turns
 from gristmill_env.console import Steps, say

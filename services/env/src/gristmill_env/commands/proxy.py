@@ -26,7 +26,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from gristmill import SamplingParams
-from gristmill.prometheus import parse_address
+from gristmill.internal.prometheus import parse_address
 from gristmill_env.commands import ProxyOptions
 from gristmill_env.gateway import PORT, Branch, Policy, RequestError, Session, Sessions, serving
 from gristmill_env.gateway.dialects import DIALECTS

@@ -12,8 +12,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from gristmill.redaction import redact
-from gristmill.settings import parse
+from gristmill.internal.redaction import redact
+from gristmill.internal.settings import parse
 from gristmill_env.commands import ReplayOptions
 from gristmill_env.commands.source import count_lines, open_groups, require_turns
 from gristmill_env.console import Steps, plain, say

@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from gristmill.saved import content_of
+from gristmill.internal.saved import content_of
 from gristmill_env.console import plain, say
 from gristmill_env.data import Message
 from gristmill_env.errors import ROW_ERRORS

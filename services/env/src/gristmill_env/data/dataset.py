@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gristmill.settings import did_you_mean
+from gristmill.internal.settings import did_you_mean
 from gristmill_env.data.messages import Message, message_problem, template_form, user
 from gristmill_env.data.sources import load_rows
 from gristmill_env.data.template import PromptTemplate

@@ -18,8 +18,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from gristmill.errors import GristmillError
-from gristmill.plugins import load_plugin
-from gristmill.settings import readable_by_all
+from gristmill.internal.plugins import load_plugin
+from gristmill.internal.settings import readable_by_all
 from gristmill_env.data.files import SUFFIXES, FileRows, Rows
 from gristmill_env.errors import DatasetError
 from gristmill_env.options import Option, checked_options

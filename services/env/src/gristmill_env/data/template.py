@@ -13,7 +13,7 @@ import jinja2.meta
 import jinja2.sandbox
 from jinja2 import nodes
 
-from gristmill.settings import did_you_mean
+from gristmill.internal.settings import did_you_mean
 from gristmill_env.errors import DatasetError
 from gristmill_env.values import NotTextError, half_characters, message_of, text_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 
-from gristmill.redaction import redact_text
+from gristmill.internal.redaction import redact_text
 from gristmill_env.data import Item
 from gristmill_env.environments.base import Environment
 from gristmill_env.environments.model import Asking, End, Model, NoMoreRepliesError, Talk

@@ -8,8 +8,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
-from gristmill.plugins import is_plugin, load_plugin
-from gristmill.settings import did_you_mean
+from gristmill.internal.plugins import is_plugin, load_plugin
+from gristmill.internal.settings import did_you_mean
 from gristmill_env.adapters import require
 from gristmill_env.environments.base import DatasetEnvironment, Environment
 from gristmill_env.environments.tools import Tools, is_tool_class, tool_environment

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from gristmill.redaction import redact_text
+from gristmill.internal.redaction import redact_text
 from gristmill_env.data import Message, message_problem, refuse_half_characters, user
 from gristmill_env.errors import EpisodeError
 

@@ -13,7 +13,7 @@ import pickle
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, Self
 
-from gristmill.redaction import redact_text
+from gristmill.internal.redaction import redact_text
 from gristmill_env.data import Item, Message
 from gristmill_env.environments import child
 from gristmill_env.environments.model import Answer, Asked, End, LeaveOut, Noted, Reply, Say

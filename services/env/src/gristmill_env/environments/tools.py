@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from gristmill.plugins import load_plugin
+from gristmill.internal.plugins import load_plugin
 from gristmill_env.data import Item, Message
 from gristmill_env.environments.base import Environment
 from gristmill_env.environments.functions import ArgumentsError, checked_arguments, result_text, schema_of

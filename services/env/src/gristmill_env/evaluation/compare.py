@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gristmill.saved import SavedCompletion, SavedGroup
+from gristmill.internal.saved import SavedCompletion, SavedGroup
 from gristmill_env.errors import EvaluationError
 from gristmill_env.evaluation.estimators import Estimate, mean, pass_at_k, pass_ks
 from gristmill_env.evaluation.folder import read_evaluation, read_plan

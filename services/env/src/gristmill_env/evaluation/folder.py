@@ -15,11 +15,11 @@ from types import TracebackType
 
 import msgspec
 
-from gristmill.disk import complete_file, write_file
 from gristmill.folders import EVALUATION_FILE, EVALUATION_GROUPS_FILE
-from gristmill.lines import LineFile, read_lines, whole_lines
-from gristmill.redaction import redact_text
-from gristmill.saved import SavedGroup
+from gristmill.internal.disk import complete_file, write_file
+from gristmill.internal.lines import LineFile, read_lines, whole_lines
+from gristmill.internal.redaction import redact_text
+from gristmill.internal.saved import SavedGroup
 from gristmill_env.errors import BusyEvaluationError, DropReason, EvaluationError, RewardError
 from gristmill_env.evaluation.plan import Plan
 from gristmill_env.rewards import Scorer

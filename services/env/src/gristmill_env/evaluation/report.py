@@ -9,7 +9,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Column, Table
 
-from gristmill.saved import SavedGroup
+from gristmill.internal.saved import SavedGroup
 from gristmill_env.console import say
 from gristmill_env.evaluation.compare import Comparison
 from gristmill_env.evaluation.estimators import Estimate, mean

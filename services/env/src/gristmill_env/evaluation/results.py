@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.disk import write_file
 from gristmill.folders import EVALUATION_RESULTS_FILE
-from gristmill.saved import SavedCompletion, SavedGroup
+from gristmill.internal.disk import write_file
+from gristmill.internal.saved import SavedCompletion, SavedGroup
 from gristmill_env.evaluation.estimators import Estimate, majority, mean, pass_at_k, pass_ks, share
 from gristmill_env.evaluation.plan import Plan
 from gristmill_env.saved.summary import GroupStats, Values

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Protocol
 
 from gristmill import ApiError, ApiUnreachable, Client, GristmillError, PolicyVersion, RunRecord, SamplingParams
-from gristmill.logs import line
+from gristmill.internal.logs import line
+from gristmill.internal.saved import SavedGroup
 from gristmill.permits import Slots
-from gristmill.saved import SavedGroup
 from gristmill_env.console import Steps
 from gristmill_env.data import Item, PromptDataset
 from gristmill_env.errors import (

@@ -23,8 +23,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from gristmill import hosts
-from gristmill.hosts import AllowedHosts
+from gristmill.internal import hosts
+from gristmill.internal.hosts import AllowedHosts
 from gristmill_env.errors import EnvError
 from gristmill_env.gateway.dialects import DIALECTS, ChatRequest, Dialect, Reply, RequestError
 from gristmill_env.gateway.sessions import Session, Sessions
@@ -194,7 +194,7 @@ class _Server(uvicorn.Server):
 
 
 class _KnownHosts:
-    """Refuses requests for other hosts (gristmill.hosts), and requests of web pages, which take tasks from agents."""
+    """Refuses requests for other hosts, and requests of web pages, which take tasks from agents."""
 
     def __init__(self, app: Any, allowed: AllowedHosts) -> None:
         self._app, self._allowed = app, allowed

@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 
 from gristmill import SamplingParams
-from gristmill.disk import make_folder, sync
-from gristmill.lines import LineFile, read_lines
+from gristmill.internal.disk import make_folder, sync
+from gristmill.internal.lines import LineFile, read_lines
 from gristmill_env.errors import EnvError, InferenceError, PromptError, PromptRefusedError, PromptTooLongError
 from gristmill_env.gateway.dialects import ChatRequest, Reply, RequestError
 from gristmill_env.gateway.turns import Branch, Place, Stored, Turn, Turns

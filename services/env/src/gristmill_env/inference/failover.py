@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from gristmill.backoff import Backoff
-from gristmill.logs import line
+from gristmill.internal.backoff import Backoff
+from gristmill.internal.logs import line
 from gristmill_env.errors import InferenceError, RequestTimeoutError
 from gristmill_env.inference.http import ServerTroubleError
 from gristmill_env.inference.server import ModelServer

@@ -9,9 +9,9 @@ import httpx
 import msgspec
 from pydantic import SecretStr
 
-from gristmill import connections
-from gristmill.backoff import asked_pause
-from gristmill.redaction import redact_text
+from gristmill.internal import connections
+from gristmill.internal.backoff import asked_pause
+from gristmill.internal.redaction import redact_text
 from gristmill_env.errors import InferenceError
 
 T = TypeVar("T")

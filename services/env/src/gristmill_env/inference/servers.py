@@ -10,9 +10,9 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from gristmill import Manifest
-from gristmill.backoff import Backoff
+from gristmill.internal.backoff import Backoff
+from gristmill.internal.redaction import redact_text
 from gristmill.model_servers import LOOK_UP_EVERY, ServerAddresses
-from gristmill.redaction import redact_text
 from gristmill_env.errors import EpisodeError, InferenceError, PromptRefusedError
 from gristmill_env.gather import gather
 from gristmill_env.inference.failover import Endpoint, EndpointState, Failover, RetryBudget, UnpublishedError

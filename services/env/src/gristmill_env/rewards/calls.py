@@ -20,7 +20,7 @@ from functools import partial
 
 import msgspec
 
-from gristmill.redaction import redact_text
+from gristmill.internal.redaction import redact_text
 from gristmill_env.errors import EnvError, RewardError
 from gristmill_env.gather import gather
 from gristmill_env.rewards.create import create_reward

@@ -11,8 +11,8 @@ from typing import Any
 
 from gristmill import ConfigError
 from gristmill.errors import PluginError
-from gristmill.plugins import is_from_file, is_plugin, load_plugin
-from gristmill.settings import parse
+from gristmill.internal.plugins import is_from_file, is_plugin, load_plugin
+from gristmill.internal.settings import parse
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards.composed import Composed, ComposedReward
 from gristmill_env.rewards.registry import Definition, find, is_offered, registered

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeAlias
 import msgspec
 from pydantic import Field, SecretStr
 
-from gristmill.redaction import redact_text
+from gristmill.internal.redaction import redact_text
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards.registry import reward
 from gristmill_env.rewards.remote import RewardServer

@@ -17,7 +17,7 @@ from inspect import Parameter
 from operator import attrgetter
 from typing import Any, Self
 
-from gristmill.settings import did_you_mean
+from gristmill.internal.settings import did_you_mean
 from gristmill_env.data import Item, assistant
 from gristmill_env.errors import RewardError
 

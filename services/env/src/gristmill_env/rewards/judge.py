@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import msgspec
 from pydantic import Field, SecretStr
 
-from gristmill.redaction import redact_text
+from gristmill.internal.redaction import redact_text
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards.outcomes import RewardResult, short
 from gristmill_env.rewards.registry import reward

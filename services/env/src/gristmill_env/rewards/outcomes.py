@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
-from gristmill.redaction import redact_text
+from gristmill.internal.redaction import redact_text
 from gristmill_env.errors import EnvError, RewardError
 from gristmill_env.outages import may_pass
 from gristmill_env.running.limiter import CallError

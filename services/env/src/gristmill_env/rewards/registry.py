@@ -27,8 +27,8 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
 
-from gristmill.plugins import import_error
-from gristmill.settings import did_you_mean
+from gristmill.internal.plugins import import_error
+from gristmill.internal.settings import did_you_mean
 from gristmill_env.errors import RewardError
 from gristmill_env.options import Option, checked_options
 from gristmill_env.values import message_of

@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from gristmill.backoff import Backoff
-from gristmill.redaction import redact_text
+from gristmill.internal.backoff import Backoff
+from gristmill.internal.redaction import redact_text
 from gristmill_env.errors import RewardError
 
 _CALLS = 4
@@ -44,7 +44,7 @@ class RewardServer:
         # Here, because every process with rewards imports this module, and few use it.
         import httpx
 
-        from gristmill import connections
+        from gristmill.internal import connections
 
         url = self.base_url.rstrip("/").removesuffix("/v1") + f"/v1/{path}"
         shown = redact_text(url)  # without a password

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gristmill.settings import did_you_mean
+from gristmill.internal.settings import did_you_mean
 from gristmill_env.errors import RewardError
 from gristmill_env.options import refuse_unknown
 from gristmill_env.rewards.inputs import RowSchema, Sample, known_tokens, private

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gristmill import SamplingParams
-from gristmill.logs import line
+from gristmill.internal.logs import line
 from gristmill_env.data import Item
 from gristmill_env.environments import DatasetEnvironment, EnvironmentRunner
 from gristmill_env.errors import ROLLOUT_ERRORS, ROW_ERRORS, EnvError, EpisodeError, RolloutTimeoutError

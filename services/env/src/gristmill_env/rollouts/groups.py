@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from gristmill import Permit, PolicyVersion, SamplingParams, TrajectoryGroup, VersionSpan
 from gristmill.group import MAX_OBJECT_BYTES, SOURCE
-from gristmill.redaction import redact_text
+from gristmill.internal.redaction import redact_text
 from gristmill_env.data import Item, Message
 from gristmill_env.errors import DropReason, EnvError, UnpublishedWeightsError
 from gristmill_env.gateway import Branch

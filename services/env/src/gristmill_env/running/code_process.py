@@ -20,7 +20,7 @@ from typing import Self
 
 import msgspec
 
-from gristmill.redaction import redact_text
+from gristmill.internal.redaction import redact_text
 from gristmill_env.errors import EnvError
 from gristmill_env.running import host
 from gristmill_env.running.host import GRACE

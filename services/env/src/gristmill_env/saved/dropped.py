@@ -17,9 +17,9 @@ import msgspec
 
 from gristmill import Permit, RunRecord
 from gristmill.archive.dropped import dropped_files
-from gristmill.lines import LineFile
-from gristmill.redaction import redact_text
-from gristmill.saved import SavedGroup
+from gristmill.internal.lines import LineFile
+from gristmill.internal.redaction import redact_text
+from gristmill.internal.saved import SavedGroup
 from gristmill_env.errors import DropReason
 from gristmill_env.saved.group import Attempt, saved_group, settings_of
 from gristmill_env.settings.run import EnvConfig

@@ -1,4 +1,4 @@
-"""Makes saved groups (`gristmill.saved`) of the groups and the unfinished rows of a run."""
+"""Makes saved groups (`gristmill.internal.saved`) of the groups and the unfinished rows of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gristmill import SamplingParams
-from gristmill.saved import SavedCompletion, SavedGroup
+from gristmill.internal.saved import SavedCompletion, SavedGroup
 from gristmill_env.data import Item
 from gristmill_env.errors import EnvError
 from gristmill_env.rewards import Score

@@ -12,9 +12,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from gristmill.disk import complete_file
-from gristmill.redaction import redact
-from gristmill.saved import Message, SavedCompletion, SavedGroup, content_of
+from gristmill.internal.disk import complete_file
+from gristmill.internal.redaction import redact
+from gristmill.internal.saved import Message, SavedCompletion, SavedGroup, content_of
 from gristmill_env.saved.summary import SAME, GroupStats, Values, all_same, figure, histogram, quantile
 from gristmill_view.report import Reports
 

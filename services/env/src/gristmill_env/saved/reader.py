@@ -13,8 +13,8 @@ import numpy.typing as npt
 from gristmill import TrajectoryGroup, read_archive
 from gristmill.folders import EVALUATION_FILE, EVALUATION_GROUPS_FILE
 from gristmill.group import SOURCE
-from gristmill.lines import read_lines
-from gristmill.saved import FORMAT, Message, SavedCompletion, SavedGroup, content_of
+from gristmill.internal.lines import read_lines
+from gristmill.internal.saved import FORMAT, Message, SavedCompletion, SavedGroup, content_of
 from gristmill_env.errors import SavedError
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from gristmill.saved import SavedGroup
+from gristmill.internal.saved import SavedGroup
 
 SAME = 1e-9
 """Totals whose difference is less than this are the same, because sums of equal parts may differ in the last bits."""

@@ -15,9 +15,9 @@ from typing import Self
 
 import msgspec
 
-from gristmill.disk import complete_file
-from gristmill.lines import LineFile
-from gristmill.saved import SavedGroup
+from gristmill.internal.disk import complete_file
+from gristmill.internal.lines import LineFile
+from gristmill.internal.saved import SavedGroup
 from gristmill_env.errors import SavedError
 from gristmill_env.rollouts.groups import RolloutGroup
 from gristmill_env.saved.group import Attempt, saved_group, settings_of

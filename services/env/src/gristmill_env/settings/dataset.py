@@ -9,8 +9,8 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from pydantic_core import PydanticCustomError
 
 from gristmill.errors import ConfigError
-from gristmill.redaction import is_secret, redact
-from gristmill.settings import Settings
+from gristmill.internal.redaction import is_secret, redact
+from gristmill.internal.settings import Settings
 
 
 class RewardSpec(Settings):

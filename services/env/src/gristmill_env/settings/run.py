@@ -13,9 +13,9 @@ from pydantic_core import PydanticCustomError
 
 from gristmill.deployment import API_URL, MODEL_URL, RUN_ID
 from gristmill.errors import ConfigError
+from gristmill.internal.redaction import redact
+from gristmill.internal.settings import Settings
 from gristmill.model_servers import check_url
-from gristmill.redaction import redact
-from gristmill.settings import Settings
 from gristmill_env.data.schedule import Schedule
 from gristmill_env.settings.dataset import DatasetConfig
 from gristmill_env.settings.task import (

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from gristmill.settings import Settings
+from gristmill.internal.settings import Settings
 from gristmill_env.settings.dataset import ROW_SOURCES, DatasetConfig, RewardSpec, without_secrets
 
 

@@ -21,7 +21,8 @@ import msgspec
 import numpy as np
 import torch
 
-from gristmill import PolicyVersion, foreign
+from gristmill import PolicyVersion
+from gristmill.internal import foreign
 from gristmill_trainer.errors import CheckpointError
 
 OPTIMIZER = "optimizer.pt"

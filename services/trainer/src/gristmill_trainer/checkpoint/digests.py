@@ -19,8 +19,9 @@ from typing import Any, Final
 import msgspec
 import torch
 
-from gristmill import Hyperparameters, Manifest, foreign
-from gristmill.lines import JsonlWriter, whole_lines
+from gristmill import Hyperparameters, Manifest
+from gristmill.internal import foreign
+from gristmill.internal.lines import JsonlWriter, whole_lines
 from gristmill_trainer.checkpoint.contents import Progress, read_manifest
 from gristmill_trainer.disk import writing
 from gristmill_trainer.errors import CheckpointError, ModelError

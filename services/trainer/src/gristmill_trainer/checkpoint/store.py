@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import torch
 
-from gristmill import foreign
-from gristmill.disk import sync
+from gristmill.internal import foreign
+from gristmill.internal.disk import sync
 from gristmill_trainer.checkpoint.contents import (
     OPTIMIZER,
     RANDOM,

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from gristmill import GristmillError, PolicyVersion
 from gristmill.errors import of_thread
-from gristmill.logs import line
+from gristmill.internal.logs import line
 from gristmill.model_servers import LOOK_UP_EVERY
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.publish.reconcile import Action, ActionResult, ServerState, Target

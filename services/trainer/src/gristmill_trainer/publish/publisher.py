@@ -17,8 +17,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from gristmill import GristmillError, PolicyVersion
-from gristmill.disk import write_file
 from gristmill.errors import of_thread
+from gristmill.internal.disk import write_file
 from gristmill_trainer.disk import writing
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.policy.lora import ADAPTER_WEIGHTS

@@ -14,9 +14,10 @@ from typing import Any
 
 import httpx
 
-from gristmill import PolicyVersion, connections
+from gristmill import PolicyVersion
+from gristmill.internal import connections
+from gristmill.internal.receipts import UNPROVEN
 from gristmill.model_servers import ServerAddresses, find_all
-from gristmill.receipts import UNPROVEN
 from gristmill_trainer.errors import PublishError
 
 _LOG = logging.getLogger(__name__)

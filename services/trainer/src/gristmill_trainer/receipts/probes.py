@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gristmill.disk import write_file
+from gristmill.internal.disk import write_file
 from gristmill.model_servers import GENERATE, generation
 from gristmill_trainer.data.micro_batches import collate
 from gristmill_trainer.data.types import Sample, Teacher

@@ -41,9 +41,9 @@ import msgspec
 import torch
 
 from gristmill import PolicyVersion
-from gristmill.lines import JsonlWriter
-from gristmill.logs import line
-from gristmill.receipts import RECEIPTS_FILE, Proven, Receipt, ReceiptState, proven, read_receipts
+from gristmill.internal.lines import JsonlWriter
+from gristmill.internal.logs import line
+from gristmill.internal.receipts import RECEIPTS_FILE, Proven, Receipt, ReceiptState, proven, read_receipts
 from gristmill_trainer.disk import writing
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.policy import Policy

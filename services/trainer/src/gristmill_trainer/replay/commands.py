@@ -15,10 +15,10 @@ from urllib.parse import quote
 from transformers.utils import logging as transformers_logging
 
 from gristmill import Hyperparameters
-from gristmill.assignments import read_assignment
 from gristmill.deployment import RUN_ID
 from gristmill.folders import RunFolder
-from gristmill.settings import parse_flags
+from gristmill.internal.assignments import read_assignment
+from gristmill.internal.settings import parse_flags
 from gristmill_trainer.replay import fork
 from gristmill_trainer.replay.bisect import bisect
 from gristmill_trainer.replay.recorded import RecordedRun, ReplayError

@@ -22,8 +22,8 @@ import yaml
 
 from gristmill import ApiError, ApiUnreachable, Hyperparameters, RunRecord, SyncClient
 from gristmill.folders import FORK_FILE, ORIGIN_FOLDER
-from gristmill.redaction import REDACTED
-from gristmill.settings import merge, parse
+from gristmill.internal.redaction import REDACTED
+from gristmill.internal.settings import merge, parse
 from gristmill_trainer.checkpoint.contents import MANIFEST, Checkpoint
 from gristmill_trainer.checkpoint.digests import file_digests
 from gristmill_trainer.replay.recorded import RecordedRun, ReplayError, check_step

@@ -12,7 +12,7 @@ from gristmill import PolicyVersion, TrajectoryGroup
 from gristmill.archive import GroupIndex
 from gristmill.archive.drops import read_drops
 from gristmill.folders import ORIGIN_FOLDER, RunFolder
-from gristmill.settings import parse
+from gristmill.internal.settings import parse
 from gristmill_trainer.checkpoint.contents import STATE, Checkpoint, verify
 from gristmill_trainer.checkpoint.digests import (
     DIGESTS_FILE,

@@ -15,8 +15,8 @@ from typing import Any
 
 from gristmill import RunState
 from gristmill.archive.run_file import write_run_file
-from gristmill.lines import JsonlWriter
-from gristmill.metrics import METRICS_FILE
+from gristmill.internal.lines import JsonlWriter
+from gristmill.internal.metrics import METRICS_FILE
 from gristmill_trainer.metrics import step_metrics
 from gristmill_trainer.replay.recorded import RecordedRun, ReplayError, check_step, differences
 from gristmill_trainer.replay.retrainer import Change, Retrainer, TakenStep, changed, recorded_training

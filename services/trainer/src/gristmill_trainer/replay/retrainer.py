@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from gristmill import Hyperparameters, PolicyVersion, TrajectoryGroup
-from gristmill.settings import merge, parse
+from gristmill.internal.settings import merge, parse
 from gristmill_trainer.checkpoint.contents import Checkpoint, Progress
 from gristmill_trainer.checkpoint.digests import CheckpointRecord, TrainerFacts, file_digests
 from gristmill_trainer.checkpoint.store import CheckpointStore

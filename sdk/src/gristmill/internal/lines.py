@@ -20,8 +20,8 @@ from typing import Any, BinaryIO, Final, Self, TypeVar
 
 import msgspec
 
-from gristmill import foreign
-from gristmill.disk import write_file
+from gristmill.internal import foreign
+from gristmill.internal.disk import write_file
 
 _LOG = logging.getLogger(__name__)
 _BLOCK: Final = 1 << 16

@@ -20,7 +20,7 @@ class Check(msgspec.Struct, frozen=True):
     env: tuple[str, ...] = ()
     """Lines for `.env`."""
     code: str = ""
-    """Code of the trouble in gristmill.trouble, if the table has it."""
+    """Code of the trouble in gristmill.internal.trouble, if the table has it."""
 
 
 def read_memory() -> int | None:

@@ -28,7 +28,7 @@ from urllib.request import getproxies, proxy_bypass
 import httpx
 
 from gristmill.errors import ConfigError
-from gristmill.redaction import redact_text
+from gristmill.internal.redaction import redact_text
 
 GONE_S: Final = 30
 """Seconds without any packet from the other machine after which a connection fails."""

@@ -14,7 +14,7 @@ from typing import Annotated, Any, BinaryIO, Final
 import msgspec
 
 from gristmill.group import SamplingParams
-from gristmill.lines import decoded, whole_lines
+from gristmill.internal.lines import decoded, whole_lines
 
 FORMAT: Final = 1
 

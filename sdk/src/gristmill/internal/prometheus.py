@@ -23,8 +23,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from gristmill.errors import ConfigError
-from gristmill.hosts import REMEDY, AllowedHosts, message
-from gristmill.metrics import Kind
+from gristmill.internal.hosts import REMEDY, AllowedHosts, message
+from gristmill.internal.metrics import Kind
 
 _LOG = logging.getLogger(__name__)
 PATH: Final = "/metrics"

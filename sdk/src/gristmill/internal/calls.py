@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import msgspec
 
-from gristmill.backoff import Backoff, asked_pause
 from gristmill.errors import ApiError, ApiUnreachable, ConfigError, ErrorCode, GroupError
 from gristmill.group import GROUP_MEDIA_TYPE, TrajectoryGroup
+from gristmill.internal.backoff import Backoff, asked_pause
 from gristmill.run import RunEvent
 
 _LOG = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from gristmill.errors import ConfigError, UnknownKeyError
-from gristmill.redaction import is_secret, redact, remember, remember_secrets
+from gristmill.internal.redaction import is_secret, redact, remember, remember_secrets
 
 M = TypeVar("M", bound=BaseModel)
 

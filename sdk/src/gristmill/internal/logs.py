@@ -12,7 +12,7 @@ import sys
 from types import TracebackType
 from typing import Final
 
-from gristmill.redaction import redact_text
+from gristmill.internal.redaction import redact_text
 
 # C0, DEL and C1, the line and paragraph separators, and the characters that change the direction of text.
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")

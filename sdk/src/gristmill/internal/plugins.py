@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from gristmill.errors import PluginError
-from gristmill.settings import did_you_mean
+from gristmill.internal.settings import did_you_mean
 
 
 def is_plugin(name: str) -> bool:

@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel
 
 from gristmill.errors import ConfigError, UnknownKeyError
-from gristmill.settings import did_you_mean, inner_model, is_mapping, only_models, put, yaml_problem
+from gristmill.internal.settings import did_you_mean, inner_model, is_mapping, only_models, put, yaml_problem
 
 _FLOAT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+", re.ASCII)
 """A number such as 1e-5, which PyYAML reads as text."""

@@ -1,4 +1,4 @@
-"""One port for several model servers: `python -m gristmill.model_port 0.0.0.0:9001 dns+http://model:9001`.
+"""One port for several model servers: `python -m gristmill.internal.model_port 0.0.0.0:9001 dns+http://model:9001`.
 
 A port of a host cannot belong to several containers. So in Compose this program has the published port, and forwards
 each connection to one of the containers of `--scale model=2` in turn. It copies bytes and reads no request: the model
@@ -16,8 +16,8 @@ import sys
 from urllib.parse import urlsplit
 
 from gristmill.errors import ConfigError
-from gristmill.hangup import stop_on_hangup
-from gristmill.logs import line, setup
+from gristmill.internal.hangup import stop_on_hangup
+from gristmill.internal.logs import line, setup
 from gristmill.model_servers import ServerAddresses, find_all, split_urls
 
 _LOG = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ async def _run(address: str, urls: str) -> None:
 
 def main() -> int:
     """Forwards until SIGTERM. Returns the exit status: 2 for wrong arguments."""
-    parser = argparse.ArgumentParser(prog="python -m gristmill.model_port", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m gristmill.internal.model_port", description=__doc__)
     parser.add_argument("address", help="HOST:PORT to listen at")
     parser.add_argument("urls", help="URLs of the model servers, with commas between them")
     options = parser.parse_args()

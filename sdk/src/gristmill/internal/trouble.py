@@ -14,7 +14,7 @@ import httpx
 import msgspec
 
 from gristmill.group import PolicyVersion
-from gristmill.receipts import UNPROVEN
+from gristmill.internal.receipts import UNPROVEN
 from gristmill.run import RunStatus
 
 _LOADED: Final = "default"

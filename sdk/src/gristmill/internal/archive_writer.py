@@ -24,8 +24,8 @@ from pathlib import Path
 
 from gristmill.archive import segment
 from gristmill.archive.segment import ArchiveError
-from gristmill.disk import make_folder, sync
-from gristmill.logs import line
+from gristmill.internal.disk import make_folder, sync
+from gristmill.internal.logs import line
 
 _LOG = logging.getLogger(__name__)
 SEGMENT_BYTES = 64 << 20

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from gristmill.deployment import read_secret
 from gristmill.errors import ConfigError
-from gristmill.redaction import redact, redact_arguments
+from gristmill.internal.redaction import redact, redact_arguments
 
 _LOG = logging.getLogger(__name__)
 KEY_FILE = "WANDB_API_KEY_FILE"

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from gristmill.lines import read_jsonl
+from gristmill.internal.lines import read_jsonl
 
 RECEIPTS_FILE: Final = "receipts.jsonl"
 UNPROVEN: Final = "unproven"
