@@ -1,4 +1,4 @@
-"""`proxy`: serves the routes of Atropos' managed_server_proxy at a gateway of its own.
+"""`proxy`: serves the routes of Atropos' managed_server_proxy at a separate gateway.
 
 An environment of Atropos with ATROPOS_PROXY_URL opens a session for each rollout, gives the session's URL to its
 program, and reads the tokens at the end:
