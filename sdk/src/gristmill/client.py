@@ -104,12 +104,12 @@ class Client:
 
     async def runs(self) -> list[RunRecord]:
         """Returns all runs, the newest first."""
-        found: list[RunRecord] = []
-        while page := await self.list_runs(offset=len(found), limit=_PAGE):
-            found += page
+        records: list[RunRecord] = []
+        while page := await self.list_runs(offset=len(records), limit=_PAGE):
+            records += page
             if len(page) < _PAGE:
                 break
-        return sorted(found, key=lambda record: -record.created_at)
+        return sorted(records, key=lambda record: -record.created_at)
 
     async def get_run(self, run_id: str) -> RunRecord:
         """Returns the run's record. Raises ApiError `run_missing`."""
@@ -162,8 +162,8 @@ class Client:
         taker = uuid.uuid4().hex
         body = {"trainer": trainer, "covered": list(covered), "step": step, "creation": creation, "taker": taker}
         answer = await self._call("POST", f"/v1/runs/{run_id}/take", json=body)
-        taken = answer.json()
-        return int(taken["incarnation"]), RunRecord.model_validate(taken["record"])
+        fields = answer.json()
+        return int(fields["incarnation"]), RunRecord.model_validate(fields["record"])
 
     async def record_version(
         self, run_id: str, version: PolicyVersion | str, *, creation: str | None = None

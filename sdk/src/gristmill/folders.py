@@ -85,19 +85,19 @@ class RunFolder:
         path = Path(run)
         if roots is None and path.is_dir():
             path = path.resolve()
-            found = cls(path.name, (path.parent,))
+            folder = cls(path.name, (path.parent,))
         else:
-            found = cls(str(run), tuple(map(Path, default_roots() if roots is None else roots)))
-        if not _RUN_ID.fullmatch(found.run_id) or not found.folders:
-            places = ", ".join(map(str, found.roots))
+            folder = cls(str(run), tuple(map(Path, default_roots() if roots is None else roots)))
+        if not _RUN_ID.fullmatch(folder.run_id) or not folder.folders:
+            places = ", ".join(map(str, folder.roots))
             raise RunMissingError(
                 "run_folder_missing",
-                f"no folder of run {found.run_id!r} is in {places}; name the folder, as in runs/quickstart; "
+                f"no folder of run {folder.run_id!r} is in {places}; name the folder, as in runs/quickstart; "
                 "`gristmill runs` lists the runs",
-                run=found.run_id,
+                run=folder.run_id,
                 roots=places,
             )
-        return found
+        return folder
 
     @property
     def folders(self) -> list[Path]:
@@ -257,12 +257,12 @@ def default_roots() -> Sequence[Path]:
 def list_runs(roots: Iterable[str | Path] | None = None) -> list[RunFolder]:
     """Returns the runs in the roots, the one that was written last first."""
     places = tuple(map(Path, default_roots() if roots is None else roots))
-    found: dict[str, float] = {}
+    newest: dict[str, float] = {}
     for folder in (folder for root in places for folder in foreign.entries(root.resolve())):
         written = [modified for name in _TRACES if (modified := _modified(folder / name)) is not None]
         if written:
-            found[folder.name] = max(found.get(folder.name, 0.0), *written)
-    return [RunFolder(name, places) for name in sorted(found, key=lambda name: -found[name])]
+            newest[folder.name] = max(newest.get(folder.name, 0.0), *written)
+    return [RunFolder(name, places) for name in sorted(newest, key=lambda name: -newest[name])]
 
 
 def last_change(*paths: Path) -> float:
@@ -281,7 +281,7 @@ def _is_step(value: object) -> bool:
 def _modified(path: Path) -> float | None:
     """Returns the time of the last change of a regular file or a folder; None for links, other things and nothing."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return None
-    return found.st_mtime if stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode) else None
+    return status.st_mtime if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode) else None

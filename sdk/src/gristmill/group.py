@@ -395,11 +395,11 @@ class TrajectoryGroup:
 
 def _bound_objects(body: bytes) -> None:
     objects = _OBJECTS.decode(body)
-    found = sum(len(memoryview(getattr(objects, name))) for name in objects.__struct_fields__)
-    if found > MAX_OBJECT_BYTES:
+    count = sum(len(memoryview(getattr(objects, name))) for name in objects.__struct_fields__)
+    if count > MAX_OBJECT_BYTES:
         names = ", ".join(objects.__struct_fields__)
         raise GroupError(
-            "objects_too_large", f"it carries {found} bytes in {names}; at most {MAX_OBJECT_BYTES} are taken"
+            "objects_too_large", f"it carries {count} bytes in {names}; at most {MAX_OBJECT_BYTES} are taken"
         )
 
 
@@ -494,24 +494,24 @@ def _check_teacher(group: TrajectoryGroup, total: int) -> None:
 
 def _check_plain(name: str, value: object) -> None:
     """Checks that a value is what JSON holds, because readers show it as JSON."""
-    left = [value]
-    while left:
-        found = left.pop()
-        if isinstance(found, dict):
-            left += found
-            left += found.values()
-            if not all(isinstance(key, str) for key in found):
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, dict):
+            pending += item
+            pending += item.values()
+            if not all(isinstance(key, str) for key in item):
                 raise GroupError("not_plain", f"{name} has a key that is not text", field=name)
-        elif isinstance(found, list | tuple):
-            left += found
-        elif isinstance(found, float):
-            if not math.isfinite(found):
+        elif isinstance(item, list | tuple):
+            pending += item
+        elif isinstance(item, float):
+            if not math.isfinite(item):
                 raise GroupError("not_finite", f"{name} holds NaN or infinity", field=name)
-        elif isinstance(found, str):
-            if not found.isascii() and any("\ud800" <= character <= "\udfff" for character in found):
+        elif isinstance(item, str):
+            if not item.isascii() and any("\ud800" <= character <= "\udfff" for character in item):
                 raise GroupError("not_plain", f"{name} holds half of a surrogate pair, which UTF-8 lacks", field=name)
-        elif not (found is None or isinstance(found, bool | int)):
-            raise GroupError("not_plain", f"{name} holds {type(found).__name__}, which JSON does not have", field=name)
+        elif not (item is None or isinstance(item, bool | int)):
+            raise GroupError("not_plain", f"{name} holds {type(item).__name__}, which JSON does not have", field=name)
 
 
 def check_submitted(group: TrajectoryGroup) -> None:

@@ -53,8 +53,8 @@ _SECONDS = {"s": 1, "min": 60, "h": 3600}
 def _steps_or_time(value: Any) -> Any:
     if isinstance(value, str) and value.isdecimal():
         value = int(value)
-    found = _TIME.fullmatch(value) if isinstance(value, str) else None
-    above_0 = float(found["number"]) > 0 if found else isinstance(value, int) and value > 0
+    match = _TIME.fullmatch(value) if isinstance(value, str) else None
+    above_0 = float(match["number"]) > 0 if match else isinstance(value, int) and value > 0
     if not above_0 or isinstance(value, bool):
         raise PydanticCustomError(
             "interval_invalid",
@@ -191,9 +191,9 @@ class Hyperparameters(Settings):
         """The checkpoint interval in seconds; None if it is a number of steps."""
         if isinstance(self.checkpoint_interval, int):
             return None
-        found = _TIME.fullmatch(self.checkpoint_interval)
-        assert found is not None
-        return float(found["number"]) * _SECONDS[found["unit"]]
+        match = _TIME.fullmatch(self.checkpoint_interval)
+        assert match is not None
+        return float(match["number"]) * _SECONDS[match["unit"]]
 
     @property
     def joins_branches(self) -> bool:
@@ -247,8 +247,8 @@ def completed_block(block: Mapping[str, Any], defaults: Mapping[str, Any], where
 
     Raises ConfigError, as `parse`.
     """
-    known = {key: value for key, value in {**defaults, **block}.items() if key not in TRAINER_ONLY}
-    return parse(Hyperparameters, known, where)
+    shared = {key: value for key, value in {**defaults, **block}.items() if key not in TRAINER_ONLY}
+    return parse(Hyperparameters, shared, where)
 
 
 def check_run_block(block: Any, group_size: int, where: str) -> None:

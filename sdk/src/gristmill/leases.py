@@ -113,13 +113,13 @@ class LeaseSession:
             try:
                 return self._api.take(self._run_id, self._trainer, covered, step, creation)[1]
             except ApiError as error:
-                left = until - time.monotonic()
-                if error.code != ErrorCode.RUN_MISSING or left <= 0:
+                seconds_left = until - time.monotonic()
+                if error.code != ErrorCode.RUN_MISSING or seconds_left <= 0:
                     raise
             if not logged:
                 _LOG.info("waiting up to %.0f s until an environment opens run %s", self._wait, self._run_id)
                 logged = True
-            time.sleep(min(_RUN_EVERY, left))
+            time.sleep(min(_RUN_EVERY, seconds_left))
 
     @property
     def run(self) -> RunRecord:

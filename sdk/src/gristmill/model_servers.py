@@ -106,5 +106,5 @@ def _host_and_port(url: str) -> tuple[str, int, str]:
 
 
 def _ask_the_system(host: str, port: int) -> list[str]:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(address[0]).partition("%")[0] for *_, address in found]
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]).partition("%")[0] for *_, address in addresses]

@@ -122,8 +122,8 @@ class PermitSession:
         try:
             await self._guard.__aexit__(kind, error, at)
         except BaseExceptionGroup as group:
-            if (known := _first(group)) is not None and known is not error:
-                raise known from group
+            if (first := _first(group)) is not None and first is not error:
+                raise first from group
             if not isinstance(error, Exception):  # otherwise the error of the body is raised
                 raise
         finally:
@@ -435,7 +435,7 @@ def _ends_session(error: BaseException) -> bool:
 def _first(group: BaseExceptionGroup[BaseException]) -> GristmillError | None:
     """Returns the first GristmillError in the group."""
     for error in group.exceptions:
-        found = _first(error) if isinstance(error, BaseExceptionGroup) else error
-        if isinstance(found, GristmillError):
-            return found
+        first = _first(error) if isinstance(error, BaseExceptionGroup) else error
+        if isinstance(first, GristmillError):
+            return first
     return None

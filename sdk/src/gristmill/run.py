@@ -96,11 +96,11 @@ class Progress(_Record):
         newest = current[-1] if current else {}
         step = max(step, newest.get("step", 0))
         speed = pace(current)
-        left: float | None = None
+        seconds_left: float | None = None
         if record.state == RunState.FINISHED:
-            left = 0.0
+            seconds_left = 0.0
         elif speed is not None and record.training_steps is not None:
-            left = max(record.training_steps - step, 0) * speed.seconds_per_step
+            seconds_left = max(record.training_steps - step, 0) * speed.seconds_per_step
         return cls(
             run_id=record.run_id,
             state=record.state,
@@ -109,7 +109,7 @@ class Progress(_Record):
             reward=newest.get("reward_mean"),
             reward_parts=newest.get("reward_parts", {}),
             tokens_per_second=speed.tokens_per_second if speed is not None else None,
-            seconds_left=left,
+            seconds_left=seconds_left,
         )
 
 

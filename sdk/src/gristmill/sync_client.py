@@ -104,12 +104,12 @@ class SyncClient:
 
     def runs(self) -> list[RunRecord]:
         """Returns all runs, the newest first."""
-        found: list[RunRecord] = []
-        while page := self.list_runs(offset=len(found), limit=_PAGE):
-            found += page
+        records: list[RunRecord] = []
+        while page := self.list_runs(offset=len(records), limit=_PAGE):
+            records += page
             if len(page) < _PAGE:
                 break
-        return sorted(found, key=lambda record: -record.created_at)
+        return sorted(records, key=lambda record: -record.created_at)
 
     def get_run(self, run_id: str) -> RunRecord:
         """Returns the run's record. Raises ApiError `run_missing`."""
@@ -162,8 +162,8 @@ class SyncClient:
         taker = uuid.uuid4().hex
         body = {"trainer": trainer, "covered": list(covered), "step": step, "creation": creation, "taker": taker}
         answer = self._call("POST", f"/v1/runs/{run_id}/take", json=body)
-        taken = answer.json()
-        return int(taken["incarnation"]), RunRecord.model_validate(taken["record"])
+        fields = answer.json()
+        return int(fields["incarnation"]), RunRecord.model_validate(fields["record"])
 
     def record_version(self, run_id: str, version: PolicyVersion | str, *, creation: str | None = None) -> RunRecord:
         """Reports that the model server now serves `version`, or the version with this label. The API then frees

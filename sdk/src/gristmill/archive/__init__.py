@@ -69,12 +69,12 @@ def read_archive(folder: str | Path, *, newest_only: bool = False) -> Iterator[A
 
 def _newest_creation(paths: Iterable[Path]) -> int | None:
     """Returns the newest creation among the segments; None without a segment that can be read."""
-    found: list[int] = []
+    creations: list[int] = []
     for path in paths:
         with contextlib.suppress(FileNotFoundError), foreign.open_file(path) as file:
             opening = segment.read_opening(file, str(path))
-            found += [] if opening is None else [opening.created_ms]
-    return max(found, default=None)
+            creations += [] if opening is None else [opening.created_ms]
+    return max(creations, default=None)
 
 
 def segments(folder: str | Path) -> list[Path]:
@@ -118,5 +118,5 @@ class GroupIndex:
         place = self._places[group_id]
         with foreign.open_file(place.path) as file:
             file.seek(place.start)
-            found = segment.parse(file.read(place.size), place.head_size)
-        return decode(found, place.path)
+            parsed = segment.parse(file.read(place.size), place.head_size)
+        return decode(parsed, place.path)

@@ -53,7 +53,7 @@ class DroppedContents:
         return None if place is None else _read_at(*place, drop)
 
     def _search(self, reason: str) -> dict[tuple[int, str], tuple[Path, int]]:
-        found = {}
+        groups = {}
         for path in (folder / name for folder in self._folders for name in dropped_files(reason)):
             try:
                 opened = foreign.open_file(path)
@@ -62,8 +62,8 @@ class DroppedContents:
             with opened as file:
                 for start, line in whole_lines(file):
                     if (one := decoded(_ID, line)) is not None:
-                        found[one.creation_ms, one.group_id] = (path, start)
-        return found
+                        groups[one.creation_ms, one.group_id] = (path, start)
+        return groups
 
 
 def _read_at(path: Path, start: int, drop: Drop) -> SavedGroup | None:

@@ -37,14 +37,14 @@ def write_run_file(folder: Path, record: RunRecord) -> bool:
 
     Makes the folder if it does not exist. Raises OSError.
     """
-    shown = record.model_copy(
+    recorded = record.model_copy(
         update={
             "env": redact(record.env),
             "trainer": redact(record.trainer),
             "version": record.version if record.state == RunState.FINISHED else None,
         }
     )
-    content = _File(format=FORMAT, run=shown).model_dump_json(indent=2).encode() + b"\n"
+    content = _File(format=FORMAT, run=recorded).model_dump_json(indent=2).encode() + b"\n"
     path = folder / RUN_FILE
     if path.is_file() and path.read_bytes() == content:
         sync(folder)  # An earlier call may have failed there.
@@ -58,13 +58,13 @@ def read_run_file(path: Path) -> RunRecord:
     """Reads a run.json. Raises GristmillError for a file of a newer format or other content, and OSError."""
     content = foreign.read_file(path)
     try:
-        found = _Format.model_validate_json(content).format
-        if found != FORMAT:
+        number = _Format.model_validate_json(content).format
+        if number != FORMAT:
             raise GristmillError(
                 "run_file_format",
-                f"{path} has format {found}; this gristmill reads format {FORMAT}: install the version that wrote it",
+                f"{path} has format {number}; this gristmill reads format {FORMAT}: install the version that wrote it",
                 path=path,
-                format=found,
+                format=number,
             )
         return _File.model_validate_json(content).run
     except ValidationError as error:

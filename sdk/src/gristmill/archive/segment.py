@@ -69,9 +69,9 @@ class ArchivedGroup:
 
 def files(folder: Path) -> list[Path]:
     """Returns the segments in `folder`, oldest first."""
-    found = [path for path in foreign.entries(folder.resolve()) if path.suffix == SUFFIX and foreign.is_file(path)]
-    found = [path for path in found if path.stem.isdecimal() and path.stem.isascii()]
-    return sorted(found, key=lambda path: int(path.stem))
+    paths = [path for path in foreign.entries(folder.resolve()) if path.suffix == SUFFIX and foreign.is_file(path)]
+    paths = [path for path in paths if path.stem.isdecimal() and path.stem.isascii()]
+    return sorted(paths, key=lambda path: int(path.stem))
 
 
 def opening(run_id: str, created_ms: int) -> bytes:
@@ -126,16 +126,16 @@ def read_opening(file: BinaryIO, name: str) -> Opening | None:
             "not_an_archive_segment", f"{name} is not an archive segment, or is damaged at its beginning. {_REMEDY}"
         )
     try:
-        found = msgspec.msgpack.decode(content, type=Opening)
+        opening = msgspec.msgpack.decode(content, type=Opening)
     except msgspec.DecodeError as error:
         raise ArchiveError("not_an_archive_segment", f"{name} is not an archive segment: {error}") from error
-    if found.format != 1:
+    if opening.format != 1:
         raise ArchiveError(
             "archive_format",
-            f"{name} has archive format {found.format}; this gristmill reads format 1",
-            format=found.format,
+            f"{name} has archive format {opening.format}; this gristmill reads format 1",
+            format=opening.format,
         )
-    return found
+    return opening
 
 
 def read_frames(file: BinaryIO, name: str) -> Iterator[tuple[bytes, int, int]]:

@@ -174,15 +174,15 @@ class RunWriter:
 
     def _recent_ids(self) -> frozenset[str]:
         """Returns the ids in this run's newest segments. A torn end is cut before."""
-        found: list[str] = []
+        ids: list[str] = []
         size = 0
         newest = [] if self._file is None else [(self._current, self._size)]
-        for path, taken in (*newest, *reversed(self._older)):
+        for path, count in (*newest, *reversed(self._older)):
             if size >= _RECENT_BYTES or _run_of(path) != self._run:
                 break
-            found += _ids(path) if _is_synced(path) else []
-            size += taken
-        return frozenset(found)
+            ids += _ids(path) if _is_synced(path) else []
+            size += count
+        return frozenset(ids)
 
     def _begin(self) -> None:
         if self._file is not None:

@@ -83,13 +83,13 @@ def _path(key: str, model: type[BaseModel]) -> list[str | int] | None:
 
 def _known(model: type[BaseModel], prefix: str = "") -> list[str]:
     """Returns the keys of all settings. A setting of a section has the section's name and a dot before its own name."""
-    found: list[str] = []
+    names: list[str] = []
     for name, field in model.model_fields.items():
         section = inner_model(field.annotation)
         nested = section is not None and (
             typing.get_origin(field.annotation) is not list or only_models(field.annotation)
         )
-        found.append(prefix + name)
+        names.append(prefix + name)
         if nested and section is not None:
-            found += _known(section, f"{prefix}{name}.")
-    return found
+            names += _known(section, f"{prefix}{name}.")
+    return names

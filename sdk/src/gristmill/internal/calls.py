@@ -69,10 +69,10 @@ class Retries:
 
     def pause(self, failure: httpx.Response | httpx.TransportError) -> float:
         """Returns the seconds to wait before the next attempt. Raises ApiUnreachable if the patience has ended."""
-        asked = 0.0
+        retry_after = 0.0
         if isinstance(failure, httpx.Response):
             problem = f"HTTP {failure.status_code}: {_problem(failure)[1]}"
-            asked = asked_pause(failure.headers)
+            retry_after = asked_pause(failure.headers)
         else:
             problem = str(failure) or type(failure).__name__
         spent = time.monotonic() - self._started
@@ -89,7 +89,7 @@ class Retries:
         if not self._logged and spent > 1.0:
             _LOG.warning("trajectory API at %s: %s; trying on for up to %.0f s", self._url, problem, patience)
             self._logged = True
-        return min(max(self._backoff.next(), asked), patience - spent)
+        return min(max(self._backoff.next(), retry_after), patience - spent)
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,12 +111,12 @@ def decode_batch(body: bytes) -> list[TrajectoryGroup]:
 
 def decode_group(answer: httpx.Response, group_id: str) -> TrajectoryGroup:
     """Decodes a group's bytes. Raises GroupError for a group that was submitted at the API's root, which is JSON."""
-    found = answer.headers.get("content-type", "")
-    if found != GROUP_MEDIA_TYPE:
+    media_type = answer.headers.get("content-type", "")
+    if media_type != GROUP_MEDIA_TYPE:
         raise GroupError(
             "not_a_group",
-            f"not a trajectory group: {group_id} is of the type {found}, as submitted at the API's root; read_example "
-            "returns its readable form",
+            f"not a trajectory group: {group_id} is of the type {media_type}, as submitted at the API's root; "
+            "read_example returns its readable form",
             group=group_id,
         )
     return TrajectoryGroup.decode(answer.content)

@@ -25,14 +25,14 @@ class Check(msgspec.Struct, frozen=True):
 
 def read_memory() -> int | None:
     """Returns the bytes of memory that processes here may use: the machine's, or the container's limit."""
-    found = []
+    values = []
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemTotal:"):
-                found.append(int(line.split()[1]) * 1024)
+                values.append(int(line.split()[1]) * 1024)
         limit = Path("/sys/fs/cgroup/memory.max")
         if limit.exists() and (text := limit.read_text().strip()).isdecimal():
-            found.append(int(text))
+            values.append(int(text))
     except OSError:
         return None
-    return min(found, default=None)
+    return min(values, default=None)

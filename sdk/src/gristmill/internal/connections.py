@@ -187,11 +187,11 @@ def _transport(kind: Callable[..., T], url: str, verify: ssl.SSLContext | bool, 
     except (ImportError, ValueError, httpx.InvalidURL) as error:
         if proxy is None:
             raise
-        shown = redact_text(proxy)
+        redacted = redact_text(proxy)
         raise ConfigError(
             "proxy_unusable",
-            f"the environment names the proxy {shown} for {redact_text(url)}, and the proxy cannot be used ({error}); "
-            "name an HTTP proxy in HTTPS_PROXY and HTTP_PROXY, or name the host in NO_PROXY.",
-            proxy=shown,
+            f"the environment names the proxy {redacted} for {redact_text(url)}, and the proxy cannot be used "
+            f"({error}); name an HTTP proxy in HTTPS_PROXY and HTTP_PROXY, or name the host in NO_PROXY.",
+            proxy=redacted,
             url=redact_text(url),
         ) from error

@@ -39,12 +39,12 @@ def read_env_file(path: Path, environ: Mapping[str, str]) -> dict[str, str]:
     if not path.is_file() or environ.get("COMPOSE_DISABLE_ENV_FILE", "").lower() in ("1", "true"):
         return {}
     try:
-        found = parse(path.read_text(encoding="utf-8-sig"), environ)
+        variables = parse(path.read_text(encoding="utf-8-sig"), environ)
     except UnicodeDecodeError as error:
         raise DotenvError(f"{path} is not UTF-8: {error}") from error
     except DotenvError as error:
         raise DotenvError(f"{path}, {error}") from error
-    return {name: value for name, value in found.items() if name not in environ}
+    return {name: value for name, value in variables.items() if name not in environ}
 
 
 def parse(text: str, environ: Mapping[str, str]) -> dict[str, str]:
@@ -119,18 +119,18 @@ class _Parser:
         """Replaces the variables in a value."""
         parts: list[str] = []
         at = 0
-        while (found := _DOLLAR.search(text, at)) is not None:
-            parts.append(text[at : found.start()])
-            at = found.end()
-            if found["escaped"]:
+        while (match := _DOLLAR.search(text, at)) is not None:
+            parts.append(text[at : match.start()])
+            at = match.end()
+            if match["escaped"]:
                 parts.append("$")
-            elif found["name"]:
-                parts.append(self._lookup(found["name"]) or "")
+            elif match["name"]:
+                parts.append(self._lookup(match["name"]) or "")
             else:
                 end = _closing(text, at)
                 if end is None:
-                    raise self._error(f"has no closing brace after ${{{found['braced']}")
-                parts.append(self._braced(found["braced"], text[at:end]))
+                    raise self._error(f"has no closing brace after ${{{match['braced']}")
+                parts.append(self._braced(match["braced"], text[at:end]))
                 at = end + 1
         return "".join([*parts, text[at:]])
 
@@ -139,15 +139,15 @@ class _Parser:
         operator = _OPERATOR.match(rest or "-")
         if operator is None or not name or name[0].isdigit():
             raise self._error(f"has an invalid ${{{name}{rest}}}")
-        there = value is not None and (bool(value) or not operator[0].startswith(":"))
+        is_set = value is not None and (bool(value) or not operator[0].startswith(":"))
         other = rest[operator.end() :]
         match operator[0][-1]:
             case "-":
-                return value or "" if there else self._expand(other)
+                return value or "" if is_set else self._expand(other)
             case "+":
-                return self._expand(other) if there else ""
+                return self._expand(other) if is_set else ""
             case _:
-                if not there:
+                if not is_set:
                     raise self._error(f"needs {name}: {self._expand(other) or 'it is not set'}")
                 return value or ""
 

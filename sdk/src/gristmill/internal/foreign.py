@@ -78,9 +78,9 @@ def is_folder(path: Path) -> bool:
 def entries(folder: Path) -> Iterator[Path]:
     """Yields the regular files and the folders in a folder by name; none if the folder itself is a link."""
     if is_folder(folder):
-        with os.scandir(folder) as found:
+        with os.scandir(folder) as scanned:
             names = [
-                one.name for one in found if one.is_file(follow_symlinks=False) or one.is_dir(follow_symlinks=False)
+                one.name for one in scanned if one.is_file(follow_symlinks=False) or one.is_dir(follow_symlinks=False)
             ]
         yield from (folder / name for name in sorted(names))
 

@@ -99,9 +99,9 @@ def _allows(hosts: AllowedHosts, header: bytes) -> bool:
     name = match["name"].lower().removesuffix(".")
     if _is_address(name):
         return True
-    known = {*_ALWAYS, *hosts.more, hosts.machine}
+    allowed = {*_ALWAYS, *hosts.more, hosts.machine}
     parents = name.split(".")[1:]
-    return name in known or any(f"*.{'.'.join(parents[at:])}" in known for at in range(len(parents)))
+    return name in allowed or any(f"*.{'.'.join(parents[at:])}" in allowed for at in range(len(parents)))
 
 
 def _is_address(name: str) -> bool:

@@ -124,8 +124,8 @@ class JsonlWriter:
         """Opens `path` for appending. Removes a torn last line and the lines for which `keep` returns False."""
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
-            kept = [row for row in read_jsonl(path) if keep is None or keep(row)]
-            write_file(path, "".join(json.dumps(row) + "\n" for row in kept).encode())
+            rows = [row for row in read_jsonl(path) if keep is None or keep(row)]
+            write_file(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
         self._lines = LineFile(path)
 
     def append(self, row: msgspec.Struct | Mapping[str, Any]) -> None:
@@ -216,20 +216,20 @@ def read_growing_jsonl(path: Path) -> list[dict[str, Any]]:
     """
     with _lock, foreign.open_file(path) as file:
         stat = os.fstat(file.fileno())
-        known = _known.pop(path, None)
-        if known is None or not _continues(known, file, stat):
-            known = _Known(stat.st_ino)
-        if stat.st_size - known.end > _MOST_BYTES:
+        state = _known.pop(path, None)
+        if state is None or not _continues(state, file, stat):
+            state = _Known(stat.st_ino)
+        if stat.st_size - state.end > _MOST_BYTES:
             text = f"{path} has {stat.st_size} bytes, more than a run's files of lines have; remove or shorten it"
             raise foreign.ForeignFileError("file_too_large", text, path=path)
-        for start, line in whole_lines(file, known.end):
-            known.end, known.last = start + len(line), line
+        for start, line in whole_lines(file, state.end):
+            state.end, state.last = start + len(line), line
             if (row := decode_line(line)) is not None:
-                known.rows.append(row)
-        _known[path] = known
+                state.rows.append(row)
+        _known[path] = state
         while len(_known) > _FILES:
             _known.popitem(last=False)
-        return list(known.rows)
+        return list(state.rows)
 
 
 def _continues(known: _Known, file: Any, stat: os.stat_result) -> bool:

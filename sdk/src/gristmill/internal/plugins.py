@@ -47,13 +47,13 @@ def load_plugin(name: str, folder: Path | None) -> Any:
         )
     module = _from_file(place, folder) if place.endswith(".py") else _from_package(place)
     if not hasattr(module, attribute):
-        there = _defined_in(module)
+        names = _defined_in(module)
         raise PluginError(
             "plugin_attribute_missing",
-            f"{place} has no '{attribute}'; it has {', '.join(there) or 'nothing'}.{did_you_mean(attribute, there)}",
+            f"{place} has no '{attribute}'; it has {', '.join(names) or 'nothing'}.{did_you_mean(attribute, names)}",
             place=place,
             attribute=attribute,
-            known=there,
+            known=names,
         )
     return getattr(module, attribute)
 
@@ -121,5 +121,5 @@ def _from_package(place: str) -> ModuleType:
 def _defined_in(module: ModuleType) -> list[str]:
     """Returns the names of the module's own functions and classes, or all its public names if it has none."""
     names = {name: value for name, value in vars(module).items() if not name.startswith("_")}
-    own = [name for name, value in names.items() if getattr(value, "__module__", None) == module.__name__]
-    return sorted(own or names)
+    defined = [name for name, value in names.items() if getattr(value, "__module__", None) == module.__name__]
+    return sorted(defined or names)

@@ -89,8 +89,8 @@ def read_receipts(path: Path) -> list[Receipt]:
 
 def parse_receipts(rows: Iterable[Any]) -> list[Receipt]:
     """Returns the receipts in rows of JSON. Leaves out rows that are not receipts, which another program wrote."""
-    found = []
+    receipts = []
     for row in rows:
         with suppress(msgspec.ValidationError):
-            found.append(msgspec.convert(row, Receipt))
-    return found
+            receipts.append(msgspec.convert(row, Receipt))
+    return receipts

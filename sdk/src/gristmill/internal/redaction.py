@@ -203,8 +203,8 @@ def redact_text(text: str) -> str:
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
     """Returns a command line without secrets, as `redact` does."""
-    shown: list[str] = redact(arguments)
-    return shown
+    redacted: list[str] = redact(arguments)
+    return redacted
 
 
 def _words(values: Sequence[Any]) -> Iterator[tuple[str, Any, bool]]:
@@ -238,10 +238,10 @@ def _is_secret_parameter(name: str) -> bool:
 
 def secrets_in_urls(text: str) -> set[str]:
     """Returns the passwords and the secret parameters of the URLs in a text, as they are there and unquoted."""
-    found = [one[0].partition(":")[2] or one[0] for one in _USER_INFO.finditer(text)] if "://" in text else []
+    secrets = [one[0].partition(":")[2] or one[0] for one in _USER_INFO.finditer(text)] if "://" in text else []
     if "?" in text or "#" in text:
-        found += [one[0].partition("=")[2] for one in _QUERY.finditer(text) if _is_secret_parameter(one[1])]
-    return {*found, *map(unquote, found)}
+        secrets += [one[0].partition("=")[2] for one in _QUERY.finditer(text) if _is_secret_parameter(one[1])]
+    return {*secrets, *map(unquote, secrets)}
 
 
 def _remember_in_url(text: str) -> None:

@@ -132,8 +132,8 @@ def yaml_problem(error: Exception) -> str:
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return " ".join(str(error).split())
-    found = ", ".join(filter(None, (getattr(error, "context", None), getattr(error, "problem", None))))
-    return f"line {mark.line + 1}, column {mark.column + 1}: {found}"
+    problem = ", ".join(filter(None, (getattr(error, "context", None), getattr(error, "problem", None))))
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
 
 
 def find_config(name: str, config_dir: Path) -> Path:
@@ -150,11 +150,11 @@ def find_config(name: str, config_dir: Path) -> Path:
             text = f"cannot read config {candidate}: {error.strerror}{readable_by_all(candidate)}"
             raise ConfigError("config_unreadable", text, path=candidate) from error
     names = sorted(path.stem for path in config_dir.glob("*.y*ml")) if config_dir.is_dir() else []
-    there = ", ".join(names) if names else "none"
+    existing = ", ".join(names) if names else "none"
     hint = did_you_mean(name, names)
     raise ConfigError(
         "config_missing",
-        f"no config '{name}': it is neither a file nor a name in {config_dir}/ (there: {there}).{hint}",
+        f"no config '{name}': it is neither a file nor a name in {config_dir}/ (there: {existing}).{hint}",
         name=name,
     )
 
@@ -219,14 +219,14 @@ def parse_flag_sets(
     flags: dict[str, tuple[int, _Flag]] = {}
     for number, (title, model) in enumerate(models.items()):
         group = parser.add_argument_group(title)
-        own = {flag.name: flag for flag in _flags(model, ())}
-        if twice := flags.keys() & own.keys():
+        flags_of_model = {flag.name: flag for flag in _flags(model, ())}
+        if twice := flags.keys() & flags_of_model.keys():
             raise ValueError(f"{title} of {prog}: the flag --{min(twice)} is taken")
-        for flag in own.values():
+        for flag in flags_of_model.values():
             _add(group, flag)
-        flags |= {name: (number, flag) for name, flag in own.items()}
+        flags |= {name: (number, flag) for name, flag in flags_of_model.items()}
     try:
-        known, unknown = parser.parse_known_args(list(arguments))
+        parsed, unknown = parser.parse_known_args(list(arguments))
     except argparse.ArgumentError as error:
         raise ConfigError("invalid_flag", f"command line: {error}") from error
     for word in unknown:
@@ -237,7 +237,7 @@ def parse_flag_sets(
             raise ConfigError("unknown_flag", f"command line: unknown flag '{shown}'.{hint}", name=shown)
         raise ConfigError("unknown_argument", f"command line: unknown argument '{shown}'.{hint}", name=shown)
     values: list[dict[str, Any]] = [{} for _ in models]
-    for name, value in vars(known).items():
+    for name, value in vars(parsed).items():
         number, flag = flags[name]
         put(values[number], flag.path, value)
     return values
@@ -260,9 +260,9 @@ def inner_model(annotation: Any) -> type[BaseModel] | None:
     origin = typing.get_origin(annotation)
     if origin in (list, tuple, typing.Union, types.UnionType):
         for argument in typing.get_args(annotation):
-            found = inner_model(argument)
-            if found is not None:
-                return found
+            inner = inner_model(argument)
+            if inner is not None:
+                return inner
     return None
 
 
@@ -312,11 +312,11 @@ def _as_written(error: ValidationError, values: Mapping[str, Any]) -> list[dict[
     type's name: dataset.reward_functions.0.str. This function removes the type's name. It also drops the error "not of
     that type" if the value has another of the types and errors inside.
     """
-    found: list[dict[str, Any]] = [
+    problems: list[dict[str, Any]] = [
         {**item, "loc": _keys(dict(item), values), "typed": item["loc"]} for item in error.errors()
     ]
-    inside = {item["loc"][:depth] for item in found for depth in range(len(item["loc"]))}
-    return [item for item in found if item["loc"] == item["typed"] or item["loc"] not in inside]
+    inside = {item["loc"][:depth] for item in problems for depth in range(len(item["loc"]))}
+    return [item for item in problems if item["loc"] == item["typed"] or item["loc"] not in inside]
 
 
 def _keys(error: dict[str, Any], values: Any) -> tuple[int | str, ...]:
@@ -335,15 +335,15 @@ def _keys(error: dict[str, Any], values: Any) -> tuple[int | str, ...]:
 def _explain(model: type[BaseModel], error: dict[str, Any], where: str) -> str:
     location, key = error["loc"], _key(error)
     if error["type"] == "extra_forbidden":
-        known = _fields_at(model, location[:-1])
-        hint = did_you_mean(str(location[-1]), known)
-        return f"{where}: unknown key '{key}'.{hint or ' Known here: ' + ', '.join(known) + '.'}"
+        fields = _fields_at(model, location[:-1])
+        hint = did_you_mean(str(location[-1]), fields)
+        return f"{where}: unknown key '{key}'.{hint or ' Known here: ' + ', '.join(fields) + '.'}"
     if error["type"] == "missing":
         return f"{where}: '{key}' is missing; it is required."
     written = error["type"] == "value_error" or "url" not in error  # Gristmill wrote the sentence
     message = _INSTANCE.sub("", error["msg"]).removeprefix("Value error, ")
-    found = redact(error["input"], str(location[-1]) if location else "")
-    return f"{where}: '{key}': {message}" + ("" if written else f" (found {found!r}).")
+    redacted = redact(error["input"], str(location[-1]) if location else "")
+    return f"{where}: '{key}': {message}" + ("" if written else f" (found {redacted!r}).")
 
 
 def _source(location: Sequence[int | str], over: Mapping[str, Mapping[str, Any]]) -> str | None:
@@ -385,21 +385,21 @@ class _Flag:
 
 
 def _flags(model: type[BaseModel], prefix: tuple[str | int, ...]) -> list[_Flag]:
-    found: list[_Flag] = []
+    flags: list[_Flag] = []
     for name, field in model.model_fields.items():
         section = inner_model(field.annotation)
         if section is None:
             if not is_mapping(field.annotation):
-                found.append(_Flag((*prefix, name), field))
+                flags.append(_Flag((*prefix, name), field))
         elif typing.get_origin(field.annotation) is list and only_models(field.annotation):
             # A list such as `sources` repeats the sections of the run, whose flags would be taken.
             if not any(inner_model(inner.annotation) for inner in section.model_fields.values()):
-                found += _flags(section, (*prefix, name, 0))
+                flags += _flags(section, (*prefix, name, 0))
         elif typing.get_origin(field.annotation) is list:
-            found.append(_Flag((*prefix, name), field))
+            flags.append(_Flag((*prefix, name), field))
         else:
-            found += _flags(section, (*prefix, name))
-    return found
+            flags += _flags(section, (*prefix, name))
+    return flags
 
 
 def _add(parser: argparse._ArgumentGroup, flag: _Flag) -> None:

@@ -201,8 +201,8 @@ def delays(run: Live) -> Iterator[Trouble]:
     if run.version is None:
         return
     if not (run.atropos or status.outstanding or asks(status)):
-        asked = status.last_asked_s
-        why = "none ever did" if asked is None else f"the last request was {asked:.0f} s ago"
+        seconds = status.last_asked_s
+        why = "none ever did" if seconds is None else f"the last request was {seconds:.0f} s ago"
         yield Trouble.of("no_environment", f"the trainer starves: no environment asks for permits ({why}; {last})")
     elif run.quiet and status.outstanding:
         yield Trouble.of("no_groups_come", f"the environment works on {status.outstanding} rows, and {last}")

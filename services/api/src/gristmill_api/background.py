@@ -118,7 +118,7 @@ async def report_addresses(settings: AccessSettings) -> None:
 
 def listening() -> list[tuple[str, int]]:
     """Returns the addresses at which this process accepts TCP connections; empty if the system does not list them."""
-    found = []
+    ports = []
     for descriptor in _descriptors():
         # A descriptor may be closed meanwhile. The descriptor that listed the folder is.
         with contextlib.suppress(OSError):
@@ -128,8 +128,8 @@ def listening() -> list[tuple[str, int]]:
                 internet = here.family in (socket.AF_INET, socket.AF_INET6)
                 if internet and here.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                     host, port = here.getsockname()[:2]
-                    found.append((host, port))
-    return found
+                    ports.append((host, port))
+    return ports
 
 
 def _descriptors() -> list[int]:

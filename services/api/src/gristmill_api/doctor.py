@@ -42,12 +42,12 @@ async def check_redis(settings: Settings) -> list[Check]:
     if weak is None:
         return [Check("redis", "warning", f"{where} does not let this user read its settings; {_ASK_AN_ADMIN}")]
     if weak:
-        found = ", ".join(f"{name} is {value!r}" for name, value in weak.items())
+        values = ", ".join(f"{name} is {value!r}" for name, value in weak.items())
         return [
             Check(
                 "redis",
                 "failed",
-                f"{where} can lose groups that were acknowledged: {found}. "
+                f"{where} can lose groups that were acknowledged: {values}. "
                 "Start redis-server with --appendonly yes --appendfsync always",
             )
         ]

@@ -435,10 +435,10 @@ def _differences(old: Any, new: Any, at: str = "") -> list[str]:
     """`"a.b: 1 -> 2"` for every leaf that differs, in the keys' order."""
     if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
         return [] if old == new else [f"{at}: {_shown(old)} -> {_shown(new)}"]
-    found: list[str] = []
+    differences: list[str] = []
     for key in sorted({*old, *new}):
-        found += _differences(old.get(key, _UNSET), new.get(key, _UNSET), f"{at}.{key}" if at else key)
-    return found
+        differences += _differences(old.get(key, _UNSET), new.get(key, _UNSET), f"{at}.{key}" if at else key)
+    return differences
 
 
 _UNSET = object()

@@ -80,11 +80,11 @@ class Notifications:
                 # Cleared before the attempt, so that no notification in between is missed.
                 changed.clear()
                 result = await attempt()
-                left = deadline - time.monotonic()
-                if result is not None or left <= 0 or self._closed:
+                seconds_left = deadline - time.monotonic()
+                if result is not None or seconds_left <= 0 or self._closed:
                     return result
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(changed.wait(), min(left, RECHECK_S))
+                    await asyncio.wait_for(changed.wait(), min(seconds_left, RECHECK_S))
                 if await gone():
                     return None
 

@@ -117,10 +117,10 @@ class Settings:
         url = environ.get("REDIS_URL") or "redis://127.0.0.1:6379/0"
         _check_redis_url(url)
         names = {f"API_{limit.upper()}": limit for limit in Limits.model_fields}
-        known = {*names, *access.NAMES, VIEW_DIRS, VIEW_SERVERS}
+        known_names = {*names, *access.NAMES, VIEW_DIRS, VIEW_SERVERS}
         for name in environ:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
-            if near and name not in known:
+            near = difflib.get_close_matches(name, known_names, n=1, cutoff=0.85)
+            if near and name not in known_names:
                 raise ConfigError(
                     "variable_unknown",
                     f"environment variable {name} is not known; did you mean {near[0]}?",
@@ -169,16 +169,18 @@ def _check_redis_url(url: str) -> None:
         parts, options = urlsplit(url), redis_options(url)
     except ValueError as error:
         # The text between scheme and @, and the query, may hold a password.
-        shown = url.rpartition("@")[2].partition("?")[0]
+        without_password = url.rpartition("@")[2].partition("?")[0]
         raise ConfigError(
-            "variable_invalid", f"REDIS_URL={shown!r} is not a valid Redis URL: {error}. {remedy}", variable="REDIS_URL"
+            "variable_invalid",
+            f"REDIS_URL={without_password!r} is not a valid Redis URL: {error}. {remedy}",
+            variable="REDIS_URL",
         ) from error
     if parts.scheme == "unix" and (parts.hostname or not options.get("path")):
         # redis-py ignores the host: it would connect to the rest of the path.
-        shown = f"unix://{parts.hostname or ''}{parts.path}"
+        without_password = f"unix://{parts.hostname or ''}{parts.path}"
         raise ConfigError(
             "variable_invalid",
-            f"REDIS_URL={shown!r} does not name a socket by its absolute path. {remedy}",
+            f"REDIS_URL={without_password!r} does not name a socket by its absolute path. {remedy}",
             variable="REDIS_URL",
         )
 

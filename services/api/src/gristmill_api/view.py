@@ -121,10 +121,10 @@ class _StoreClient:
     def events(self, run_id: str, after: str = "0-0") -> Iterator[RunEvent]:
         """Yields the events until no page asks any more."""
         while not self.ended:
-            found = self._wait(self._store.journal.events(run_id, after, _EVENTS))
-            yield from found
-            after = found[-1].id if found else after
-            if len(found) < _EVENTS:
+            new_events = self._wait(self._store.journal.events(run_id, after, _EVENTS))
+            yield from new_events
+            after = new_events[-1].id if new_events else after
+            if len(new_events) < _EVENTS:
                 time.sleep(1.0)
 
     def _wait(self, call: Coroutine[Any, Any, T]) -> T:

@@ -47,18 +47,18 @@ class Tokens:
         Raises ConfigError for a file that is missing, unreadable, empty, too short to be safe, readable by every
         user of the machine, or not plain text. Two roles with one token are an error too.
         """
-        found: dict[Role, str] = {}
+        tokens: dict[Role, str] = {}
         for role in Role:
             token = _read(folder / role)
-            for other, same in found.items():
+            for other, same in tokens.items():
                 if same == token:
                     raise ConfigError(
                         "token_shared",
                         f"{folder}: the roles {other} and {role} have the same token; give each its own: {_REMEDY}.",
                         roles=[other, role],
                     )
-            found[role] = token
-        return cls(found)
+            tokens[role] = token
+        return cls(tokens)
 
     def role_of(self, authorization: str) -> Role | None:
         """Returns the role whose token an Authorization header carries; None for an unknown token.

@@ -325,27 +325,27 @@ _FATES = msgspec.json.Decoder(_Fate, strict=False)
 
 def _drops(run: WaitingRun, fates: Sequence[bytes]) -> list[Drop]:
     """Returns the drops that can be read. The others are logged and left out."""
-    found = []
+    drops = []
     for fate in fates:
         try:
-            found.append(_drop(run, fate))
+            drops.append(_drop(run, fate))
         except msgspec.MsgspecError as error:
             _LOG.error(line("archive", run=run.run_id, file=DROPS_FILE, fate=fate[:200], why=str(error)))
-    return found
+    return drops
 
 
 def _drop(run: WaitingRun, fate: bytes) -> Drop:
-    found = _FATES.decode(fate)
+    decoded = _FATES.decode(fate)
     return Drop(
         creation=run.created_ms,
-        group_id=found.group_id,
-        row=_row(found.group_id),
-        what=found.what,
-        reason=found.reason,
-        env_id=found.env_id,
-        step=found.step,
-        sequences=found.sequences,
-        time_ms=found.time_ms,
+        group_id=decoded.group_id,
+        row=_row(decoded.group_id),
+        what=decoded.what,
+        reason=decoded.reason,
+        env_id=decoded.env_id,
+        step=decoded.step,
+        sequences=decoded.sequences,
+        time_ms=decoded.time_ms,
     )
 
 

@@ -63,10 +63,10 @@ class RunFiles:
     async def _update(self) -> None:
         try:
             revisions = await self._runs.revisions()
-            known = self._written or {}
-            if self._written is None or not known.keys() <= revisions.keys() or self._lost:
+            written = self._written or {}
+            if self._written is None or not written.keys() <= revisions.keys() or self._lost:
                 await self._find_lost(revisions)
-            begins, self._written = self._written is None, {one: known[one] for one in known if one in revisions}
+            begins, self._written = self._written is None, {one: written[one] for one in written if one in revisions}
             for run_id, revision in revisions.items():
                 if self._written.get(run_id) != revision and await self._write(run_id, begins=begins):
                     # If the record changed since `revisions`, the next update finds another revision.
@@ -164,8 +164,12 @@ def _unfinished(runs_dir: Path, known: Container[str]) -> dict[str, RunRecord]:
     if not runs_dir.is_dir():
         return {}
     names = [entry.name for entry in runs_dir.iterdir() if entry.name not in known]
-    found = {name: _read(runs_dir / name / RUN_FILE) for name in names}
-    return {name: one for name, one in found.items() if one and one.run_id == name and one.state != RunState.FINISHED}
+    records = {name: _read(runs_dir / name / RUN_FILE) for name in names}
+    return {
+        name: record
+        for name, record in records.items()
+        if record and record.run_id == name and record.state != RunState.FINISHED
+    }
 
 
 def _read(path: Path) -> RunRecord | None:

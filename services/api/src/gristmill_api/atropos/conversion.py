@@ -314,8 +314,8 @@ def _unpadded(values: F32 | I32 | None, ids: I32 | None, group: TrajectoryGroup)
     if values is None or ids is None:
         return None
     shape = (len(group.tokens), -1)
-    there = ids.reshape(shape) != _PADDING
-    rows = [row[found].tolist() for row, found in zip(values.reshape(shape), there, strict=True)]
+    present = ids.reshape(shape) != _PADDING
+    rows = [row[in_row].tolist() for row, in_row in zip(values.reshape(shape), present, strict=True)]
     starts = np.concatenate(([0], np.cumsum(group.lengths)))
     return [rows[start:end] for start, end in itertools.pairwise(starts)]
 

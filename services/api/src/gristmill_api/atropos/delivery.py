@@ -100,26 +100,26 @@ class Delivery(Response):
         del self.headers["content-length"]  # Not known: the connection's framing marks the end.
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gone = asyncio.create_task(_hung_up(receive))
+        hung_up = asyncio.create_task(_hung_up(receive))
         lease = asyncio.create_task(self._keep())
         whole = False
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async with contextlib.aclosing(self._pieces()) as pieces:
                 async for piece in pieces:
-                    if gone.done():
+                    if hung_up.done():
                         return
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
             # The server accepts this message only when nearly all of the body has been sent.
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             # Read before the event loop continues. Later, the end of the response looks like a client that hung up.
-            whole = not gone.done()
+            whole = not hung_up.done()
         finally:
             # Started before the event loop continues, because the client may ask for the step at once.
             settling = self._deliveries.settle(self._batch_id, self._groups, whole)
-            for task in (gone, lease):
+            for task in (hung_up, lease):
                 task.cancel()
-            await asyncio.gather(gone, lease, return_exceptions=True)
+            await asyncio.gather(hung_up, lease, return_exceptions=True)
             await asyncio.shield(settling)
 
     async def _pieces(self) -> AsyncGenerator[bytes, None]:

@@ -50,20 +50,20 @@ def status(env: EnvView) -> dict[str, int | float]:
     sequences: defaultdict[str, int] = defaultdict(int)
     for name, size, count in env.ready:
         sequences[name] += size * count
-    own = sequences.pop(str(env.number), 0)
+    own_sequences = sequences.pop(str(env.number), 0)
     group_size = env.group_size or 1
     # Of the others' groups counts what their shares leave; while all groups have one sequence, nothing does.
     others = 0
     if largest > 1:
-        for name, found in sequences.items():
-            kept = int(env.batch_size * env.shares[name]) if name in env.shares else 0
-            others += max(0, math.ceil(found / largest) * largest - kept)
+        for name, waiting in sequences.items():
+            share = int(env.batch_size * env.shares[name]) if name in env.shares else 0
+            others += max(0, math.ceil(waiting / largest) * largest - share)
     return {
         "current_step": env.step,
         # BaseEnv has no message for the end of a run. It stops generating while more batches wait than its limit.
-        "queue_size": NO_ROOM if env.finished else (own + others) // group_size,
+        "queue_size": NO_ROOM if env.finished else (own_sequences + others) // group_size,
         "unallocated_fraction": 1.0 - min(sum(env.shares.values()), 1.0),
-        "self_queue_size": own // group_size,
+        "self_queue_size": own_sequences // group_size,
         "max_group_size": largest,
         "env_weight": max(MIN_WEIGHT, weight),
     }

@@ -147,14 +147,14 @@ def misfits(group: Scored) -> set[str]:
     for index, (mask, wanted) in enumerate(zip(group.masks, lengths, strict=True)):
         _check_same(("masks", index), len(mask), wanted, "tokens")
     _check_same(("scores",), len(group.scores), len(lengths), "sequences")
-    found = {name for name in _OPTIONAL_BY_TOKEN if _sizes(getattr(group, name)) not in ([], lengths)}
-    found |= {name for name in ("messages", "overrides") if len(getattr(group, name) or ()) > len(lengths)}
+    names = {name for name in _OPTIONAL_BY_TOKEN if _sizes(getattr(group, name)) not in ([], lengths)}
+    names |= {name for name in ("messages", "overrides") if len(getattr(group, name) or ()) > len(lengths)}
     # The teacher's ids and log-probabilities have one list per token, of equal lengths in both, or none is of use.
     taught = {name: [_sizes(rows) for rows in getattr(group, name) or ()] for name in _DISTILLED}
     taught = {name: rows for name, rows in taught.items() if rows}
     if any(_sizes(rows) != lengths or rows != next(iter(taught.values())) for rows in taught.values()):
-        found |= set(taught)
-    return found | {name for name in FREE if is_deeper(getattr(group, name), MAX_DEPTH)}
+        names |= set(taught)
+    return names | {name for name in FREE if is_deeper(getattr(group, name), MAX_DEPTH)}
 
 
 def unsayable(group: Scored) -> set[str]:
@@ -162,10 +162,10 @@ def unsayable(group: Scored) -> set[str]:
     Python's parser accepts them. Raises Mismatch for scores."""
     if not _finite(group.scores):
         raise Mismatch(("scores",), "holds NaN or infinity")
-    found = {name for name in _OPTIONAL_BY_TOKEN if not all(map(_finite, getattr(group, name) or ()))}
+    names = {name for name in _OPTIONAL_BY_TOKEN if not all(map(_finite, getattr(group, name) or ()))}
     if not all(_finite(position) for sequence in group.distill_logprobs or () for position in sequence):
-        found |= {name for name in _DISTILLED if getattr(group, name) is not None}
-    return found | {name for name in FREE if not _is_json(getattr(group, name))}
+        names |= {name for name in _DISTILLED if getattr(group, name) is not None}
+    return names | {name for name in FREE if not _is_json(getattr(group, name))}
 
 
 def _sizes(matrix: Sequence[Sequence[Any]] | None) -> list[int]:

@@ -177,9 +177,9 @@ class Queue:
         """The groups as JSON. Raises ApiProblem (410) when one went to another lease and is trained."""
         if not groups:
             return []
-        found = await self._store.queue.payloads(self.run_id, [group.group_id for group in groups])
-        bodies = [body for body in found if body is not None]
-        if len(bodies) < len(found):
+        payloads = await self._store.queue.payloads(self.run_id, [group.group_id for group in groups])
+        bodies = [body for body in payloads if body is not None]
+        if len(bodies) < len(payloads):
             raise errors.lease_lost(self.run_id, [batch_id])
         return [await offload(len(body), to_json, body) for body in bodies]
 
@@ -192,12 +192,12 @@ class Queue:
     async def reset(self) -> None:
         """Forget the registrations and drop what is queued."""
         last: Any = ""
-        left = 1
-        while left:
+        remaining = 1
+        while remaining:
             status, *rest = await self._run("atropos_reset", last, _RESET_CHUNK)
             if status == "MISSING":
                 return
-            last, left = rest
+            last, remaining = rest
 
     @property
     def _env_ttl_ms(self) -> int:

@@ -150,13 +150,13 @@ async def status(ctx: AtroposCtx, request: Request) -> dict[str, int]:
 async def batch(ctx: AtroposCtx, request: Request) -> Response:
     """Exactly batch_size sequences in whole groups, or null. A batch counts as delivered once all of it was sent."""
     batch_id = new_id("atropos")
-    found = await ctx.backpressure.retry(lambda: ctx.queue.lease(batch_id), request.is_disconnected)
-    if found is None:
+    leased = await ctx.backpressure.retry(lambda: ctx.queue.lease(batch_id), request.is_disconnected)
+    if leased is None:
         return JSONResponse(_UNREGISTERED)
-    groups = found.groups
-    if found.dead:
+    groups = leased.groups
+    if leased.dead:
         why = "they can be part of no batch; GET /v1/runs/.../dead lists the reasons"
-        _LOG.warning(line("dead", run=ctx.queue.run_id, groups=found.dead, why=why))
+        _LOG.warning(line("dead", run=ctx.queue.run_id, groups=leased.dead, why=why))
     if not groups:
         return JSONResponse({"batch": None})
     first, *others = parts(groups)
@@ -271,10 +271,10 @@ async def scored_data_list(ctx: AtroposCtx, request: Request, scored_data_list: 
 @router.get("/latest_example", response_model=dict[str, Any])
 async def latest_example(ctx: AtroposCtx, request: Request) -> Response:
     """The group that was queued last. The example outlives the group's training and a reset."""
-    found = await ctx.backpressure.retry(ctx.queue.latest, request.is_disconnected)
-    if found is None:
+    example = await ctx.backpressure.retry(ctx.queue.latest, request.is_disconnected)
+    if example is None:
         return JSONResponse(_NO_EXAMPLE)
-    return Response(found, media_type="application/json")
+    return Response(example, media_type="application/json")
 
 
 async def _store(ctx: AtroposContext, request: Request, groups: Sequence[SubmittedGroup]) -> list[int | None]:

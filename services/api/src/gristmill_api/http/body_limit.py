@@ -185,21 +185,21 @@ class BodyLimit:
         announced = int(header) if header.isdecimal() else self._limit + 1
         received = 0
         complete = False
-        taken, left = 0.0, self._timeout
+        taken, seconds_left = 0.0, self._timeout
         reserved = scope[_KEY] = Reservation(self._bodies)
         now = asyncio.get_running_loop().time
 
         async def part() -> Message:
-            nonlocal taken, left
-            asked = now()
+            nonlocal taken, seconds_left
+            began = now()
             try:
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(seconds_left):
                     message = await receive()
             except TimeoutError as error:
-                raise errors.body_stalled(taken + now() - asked, received) from error
-            waited = now() - asked  # Not the time for which the API itself does not read.
+                raise errors.body_stalled(taken + now() - began, received) from error
+            waited = now() - began  # Not the time for which the API itself does not read.
             taken += waited
-            left = min(self._timeout, left - waited + len(message.get("body", b"")) / _SLOWEST)
+            seconds_left = min(self._timeout, seconds_left - waited + len(message.get("body", b"")) / _SLOWEST)
             return message
 
         async def bounded() -> Message:

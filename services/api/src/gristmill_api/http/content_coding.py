@@ -33,14 +33,14 @@ async def gunzip(body: bytes, limit: int, reserve: Callable[[int], None]) -> byt
     """
     usual = min(limit, max(UNCOUNTED, _USUAL_GROWTH * len(body)))
     reserve(usual)
-    found = await offload(usual, _gunzip, body, usual)
-    if found is None and usual < limit:
+    inflated = await offload(usual, _gunzip, body, usual)
+    if inflated is None and usual < limit:
         reserve(limit)
-        found = await offload(limit, _gunzip, body, limit)
-    if found is None:
+        inflated = await offload(limit, _gunzip, body, limit)
+    if inflated is None:
         raise errors.too_large(limit)
-    reserve(len(found))
-    return found
+    reserve(len(inflated))
+    return inflated
 
 
 def _gunzip(body: bytes, limit: int) -> bytes | None:

@@ -121,13 +121,13 @@ def _validation_detail(error: RequestValidationError) -> JSONResponse:
 
 def _is_short(value: object) -> bool:
     """Returns whether a value of a request has few parts. Takes bounded time."""
-    parts, left = [value], _MOST_QUOTED
-    while parts and left > 0:
+    parts, room = [value], _MOST_QUOTED
+    while parts and room > 0:
         part = parts.pop()
-        left -= len(part) + 1 if isinstance(part, str | bytes | list | dict) else 1
-        if left > 0 and isinstance(part, list | dict):
+        room -= len(part) + 1 if isinstance(part, str | bytes | list | dict) else 1
+        if room > 0 and isinstance(part, list | dict):
             parts += part.values() if isinstance(part, dict) else part
-    return left > 0
+    return room > 0
 
 
 def _from_http(request: Request, error: HTTPException) -> tuple[ApiProblem, dict[str, str]]:

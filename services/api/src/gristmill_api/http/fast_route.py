@@ -79,8 +79,8 @@ class HotRoute(Route):
         self._fast = fast
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        match, found = super().matches(scope)
-        return (match, {**found, "route": self._route}) if match is Match.FULL else (Match.NONE, {})
+        match, child = super().matches(scope)
+        return (match, {**child, "route": self._route}) if match is Match.FULL else (Match.NONE, {})
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)

@@ -61,10 +61,10 @@ async def submit(
     The body is what `gristmill.TrajectoryGroup.encode` returns. The store keeps the body as it arrived. `result`: a
     `gristmill.RowResult` as JSON, in a run whose rows may rest.
     """
-    found = None if result is None else checked(RowResult.model_validate_json, result, "query", "result")
+    row_result = None if result is None else checked(RowResult.model_validate_json, result, "query", "result")
     try:
         group = await _read(request, run_id, group_id, holder, ctx.limits.max_body_bytes)
-        group = group if found is None else dataclasses.replace(group, result=found)
+        group = group if row_result is None else dataclasses.replace(group, result=row_result)
         stored = await ctx.store.queue.submit(run_id, holder, group)
     except (ApiProblem, RedisError) as error:
         refused = errors.from_redis(error) if isinstance(error, RedisError) else error
@@ -99,23 +99,23 @@ async def payload(ctx: Ctx, request: Request, run_id: RunId, group_id: GroupId) 
     if stored is None:
         raise errors.group_missing(run_id, group_id)
     if "application/json" in request.headers.get("accept", "").lower():
-        shown = await offload(len(stored), example, stored)
-        return Response(shown, media_type="application/json", headers={"Vary": "Accept"})
+        content = await offload(len(stored), example, stored)
+        return Response(content, media_type="application/json", headers={"Vary": "Accept"})
     return Response(stored, media_type=GROUP_MEDIA_TYPE)
 
 
 @router.get("", response_model=GroupAudit)
 async def audit(ctx: Ctx, run_id: RunId) -> Response:
     """Every group id by its state, for audits. The cost grows with the run."""
-    found = await ctx.store.runs.audit(run_id)
-    ids = sum(len(getattr(found, name)) for name in GroupAudit.model_fields)
-    return Response(await offload(ids * _ID_BYTES, found.model_dump_json), media_type="application/json")
+    fates = await ctx.store.runs.audit(run_id)
+    ids = sum(len(getattr(fates, name)) for name in GroupAudit.model_fields)
+    return Response(await offload(ids * _ID_BYTES, fates.model_dump_json), media_type="application/json")
 
 
 async def _read(request: Request, run_id: str, group_id: str, holder: str, limit: int) -> Submission:
-    found = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if found != GROUP_MEDIA_TYPE:
-        raise errors.media_type(found, GROUP_MEDIA_TYPE)
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != GROUP_MEDIA_TYPE:
+        raise errors.media_type(media_type, GROUP_MEDIA_TYPE)
     encoding = ", ".join(request.headers.getlist("content-encoding")).strip().lower()
     if encoding not in ("", "identity"):
         raise errors.content_encoding(encoding)

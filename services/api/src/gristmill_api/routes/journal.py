@@ -104,12 +104,12 @@ async def rows(
     """A source's rows of the steps after `after_step`, in order. The newest 10,000 are kept.
 
     A source that never reported is an error, 404 source_missing, except a source of Gristmill's own services."""
-    found = await ctx.store.journal.rows(run_id, source, after_step, limit)
-    if not found and source not in _OWN_SOURCES:
+    metrics = await ctx.store.journal.rows(run_id, source, after_step, limit)
+    if not metrics and source not in _OWN_SOURCES:
         sources = await ctx.store.journal.sources(run_id)
         if source not in sources:
             raise errors.source_missing(run_id, source, sources)
-    return found
+    return metrics
 
 
 @router.get("/events", response_class=EventSourceResponse)
@@ -122,8 +122,8 @@ async def events(
     """
 
     async def attempt() -> list[RunEvent] | None:
-        found = await ctx.store.journal.events(run_id, after, _EVENTS_AT_ONCE)
-        return found if found or not await ctx.store.runs.exists(run_id) else None
+        new_events = await ctx.store.journal.events(run_id, after, _EVENTS_AT_ONCE)
+        return new_events if new_events or not await ctx.store.runs.exists(run_id) else None
 
     while not ctx.notifications.closed:
         topic = keys.events_topic(run_id)

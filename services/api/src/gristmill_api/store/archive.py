@@ -58,21 +58,21 @@ class ArchiveQueue:
 
     async def acquire(self) -> bool:
         """Acquire the lease. False: another process has it."""
-        asked, token = time.monotonic(), secrets.token_hex(16)
+        began, token = time.monotonic(), secrets.token_hex(16)
         if not await self._lock.acquire(token=token):
             return False
-        self._token, self._until = token, asked + HOLD_S
+        self._token, self._until = token, began + HOLD_S
         return True
 
     async def keep(self) -> bool:
         """Keep the lease for another HOLD_S. False: this process did not have it, or was paused for too long."""
-        asked = time.monotonic()
+        began = time.monotonic()
         try:
-            kept = bool(await self._lock.reacquire())
+            reacquired = bool(await self._lock.reacquire())
         except LockError:
-            kept = False
-        self._until = asked + HOLD_S if kept else 0.0
-        return kept
+            reacquired = False
+        self._until = began + HOLD_S if reacquired else 0.0
+        return reacquired
 
     def is_held(self) -> bool:
         """Returns whether this process has the lease by its own clock, which also counts the time of a pause. Redis

@@ -57,16 +57,16 @@ def wait_replicas(redis: Redis) -> int:
 async def check_server(redis: Redis) -> None:
     """Raises ConfigError if the scripts cannot run on the server: it is older than they need, or a Redis Cluster.
     Raises RedisError if it does not answer."""
-    found: dict[bytes, Any] = {}
+    settings: dict[bytes, Any] = {}
     # HELLO, unlike INFO, is allowed to every user. It came with Redis 6.
     with contextlib.suppress(ResponseError):
         reply = await redis.execute_command("HELLO")  # type: ignore[no-untyped-call]
         # RESP3 has maps; a server without RESP3 answers with a list.
-        found = reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
-    server, version = found.get(b"server", b"Redis").decode(), found.get(b"version", b"5 or older").decode()
-    if not found or int(version.partition(".")[0]) < _OLDEST:
+        settings = reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
+    server, version = settings.get(b"server", b"Redis").decode(), settings.get(b"version", b"5 or older").decode()
+    if not settings or int(version.partition(".")[0]) < _OLDEST:
         problem = f"is {server} {version}; the API needs Redis {_OLDEST}.0 or newer."
-    elif found.get(b"mode") == b"cluster":
+    elif settings.get(b"mode") == b"cluster":
         problem = "is a Redis Cluster, whose scripts cannot use keys of several runs. Use a single server."
     else:
         return

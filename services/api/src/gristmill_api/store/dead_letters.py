@@ -20,8 +20,8 @@ class DeadLetters:
     async def all(self, run_id: str, offset: int, limit: int) -> list[DeadLetter]:
         """Returns dead letters, oldest first."""
         start = keys.prefix(run_id) + "dead"
-        found: list[bytes] = await self._redis.zrange(start, offset, offset + limit - 1)  # type: ignore[assignment]
-        ids = [name.decode() for name in found]
+        entries: list[bytes] = await self._redis.zrange(start, offset, offset + limit - 1)  # type: ignore[assignment]
+        ids = [name.decode() for name in entries]
         async with self._redis.pipeline(transaction=False) as pipe:
             for group_id in ids:
                 pipe.hmget(keys.group(run_id, group_id), "env_id", "reason", "attempts", "sequences", "bytes")

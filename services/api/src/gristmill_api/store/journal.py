@@ -53,33 +53,33 @@ class Journal:
             )
 
     async def sources(self, run_id: str) -> list[str]:
-        found = await self._redis.smembers(keys.prefix(run_id) + "metrics")
-        return sorted(text(name) for name in found)
+        members = await self._redis.smembers(keys.prefix(run_id) + "metrics")
+        return sorted(text(name) for name in members)
 
     async def rows(self, run_id: str, source: str, after_step: int, limit: int) -> list[MetricsRow]:
         """Rows of later steps, in order."""
-        found: Any = await self._redis.zrangebyscore(
+        entries: Any = await self._redis.zrangebyscore(
             keys.metrics(run_id, source), f"({after_step}", "+inf", start=0, num=limit
         )
-        return [MetricsRow(source=source, **json.loads(row)) for row in found]
+        return [MetricsRow(source=source, **json.loads(row)) for row in entries]
 
     async def events(self, run_id: str, after: str, limit: int) -> list[RunEvent]:
         """Returns events after the event of id `after`, oldest first. The stream keeps a limited number of events."""
-        found: Any = await self._redis.xrange(keys.prefix(run_id) + "events", f"({after}", "+", count=limit)
-        return [_event(event_id, fields) for event_id, fields in found]
+        entries: Any = await self._redis.xrange(keys.prefix(run_id) + "events", f"({after}", "+", count=limit)
+        return [_event(event_id, fields) for event_id, fields in entries]
 
     async def newest_event(self, run_id: str) -> str:
         """The id that new events come after."""
-        found: Any = await self._redis.xrevrange(keys.prefix(run_id) + "events", count=1)
-        return text(found[0][0]) if found else "0-0"
+        entries: Any = await self._redis.xrevrange(keys.prefix(run_id) + "events", count=1)
+        return text(entries[0][0]) if entries else "0-0"
 
     async def examples(self, run_id: str, limit: int) -> AsyncIterator[tuple[str, bytes]]:
         """The groups submitted last, newest first: ids and stored bytes.
 
         Groups of up to 1 MiB stay examples for a day after their training. One group is in memory at a time.
         """
-        found: list[bytes] = await self._redis.lrange(keys.prefix(run_id) + "latest", 0, limit - 1)  # type: ignore[assignment]
-        for name in found:
+        ids: list[bytes] = await self._redis.lrange(keys.prefix(run_id) + "latest", 0, limit - 1)  # type: ignore[assignment]
+        for name in ids:
             group_id = text(name)
             held, kept = await self._redis.mget(keys.payload(run_id, group_id), keys.example(run_id, group_id))
             if held or kept:

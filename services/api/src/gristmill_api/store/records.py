@@ -26,12 +26,12 @@ def canonical(settings: dict[str, Any]) -> str:
     """
     try:
         to_json([[[[settings]]]])  # An answer wraps them: a list of records at most.
-        found = json.dumps(settings, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        written = json.dumps(settings, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (ValueError, RecursionError) as error:
         raise errors.bad_request(f"settings must be plain JSON: {error}.") from error
-    if len(found) > MOST_SETTINGS_BYTES:
-        raise errors.too_long("the settings", len(found), MOST_SETTINGS_BYTES)
-    return found
+    if len(written) > MOST_SETTINGS_BYTES:
+        raise errors.too_long("the settings", len(written), MOST_SETTINGS_BYTES)
+    return written
 
 
 def text(value: bytes | str | None) -> str:

@@ -168,20 +168,20 @@ class Runs:
         async with self._redis.pipeline(transaction=False) as pipe:
             for run_id in ids:
                 pipe.hmget(keys.record(text(run_id)), *_REVISION)
-            found: list[list[bytes | None]] = await pipe.execute()
+            fields: list[list[bytes | None]] = await pipe.execute()
         return {
             text(run_id): " ".join(map(text, values))
-            for run_id, values in zip(ids, found, strict=True)
+            for run_id, values in zip(ids, fields, strict=True)
             if values[0] is not None  # Others were deleted meanwhile.
         }
 
     async def finished(self, within_s: float) -> dict[str, int]:
         """Returns the runs that finished in the last seconds, with the time of the end in ms."""
         seconds, _ = await self._redis.time()
-        found: list[tuple[bytes, float]] = await self._redis.zrangebyscore(  # type: ignore[assignment]
+        entries: list[tuple[bytes, float]] = await self._redis.zrangebyscore(  # type: ignore[assignment]
             keys.FINISHED, int((seconds - within_s) * 1000), "+inf", withscores=True
         )
-        return {text(run_id): int(at) for run_id, at in found}
+        return {text(run_id): int(at) for run_id, at in entries}
 
     async def open_run(self, stack: str = DEFAULT_STACK) -> RunRecord | None:
         """Returns the run that the stack works on."""
@@ -238,10 +238,10 @@ class Runs:
 
     async def record_version(self, run_id: str, incarnation: int, step: int) -> RunRecord:
         """Record the policy version that the model server serves from now on."""
-        status, found = await self._scripts.call_as_trainer("version", run_id, incarnation, step)
+        status, detail = await self._scripts.call_as_trainer("version", run_id, incarnation, step)
         if status == "BACKWARDS":
-            raise errors.version_backwards(run_id, step, int(found))
-        return run_record(pairs(found))
+            raise errors.version_backwards(run_id, step, int(detail))
+        return run_record(pairs(detail))
 
     async def finish(self, run_id: str, incarnation: int) -> RunRecord:
         _, fields = await self._scripts.call_as_trainer("finish", run_id, incarnation, milliseconds(TOMBSTONES_S))
