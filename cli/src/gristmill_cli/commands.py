@@ -66,26 +66,26 @@ TRAIN_AGAIN = {
 # --- runs ------------------------------------------------------------------------------------------------------
 def runs(options: argparse.Namespace, place: Place, console: Console) -> int:
     """Lists the runs of the API and of the folders."""
-    found: dict[str, dict[str, Any]] = {}
+    listed: dict[str, dict[str, Any]] = {}
     client = place.client()
     try:
         for record in client.runs():
             progress = client.progress(record.run_id)
-            found[record.run_id] = {
+            listed[record.run_id] = {
                 "run": record.run_id, "state": str(record.state), "step": progress.step, "steps": progress.total,
                 "reward": progress.reward, "live": True,
             }  # fmt: skip
     except ApiUnreachable:
         console.print(Text(f"no API answers at {place.api}; runs in folders:", style="dim"), soft_wrap=True)
     for folder in list_runs(place.roots):
-        if folder.run_id not in found:
-            found[folder.run_id] = _run_of_files(folder.run_id, place)
+        if folder.run_id not in listed:
+            listed[folder.run_id] = _run_of_files(folder.run_id, place)
     if options.json:
-        print(json.dumps(list(found.values())))
+        print(json.dumps(list(listed.values())))
         return 0
     rows = [
         {**row, "step": row["step"] if row["steps"] is None else f"{row['step']}/{row['steps']}"}
-        for row in found.values()
+        for row in listed.values()
     ]
     _say_table(console, ["run", "state", "step", "reward", "live"], rows)
     return 0
@@ -95,8 +95,8 @@ def _run_of_files(run_id: str, place: Place) -> dict[str, Any]:
     """Returns the line of a run. A damaged run does not hide the others."""
     line: dict[str, Any] = {"run": run_id, "state": "unreadable", "step": None, "steps": None, "reward": None}
     try:
-        found = overview(read_files(run_id, place.roots))
-        line |= {"state": found.state, "step": found.step, "steps": found.steps, "reward": found.reward}
+        summary = overview(read_files(run_id, place.roots))
+        line |= {"state": summary.state, "step": summary.step, "steps": summary.steps, "reward": summary.reward}
     except Exception as error:  # noqa: BLE001  whatever is in a run's files, the other runs are listed
         text = f"warning: the files of run {run_id} cannot be read: {type(error).__name__}: {error}"
         print(text, file=sys.stderr)
@@ -256,13 +256,13 @@ def examine(options: argparse.Namespace, place: Place, console: Console) -> int:
     """Checks this machine; with --config also what a run needs before it starts; with RUN the files of a run."""
     environ = {**os.environ, **env_file(Path.cwd(), os.environ)}
     if options.run is not None:
-        found = doctor.after_run(_run_folder(options.run, place), options.config, environ)
+        results = doctor.after_run(_run_folder(options.run, place), options.config, environ)
     else:
-        found = iter(doctor.checks(doctor.examine(environ, place.roots[0])))
+        results = iter(doctor.checks(doctor.examine(environ, place.roots[0])))
         if options.config is not None:
-            found = itertools.chain(found, doctor.before_run(options.config, environ))
+            results = itertools.chain(results, doctor.before_run(options.config, environ))
     checks = []
-    for check in found:  # One at a time, because some checks take seconds.
+    for check in results:  # One at a time, because some checks take seconds.
         checks.append(check)
         if not options.json:
             _say_check(console, check)

@@ -36,8 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (GristmillError, OSError) as error:
-        shown = FileError.of(error) if isinstance(error, OSError) else error
-        print(f"error [{shown.code}]: {shown}", file=sys.stderr)
+        reported = FileError.of(error) if isinstance(error, OSError) else error
+        print(f"error [{reported.code}]: {reported}", file=sys.stderr)
         return 1
 
 
@@ -91,9 +91,9 @@ def _parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND", help=argparse.SUPPRESS)
 
     def command(name: str, function: Callable[..., int], text: str) -> argparse.ArgumentParser:
-        found = subparsers.add_parser(name, help=text, description=function.__doc__ or text)
-        found.set_defaults(command=function)
-        return found
+        added = subparsers.add_parser(name, help=text, description=function.__doc__ or text)
+        added.set_defaults(command=function)
+        return added
 
     show = command("status", status, "what a run does now")
     show.add_argument("run", nargs="?", help="id of a run (default: the open run, else the newest)")

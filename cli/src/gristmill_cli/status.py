@@ -67,14 +67,14 @@ class RunView:
 
     def _find(self, run_id: str | None, follow: bool) -> str:
         try:
-            found = run_id or find_run(self._client)
-            if found is not None:
-                self._client.get_run(found)
+            run = run_id or find_run(self._client)
+            if run is not None:
+                self._client.get_run(run)
                 urls = split_urls(self._place.model_url)
                 if not self._place.model_named:  # the default, where another program may answer
                     urls = [url for url in urls if doctor.port_use(urlsplit(url).port or 0) == "ours"]
-                self._reader = ApiReader(self._client, found, model_urls=urls, follow=follow)
-                return found
+                self._reader = ApiReader(self._client, run, model_urls=urls, follow=follow)
+                return run
             self._problem = f"the API at {self._place.api} has no run"
         except ApiUnreachable:
             self._problem = f"no API answers at {self._place.api}"
@@ -149,11 +149,11 @@ def _watch(run: RunView, console: Console) -> int:
     else:
         last = -1
         while True:
-            found = overview(run.facts())
-            if found.step != last:
-                last = found.step
-                console.print(Text(step_line(found)), soft_wrap=True)
-            if found.state == RunState.FINISHED:
+            summary = overview(run.facts())
+            if summary.step != last:
+                last = summary.step
+                console.print(Text(step_line(summary)), soft_wrap=True)
+            if summary.state == RunState.FINISHED:
                 break
             time.sleep(1.0)
     _say_end(run, console)

@@ -53,16 +53,16 @@ class Screen:
 
 
 def _parts(screen: Screen, plain: bool) -> Iterator[RenderableType]:
-    found = screen.overview
-    yield _head(found)
-    if not screen.rows and found.state == RunState.OPEN:
-        yield _services_in_lines(found.services)
+    summary = screen.overview
+    yield _head(summary)
+    if not screen.rows and summary.state == RunState.OPEN:
+        yield _services_in_lines(summary.services)
     else:
-        yield _figures(found, screen.rows, plain)
-        yield _services_in_a_row(found.services)
-    for waiting in found.waiting:
+        yield _figures(summary, screen.rows, plain)
+        yield _services_in_a_row(summary.services)
+    for waiting in summary.waiting:
         yield Text(f"  {waiting.who} waits for {waiting.awaits}", style="dim", no_wrap=True, overflow="ellipsis")
-    for trouble in found.troubles[:3]:
+    for trouble in summary.troubles[:3]:
         yield Text.assemble(("  ! ", "bold yellow"), (one_line(trouble.text), "yellow"), (f" [{trouble.code}]", "dim"))
         yield Text(f"    {one_line(trouble.remedy)}")
     if screen.sample is not None:
@@ -80,13 +80,13 @@ def _head(found: Overview) -> RenderableType:
         name.append(f"  {found.state}", style="green" if found.state == RunState.FINISHED else "yellow")
     if found.step and found.phase != found.state and not found.phase.startswith(("training step", "step ")):
         name.append(f"  {found.phase}", style="dim")
-    left = "" if not found.seconds_left else f"about {duration(found.seconds_left)} left"
+    time_left = "" if not found.seconds_left else f"about {duration(found.seconds_left)} left"
     head = Table.grid(padding=(0, 2), expand=True)
     head.add_column(no_wrap=True)
     head.add_column(ratio=1)
     head.add_column(no_wrap=True, justify="right")
     bar = ProgressBar(total=found.steps or 1, completed=min(found.step, found.steps or found.step))
-    head.add_row(name, bar if found.steps else "", left)
+    head.add_row(name, bar if found.steps else "", time_left)
     return head
 
 
@@ -125,8 +125,8 @@ def _before(found: Overview) -> str:
 
 
 def _from(values: Sequence[Any]) -> str:
-    known = _known(values)
-    return f"from {known[0]:.3f}" if len(known) > 1 else ""
+    known_values = _known(values)
+    return f"from {known_values[0]:.3f}" if len(known_values) > 1 else ""
 
 
 def _services_in_a_row(services: Sequence[Service]) -> RenderableType:
@@ -165,16 +165,16 @@ def _sample(sample: Sample) -> RenderableType:
 def sparkline(values: Sequence[Any], width: int = _SPARK_WIDTH, *, plain: bool = False) -> str:
     """Returns the values as a line of blocks, from their least to their greatest. Means if there are more than
     `width`."""
-    known = _known(values)
-    if len(known) < 2:
+    known_values = _known(values)
+    if len(known_values) < 2:
         return ""
-    if len(known) > width:
-        edges = [round(place * len(known) / width) for place in range(width + 1)]
-        known = [sum(known[low:high]) / (high - low) for low, high in itertools.pairwise(edges)]
-    low, high = min(known), max(known)
+    if len(known_values) > width:
+        edges = [round(place * len(known_values) / width) for place in range(width + 1)]
+        known_values = [sum(known_values[low:high]) / (high - low) for low, high in itertools.pairwise(edges)]
+    low, high = min(known_values), max(known_values)
     blocks = _ASCII_BLOCKS if plain else _BLOCKS
     span = (high - low) or 1.0
-    return "".join(blocks[min(int((value - low) / span * len(blocks)), len(blocks) - 1)] for value in known)
+    return "".join(blocks[min(int((value - low) / span * len(blocks)), len(blocks) - 1)] for value in known_values)
 
 
 def _known(values: Sequence[Any]) -> list[float]:
@@ -307,10 +307,10 @@ def summary(
 
 
 def _change(label: str, values: Sequence[Any], spark: str = "") -> Text:
-    known = _known(values)
-    if not known:
+    known_values = _known(values)
+    if not known_values:
         return _line(label, "–")
-    return _line(label, f"{known[0]:.3f} → {known[-1]:.3f}  {spark}".rstrip())
+    return _line(label, f"{known_values[0]:.3f} → {known_values[-1]:.3f}  {spark}".rstrip())
 
 
 def _held_out(points: Sequence[EvaluationPoint]) -> Text:

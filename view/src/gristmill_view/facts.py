@@ -166,11 +166,11 @@ class ApiReader:
         )
 
     def _read_servers(self) -> list[ServerFacts]:
-        found = find_all(self._addresses)
-        for url in found:
+        addresses = find_all(self._addresses)
+        for url in addresses:
             if url not in self._servers:
                 self._servers[url] = connections.client(url, timeout=_SERVER_TIMEOUT)
-        return [read_server(url, self._servers[url]) for url in found]
+        return [read_server(url, self._servers[url]) for url in addresses]
 
     def _seconds(self, rows: Sequence[Mapping[str, Any]]) -> float | None:
         """Returns the time of all steps. The newest row may be replaced, so the kept sum is without it."""
@@ -198,9 +198,9 @@ class ApiReader:
     def _services(
         self, record: RunRecord, status: RunStatus, environments: Sequence[Environment], servers: Sequence[ServerFacts]
     ) -> list[Service]:
-        found = [Service(name="api", state="up", heartbeat_s=0.0, detail=f"protocol {record.protocol}")]
-        found += [_server_service(server, several=len(servers) > 1) for server in servers]
-        found.append(_trainer_service(record, status, self._ago("trainer")))
+        services = [Service(name="api", state="up", heartbeat_s=0.0, detail=f"protocol {record.protocol}")]
+        services += [_server_service(server, several=len(servers) > 1) for server in servers]
+        services.append(_trainer_service(record, status, self._ago("trainer")))
         living = [environment for environment in environments if environment.alive]
         for environment in environments:
             asked = status.last_asked_s if environment.alive and len(living) == 1 else None
@@ -213,11 +213,11 @@ class ApiReader:
             detail = f"{status.outstanding} rows in work" if alone else ""
             if state == "down":
                 detail = "sends no heartbeat"
-            found.append(Service(name=f"env {environment.env_id}", state=state, heartbeat_s=seconds, detail=detail))
+            services.append(Service(name=f"env {environment.env_id}", state=state, heartbeat_s=seconds, detail=detail))
         if not environments:
             done = record.state == RunState.FINISHED
-            found.append(Service(name="env", state="done" if done else "down", detail="none is registered"))
-        return found
+            services.append(Service(name="env", state="done" if done else "down", detail="none is registered"))
+        return services
 
     def _ago(self, actor: str) -> float | None:
         return max(time.time() - self._heard[actor], 0.0) if actor in self._heard else None
@@ -367,7 +367,7 @@ def _evaluations(run: RunFolder, record: RunRecord | None) -> Iterator[dict[str,
 
     Evaluations with names are one row per version, whose figures begin with the name, as at the API.
     """
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    evaluations: dict[tuple[str, str], dict[str, Any]] = {}
     for folder in run.folders:
         for path in (one / EVALUATION_RESULTS_FILE for one in foreign.entries(folder / EVALUATIONS_FOLDER)):
             version = re.match(r"(\d+)\.(\d+)-", path.parent.name)
@@ -383,9 +383,9 @@ def _evaluations(run: RunFolder, record: RunRecord | None) -> Iterator[dict[str,
                 continue
             if name is not None:
                 row = {f"{name}/{key}": value for key, value in row.items()}
-            rows = found.setdefault((version[0], path.parent.name if name is None else ""), {})
+            rows = evaluations.setdefault((version[0], path.parent.name if name is None else ""), {})
             rows |= row | {"step": int(version[2])}
-    yield from sorted(found.values(), key=lambda row: row["step"])
+    yield from sorted(evaluations.values(), key=lambda row: row["step"])
 
 
 def _steps(record: RunRecord | None, logs: Mapping[str, Log], otherwise: int | None) -> int | None:

@@ -59,14 +59,14 @@ class Feed:
             yield b": open\n\n"
             while not stopping():
                 changed = self._changed
-                found, after_step, rewinds = self._rows_after(after_step, rewinds)
+                new_events, after_step, rewinds = self._rows_after(after_step, rewinds)
                 for kind, data in self._state.items():
                     if sent.get(kind) != data:
                         sent[kind] = data
-                        found.append(event(kind, data))
-                if found:
+                        new_events.append(event(kind, data))
+                if new_events:
                     silent = 0.0
-                    yield b"".join(found)
+                    yield b"".join(new_events)
                 elif silent >= _SILENCE_S:
                     silent = 0.0
                     yield b": still here\n\n"
@@ -80,8 +80,8 @@ class Feed:
     def _rows_after(self, after_step: int, rewinds: int) -> tuple[list[bytes], int, int]:
         if rewinds != self._rewinds or after_step < self._complete_after:
             return [event("reload", b"{}")], self._last, self._rewinds
-        found = [event("step", row) for step, row in self._rows if step > after_step]
-        return found, max(after_step, self._last) if found else after_step, rewinds
+        new_events = [event("step", row) for step, row in self._rows if step > after_step]
+        return new_events, max(after_step, self._last) if new_events else after_step, rewinds
 
     def _join(self) -> None:
         self.pages += 1

@@ -25,18 +25,18 @@ def group_json(rows: Sequence[Mapping[str, Any]], tokenizer: Any) -> dict[str, A
     `left_out` has the errors of the rollouts that failed.
     """
     first = rows[0]
-    kept = [row for row in rows if row["tokens"] or row["completion"] is not None]
-    known = turns.conversations([row["messages"] for row in kept])
+    shown_rows = [row for row in rows if row["tokens"] or row["completion"] is not None]
+    conversations = turns.conversations([row["messages"] for row in shown_rows])
     rollouts: dict[int, list[int]] = {}
     """The places in `kept` of the sequences of each rollout."""
-    for at, row in enumerate(kept):
+    for at, row in enumerate(shown_rows):
         rollouts.setdefault(row["sequence"] if row["rollout"] is None else row["rollout"], []).append(at)
     messages = None
-    if known is not None:
+    if conversations is not None:
         firsts = [places[0] for places in rollouts.values()]  # other branches may begin in another way
-        replies = [kept[at]["turns"] or 0 for at in firsts] if len(firsts) < len(kept) else None
-        messages = turns.common_prompt([known[at] for at in firsts], replies)
-    reader = _Reader(tokenizer, (kept or rows)[0], messages)
+        replies = [shown_rows[at]["turns"] or 0 for at in firsts] if len(firsts) < len(shown_rows) else None
+        messages = turns.common_prompt([conversations[at] for at in firsts], replies)
+    reader = _Reader(tokenizer, (shown_rows or rows)[0], messages)
     return {
         "group_id": shown_id(first["group_id"]),
         "row": first["row"],
@@ -50,13 +50,17 @@ def group_json(rows: Sequence[Mapping[str, Any]], tokenizer: Any) -> dict[str, A
         "messages": messages,
         "outcome": first["outcome"],
         "reason": first["outcome_reason"],
-        "error": None if kept else first["error"],
+        "error": None if shown_rows else first["error"],
         "left_out": [
             {"reason": row["outcome_reason"], "error": row["error"]} for row in rows if row["outcome"] == LEFT_OUT
         ],
         "staleness": first["staleness"],
         "completions": [
-            reader.rollout(number, [kept[at] for at in places], None if known is None else [known[at] for at in places])
+            reader.rollout(
+                number,
+                [shown_rows[at] for at in places],
+                None if conversations is None else [conversations[at] for at in places],
+            )
             for number, places in rollouts.items()
         ],
     }
@@ -81,12 +85,12 @@ class _Reader:
         self, number: int, rows: Sequence[Mapping[str, Any]], conversations: Sequence[list[turns.Turn]] | None
     ) -> dict[str, Any]:
         """Returns one rollout. `rows`: of its branches. With several it has `branches` and their `tree`."""
-        sequences, left = [], _MOST_TOKENS
+        sequences, tokens_left = [], _MOST_TOKENS
         for row in rows:
-            sequences.append(_sequence(row, self._tokenizer, left))
-            left -= len(sequences[-1]["tokens"])
+            sequences.append(_sequence(row, self._tokenizer, tokens_left))
+            tokens_left -= len(sequences[-1]["tokens"])
         first = rows[0]
-        found = {
+        rollout_facts = {
             **sequences[0],
             "rollout": number,
             "reward": first["reward"],
@@ -94,12 +98,18 @@ class _Reader:
             **({"extracted": first["extracted"]} if first["answer_searched"] else {}),
         }
         if len(rows) == 1:
-            return {**found, "turns": self._turns(first, None if conversations is None else conversations[0])}
+            return {**rollout_facts, "turns": self._turns(first, None if conversations is None else conversations[0])}
         if any(one["finish_reason"] == "length" for one in sequences):
-            found["finish_reason"] = "length"
-        known = [one["advantage"] for one in sequences if one["advantage"] is not None]
-        found["advantage"] = known[0] if known else None
-        return {**found, "text": None, "tokens": [], "branches": sequences, "tree": self._tree(rows, conversations)}
+            rollout_facts["finish_reason"] = "length"
+        advantages = [one["advantage"] for one in sequences if one["advantage"] is not None]
+        rollout_facts["advantage"] = advantages[0] if advantages else None
+        return {
+            **rollout_facts,
+            "text": None,
+            "tokens": [],
+            "branches": sequences,
+            "tree": self._tree(rows, conversations),
+        }
 
     def _tree(
         self, rows: Sequence[Mapping[str, Any]], conversations: Sequence[list[turns.Turn]] | None

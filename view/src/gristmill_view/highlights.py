@@ -38,13 +38,13 @@ def highlights(run: RunFolder, steps: Sequence[int]) -> list[dict[str, Any]]:
     """
     ends = _ends(run, steps)
     texts = Texts(run.tokenizer()) if ends else None
-    found = []
+    chosen = []
     for step in sorted(ends):
         rows = [_row(one, texts) for one in ends[step] if texts is not None]
         rows = [row for row in rows if row["completion"] is not None]
         if rows:
-            found.append({"step": step, "rows": rows})
-    return found
+            chosen.append({"step": step, "rows": rows})
+    return chosen
 
 
 def _ends(run: RunFolder, steps: Sequence[int]) -> dict[int, list[_Found]]:
@@ -81,15 +81,15 @@ def _ends(run: RunFolder, steps: Sequence[int]) -> dict[int, list[_Found]]:
 
 def _recorded(run: RunFolder, steps: Collection[int]) -> Mapping[int, Mapping[str, int]]:
     """Returns the step of each group that was trained at one of the steps, for each creation that has records."""
-    found: dict[int, dict[str, int]] = {}
+    recorded: dict[int, dict[str, int]] = {}
     for _, _, created_ms, frames, head in new_frames(run.trained_segments()):
-        of_creation = found.setdefault(created_ms, {})
+        of_creation = recorded.setdefault(created_ms, {})
         record = TrainedGroup.decode(segment.parse(frames, head).body)
         if record.step in steps:
             of_creation[record.group_id] = record.step
         else:  # The last record of a group counts.
             of_creation.pop(record.group_id, None)
-    return found
+    return recorded
 
 
 def _row(one: _Found, texts: Texts) -> dict[str, Any]:

@@ -119,11 +119,11 @@ def overview(facts: Facts) -> Overview:
     newest: Mapping[str, Any] = rows[-1] if rows else {}
     step = max(newest.get("step", 0), _version_step(facts))
     speed = pace(rows)
-    left = None
+    seconds_left = None
     if facts.state == RunState.FINISHED:
-        left = 0.0
+        seconds_left = 0.0
     elif speed is not None and facts.steps is not None and facts.state == RunState.OPEN:
-        left = max(facts.steps - step, 0) * speed.seconds_per_step
+        seconds_left = max(facts.steps - step, 0) * speed.seconds_per_step
     found = troubles(facts, rows)
     status, record = facts.status, facts.record
     return Overview(
@@ -142,7 +142,7 @@ def overview(facts: Facts) -> Overview:
         logprob_diff=_number(newest.get("rollout_logprob_diff_mean")),
         tokens_per_second=speed.tokens_per_second if speed is not None else None,
         seconds_per_step=speed.seconds_per_step if speed is not None else None,
-        seconds_left=left,
+        seconds_left=seconds_left,
         started_ms=None if facts.started is None else round(facts.started * 1000),
         seconds=_seconds(facts, rows),
         version=facts.version,
@@ -250,15 +250,15 @@ def _waiting(facts: Facts, step: int) -> list[Waiting]:
         return [Waiting("environment", "the first weights, which the trainer loads and publishes")]
     if facts.steps is not None and step >= facts.steps:
         return []
-    found = []
+    reasons = []
     if not trainer_has_batch(record, status):
         wanted = f" of {record.groups_per_step}" if record.groups_per_step else ""
-        found.append(Waiting("trainer", f"groups: {status.ready}{wanted} are ready"))
+        reasons.append(Waiting("trainer", f"groups: {status.ready}{wanted} are ready"))
         if status.outstanding:
-            found.append(Waiting("environment", f"completions and scores of {status.outstanding} rows"))
+            reasons.append(Waiting("environment", f"completions and scores of {status.outstanding} rows"))
     elif status.outstanding == 0 and asks(status):
-        found.append(Waiting("environment", "the next weights, which the trainer computes"))
-    return found
+        reasons.append(Waiting("environment", "the next weights, which the trainer computes"))
+    return reasons
 
 
 # --- Evaluations -----------------------------------------------------------------------------------------------
@@ -270,11 +270,11 @@ def evaluation_point(row: Mapping[str, Any]) -> EvaluationPoint | None:
     score = _number(row.get("pass@1"))
     if score is None:
         named = {key.removesuffix("/pass@1"): _number(row[key]) for key in row if key.endswith("/pass@1")}
-        known = {name: value for name, value in named.items() if value is not None}
-        if not known:
+        values = {name: value for name, value in named.items() if value is not None}
+        if not values:
             return None
-        prompts = sum(int(_number(row.get(f"{name}/prompts")) or 0) for name in known)
-        return EvaluationPoint(step=int(row["step"]), score=sum(known.values()) / len(known), n=prompts)
+        prompts = sum(int(_number(row.get(f"{name}/prompts")) or 0) for name in values)
+        return EvaluationPoint(step=int(row["step"]), score=sum(values.values()) / len(values), n=prompts)
     prompts = int(_number(row.get("prompts")) or 0)
     low, high = _interval(score, _number(row.get("pass@1_stderr")), prompts)
     return EvaluationPoint(step=int(row["step"]), score=score, n=prompts, low=low, high=high)

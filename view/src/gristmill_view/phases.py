@@ -105,13 +105,13 @@ def read_log(path: Path, since: float | None = None) -> Log:
                 log = Log(path)
             log.started = at
             log.error = ""
-        found = meaning(line)
-        log.phase = found.phase or log.phase
-        log.steps = found.steps or log.steps
-        if found.warning:
-            log.warnings.append(f"{path.stem}: {found.warning}")
-        if found.error:
-            log.error = found.error
-        elif found.phase:
+        event = meaning(line)
+        log.phase = event.phase or log.phase
+        log.steps = event.steps or log.steps
+        if event.warning:
+            log.warnings.append(f"{path.stem}: {event.warning}")
+        if event.error:
+            log.error = event.error
+        elif event.phase:
             log.error = ""
     return log

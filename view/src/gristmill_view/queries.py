@@ -119,22 +119,22 @@ def step_of(roots: Roots, run: str, step: int) -> dict[str, Any]:
     if metrics is None and not groups:
         last = rows[-1]["step"] if rows else 0
         raise ViewError("step_missing", f"The run {run} has no step {step}.", remedy=f"Its last step is {last}.")
-    found = {"step": step, "metrics": metrics or {}, "groups": groups}
+    answer = {"step": step, "metrics": metrics or {}, "groups": groups}
     if not groups:
-        found["recorded"] = _knows_steps(roots, run)
+        answer["recorded"] = _knows_steps(roots, run)
     for group in groups:
         group["prompt_start"] = question(group["prompt_start"] or "")[:_SHOWN]
         scored = [pair for pair in zip(group["rewards"], group["sequences"], strict=True) if pair[0] is not None]
         known = group["rewards"] = [value for value, _ in scored]
         group["sequences"] = [sequence for _, sequence in scored]
         group["same"] = len(known) > 1 and max(known) - min(known) < 1e-9
-    return found
+    return answer
 
 
 def timeline_of(roots: Roots, run: str, step: int) -> Timeline:
     """Returns the work and the waits of a step. Raises ViewError for a step without times."""
     times = window(facts_of(roots, run).rows, step)
-    found = rows_of(
+    rows = rows_of(
         roots,
         run,
         "SELECT group_id, coalesce(any_value(env_id), 'env') AS env_id, max(submitted_ms) / 1000 AS ended, "
@@ -143,7 +143,7 @@ def timeline_of(roots: Roots, run: str, step: int) -> Timeline:
         f"GROUP BY group_id ORDER BY ended, group_id LIMIT {MOST_GROUPS + 1}",
     )
     works = [
-        Work(shown_id(one["group_id"]), one["env_id"], one["ended"] - one["seconds"], one["ended"]) for one in found
+        Work(shown_id(one["group_id"]), one["env_id"], one["ended"] - one["seconds"], one["ended"]) for one in rows
     ]
     return timeline(times, works)
 
@@ -168,10 +168,10 @@ def group_of(roots: Roots, run: str, group_id: str) -> dict[str, Any]:
             f"The run {run} has no group {group_id!r} on disk.",
             remedy="A group appears when a checkpoint covers its step. Search the rollouts.",
         )
-    found = groups.group_json(rows, read_tokenizer(folder_of(roots, run).tokenizer()))
+    group = groups.group_json(rows, read_tokenizer(folder_of(roots, run).tokenizer()))
     if rows[0]["index"] is not None and rows[0]["outcome"] != "evaluation":
-        found["seen"] = _seen(roots, run, rows[0]["source"], rows[0]["index"])
-    return found
+        group["seen"] = _seen(roots, run, rows[0]["source"], rows[0]["index"])
+    return group
 
 
 def _seen(roots: Roots, run: str, source: str | None, index: int) -> str:
@@ -319,24 +319,24 @@ def download(roots: Roots, run: str, query: RolloutQuery, kind: Download) -> str
 
 def conditions(query: RolloutQuery) -> str:
     """Returns the filters as SQL. Every value of the request is a number or a quoted text."""
-    found = ["true"]
+    clauses = ["true"]
     for column, low, high in (
         ("step", query.step_from, query.step_to),
         ("reward", query.reward_min, query.reward_max),
         (f"map_extract(reward_parts, {literal(query.part or '')})[1]", query.part_min, query.part_max),
     ):
         if low is not None:
-            found.append(f"{column} >= {low!r} - 1e-6")
+            clauses.append(f"{column} >= {low!r} - 1e-6")
         if high is not None:
-            found.append(f"{column} <= {high!r} + 1e-6")
+            clauses.append(f"{column} <= {high!r} + 1e-6")
     if query.part is not None:
-        found.append(f"map_extract(reward_parts, {literal(query.part)})[1] IS NOT NULL")
+        clauses.append(f"map_extract(reward_parts, {literal(query.part)})[1] IS NOT NULL")
     if query.group is not None:
-        found.append(f"group_id = {literal(query.group.replace('~', '/'))}")
+        clauses.append(f"group_id = {literal(query.group.replace('~', '/'))}")
     for column, value in (("env_id", query.env), ("outcome", query.outcome), ("finish_reason", query.finish_reason)):
         if value is not None:
-            found.append(f"{column} = {literal(value)}")
+            clauses.append(f"{column} = {literal(value)}")
     if query.text is not None:
         needle = literal(query.text.lower())
-        found.append(f"(contains(lower(completion), {needle}) OR contains(lower(prompt), {needle}))")
-    return " AND ".join(found)
+        clauses.append(f"(contains(lower(completion), {needle}) OR contains(lower(prompt), {needle}))")
+    return " AND ".join(clauses)

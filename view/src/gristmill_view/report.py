@@ -189,14 +189,14 @@ async def write_report(source: RunSource, run: str, path: Path) -> None:
     overview = await source.overview(run)
     overview["evaluations"] = _evenly(overview["evaluations"], _POINTS)
     names = sorted({name for _, panel in PANELS for name in panel} | {"reward_std"})
-    found = await source.series(run, names, _POINTS)
-    rewards = [value for value in found["series"].get("reward_mean", {"mean": []})["mean"] if value is not None]
+    curves = await source.series(run, names, _POINTS)
+    rewards = [value for value in curves["series"].get("reward_mean", {"mean": []})["mean"] if value is not None]
     settings = {name: value for name, value in redact(overview["settings"]).items() if value is not None}
     values: dict[str, Any] = {
         "overview": overview,
         "facts": _facts(overview, rewards),
-        "curves": list(_curves(found["step"], found["series"], overview["evaluations"])),
-        "samples": await _samples(source, run, found["step"]),
+        "curves": list(_curves(curves["step"], curves["series"], overview["evaluations"])),
+        "samples": await _samples(source, run, curves["step"]),
         "settings": {name: str(value)[:_LONG] for name, value in settings.items()},
         "written": f"{datetime.now(UTC):%-d %B %Y, %H:%M} UTC",
     }
@@ -244,19 +244,19 @@ def _curves(
         }
         reward = title == "Reward" and bool(columns)
         spread = series["reward_std"]["mean"] if reward and "reward_std" in series else None
-        found = curve(title, steps, columns, spread, evaluations if reward else ())
-        if found is not None:
-            yield found
+        chart = curve(title, steps, columns, spread, evaluations if reward else ())
+        if chart is not None:
+            yield chart
 
 
 async def _samples(source: RunSource, run: str, steps: Sequence[int]) -> list[dict[str, Any]]:
     """Returns the best and the worst completion of some steps, from the first to the last."""
     try:
-        found = await source.highlights(run, _evenly(steps, _SAMPLED_STEPS))
+        samples = await source.highlights(run, _evenly(steps, _SAMPLED_STEPS))
     except ViewError as error:  # the rest of the report needs no completions
         _LOG.warning("the report of run %s has no samples: %s", run, error)
         return []
-    return [{"step": one["step"], "rows": [_cut(row) for row in one["rows"]]} for one in found]
+    return [{"step": one["step"], "rows": [_cut(row) for row in one["rows"]]} for one in samples]
 
 
 def _cut(row: dict[str, Any]) -> dict[str, Any]:

@@ -160,9 +160,9 @@ def sql(
         connection.execute(f"CREATE VIEW difficulty AS {_difficulty(source)}")
         connection.register("steps", _steps(source))
         try:
-            found = connection.sql(query)
-            if found is not None:
-                return found.to_arrow_table()
+            relation = connection.sql(query)
+            if relation is not None:
+                return relation.to_arrow_table()
         except duckdb.Error as error:
             raise SqlError("sql_failed", f"DuckDB refuses the query: {error}") from error
     raise SqlError("sql_without_result", "the query has no result; write a SELECT")
@@ -292,9 +292,9 @@ class _Builder:
             self._trained_paths.values(), self._state.trained, self._damaged
         ):
             self._begin_creation(created_ms)
-            found = segment.parse(frames, head)
-            if created_ms == self._state.creation and found.group_id not in self._done:
-                self._state.records[found.group_id] = _Place(name, start)
+            records = segment.parse(frames, head)
+            if created_ms == self._state.creation and records.group_id not in self._done:
+                self._state.records[records.group_id] = _Place(name, start)
 
     def _read_drops(self) -> None:
         for path in self._source.drops():
@@ -338,18 +338,18 @@ class _Builder:
             self._paths.values(), self._state.archive, self._damaged
         ):
             self._begin_creation(created_ms)
-            found = segment.parse(frames, head)
+            parsed = segment.parse(frames, head)
             if created_ms < self._state.creation:
-                self._rows.add(read_submitted(found, self._source.run_id), created_ms, None)
+                self._rows.add(read_submitted(parsed, self._source.run_id), created_ms, None)
                 continue
-            if found.group_id in self._done or found.group_id in self._state.submitted:
+            if parsed.group_id in self._done or parsed.group_id in self._state.submitted:
                 continue
-            record = self._take_record(found.group_id)
+            record = self._take_record(parsed.group_id)
             if record is None and records_are_kept:
-                self._state.submitted[found.group_id] = _Place(name, start)
-                self._state.dead.pop(found.group_id, None)
+                self._state.submitted[parsed.group_id] = _Place(name, start)
+                self._state.dead.pop(parsed.group_id, None)
                 continue
-            self._add_archived(found, record)
+            self._add_archived(parsed, record)
 
     def _settle_submitted(self) -> None:
         """Makes archived groups final that have got their record, and the oldest if too many wait for one."""
@@ -360,9 +360,9 @@ class _Builder:
                 self._finish_submitted(group_id, record)
 
     def _finish_submitted(self, group_id: str, record: TrainedGroup | None) -> None:
-        found = self._archived(self._state.submitted.pop(group_id))
-        if found is not None:
-            self._add_archived(found, record)
+        archived = self._archived(self._state.submitted.pop(group_id))
+        if archived is not None:
+            self._add_archived(archived, record)
 
     def _add_archived(self, found: segment.ArchivedGroup, record: TrainedGroup | None) -> None:
         self._state.dead.pop(found.group_id, None)
@@ -376,9 +376,9 @@ class _Builder:
         """Adds the rows that are not final. Returns their groups by kind."""
         counts: Counter[str] = Counter()
         for place in self._state.submitted.values():
-            found = self._archived(place)
-            if found is not None:
-                self._rows.add(read_submitted(found, self._source.run_id), self._state.creation, None)
+            archived = self._archived(place)
+            if archived is not None:
+                self._rows.add(read_submitted(archived, self._source.run_id), self._state.creation, None)
                 counts.update(["trained", "without_record"])
         for drop in self._state.dead.values():
             self._rows.add_absent(drop, None)
@@ -422,8 +422,8 @@ class _Builder:
         return None if place is None else self._record(place)
 
     def _record(self, place: _Place) -> TrainedGroup | None:
-        found = _read_at(self._trained_paths, place)
-        return None if found is None else TrainedGroup.decode(found.body)
+        record = _read_at(self._trained_paths, place)
+        return None if record is None else TrainedGroup.decode(record.body)
 
     def _archived(self, place: _Place) -> segment.ArchivedGroup | None:
         return _read_at(self._paths, place)
@@ -495,13 +495,13 @@ class _Ids:
         return sorted(set(range((self.highest or 0) + 1)) - self._numbers) if self._numbers else []
 
     def ranges(self) -> list[tuple[int, int]]:
-        found: list[tuple[int, int]] = []
+        ranges: list[tuple[int, int]] = []
         for number in sorted(self._numbers):
-            if found and found[-1][1] == number - 1:
-                found[-1] = (found[-1][0], number)
+            if ranges and ranges[-1][1] == number - 1:
+                ranges[-1] = (ranges[-1][0], number)
             else:
-                found.append((number, number))
-        return found
+                ranges.append((number, number))
+        return ranges
 
     def names(self) -> list[str]:
         return sorted(self._names)
@@ -514,8 +514,8 @@ def _read_at(paths: dict[str, Path], place: _Place) -> segment.ArchivedGroup | N
         return None
     with foreign.open_file(path) as file:
         file.seek(place.offset)
-        found = next(segment.read_frames(file, str(path)), None)
-    return None if found is None else segment.parse(found[0], found[1])
+        frame = next(segment.read_frames(file, str(path)), None)
+    return None if frame is None else segment.parse(frame[0], frame[1])
 
 
 def _files(source: RunFolder, *, update: bool) -> list[Path]:
@@ -543,10 +543,10 @@ def _open_name(number: int) -> str:
 def _read_state(folder: Path) -> _State | None:
     """Returns the state. None if it does not exist, or has another schema version: the table is then made again."""
     try:
-        found = msgspec.json.decode(foreign.read_file(folder / _STATE), type=_State)
+        state = msgspec.json.decode(foreign.read_file(folder / _STATE), type=_State)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
-    return found if found.schema_version == SCHEMA_VERSION else None
+    return state if state.schema_version == SCHEMA_VERSION else None
 
 
 def _steps(source: RunFolder) -> pa.Table:

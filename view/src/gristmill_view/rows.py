@@ -121,8 +121,8 @@ class Texts:
         """Returns the completions without special tokens."""
         if self._tokenizer is None:
             return [None] * len(tokens)
-        found: list[str] = self._tokenizer.decode_batch([ids.tolist() for ids in tokens], skip_special_tokens=True)
-        return found
+        texts: list[str] = self._tokenizer.decode_batch([ids.tolist() for ids in tokens], skip_special_tokens=True)
+        return texts
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -156,8 +156,8 @@ class Submitted:
     @property
     def answer_searched(self) -> bool:
         """Whether the environment sent what it found as the answers of the rollouts."""
-        found = self.meta.get("extracted")
-        return isinstance(found, list) and len(found) == len(set(self.rollout_of))
+        extracted = self.meta.get("extracted")
+        return isinstance(extracted, list) and len(extracted) == len(set(self.rollout_of))
 
     @property
     def extracted(self) -> Sequence[str | None]:
@@ -169,8 +169,8 @@ class Submitted:
     @property
     def left_out(self) -> list[tuple[str | None, str | None]]:
         """Code and text of the error of each rollout that failed and was left out."""
-        found = self.meta.get("failed")
-        errors = found[:_MOST_LEFT_OUT] if isinstance(found, list) else []
+        failures = self.meta.get("failed")
+        errors = failures[:_MOST_LEFT_OUT] if isinstance(failures, list) else []
         return [(_text(one.get("error")), _text(one.get("text"))) for one in errors if isinstance(one, dict)]
 
     @property
@@ -442,27 +442,27 @@ def _of_trainer(sequence: TrainedSequence | None, sampled: Bool, sampler: F32 | 
     places = np.flatnonzero(sequence.mask)
     mask = np.zeros(length, np.bool_)
     mask[places] = True
-    found: dict[str, Any] = {"mask": mask}
+    columns: dict[str, Any] = {"mask": mask}
     advantages = sequence.token_advantages
     if len(advantages):
-        found["advantage"] = _mean(advantages)
+        columns["advantage"] = _mean(advantages)
         if len(sequence.advantages) > 1:
-            found["advantages"] = _spread(advantages, places, length)
+            columns["advantages"] = _spread(advantages, places, length)
     if sequence.logprobs is not None:
-        found["trainer_logprobs"] = _spread(sequence.logprobs, places, length)
+        columns["trainer_logprobs"] = _spread(sequence.logprobs, places, length)
         if sampler is not None:
             ratio = np.exp(np.clip(sequence.logprobs.astype(np.float64) - sampler[places], -60.0, 60.0))
-            found["ratio"], found["ratio_max"] = float(ratio.mean()), float(ratio.max())
+            columns["ratio"], columns["ratio_max"] = float(ratio.mean()), float(ratio.max())
     if sequence.entropy is not None:
-        found["entropy"] = _spread(sequence.entropy, places, length)
-        found["entropy_mean"] = _mean(sequence.entropy)
-    return found
+        columns["entropy"] = _spread(sequence.entropy, places, length)
+        columns["entropy_mean"] = _mean(sequence.entropy)
+    return columns
 
 
 def _spread(values: F32, places: npt.NDArray[np.int64], length: int) -> F32:
-    found = np.zeros(length, np.float32)
-    found[places] = values
-    return found
+    spread = np.zeros(length, np.float32)
+    spread[places] = values
+    return spread
 
 
 def _replies(sampled: Bool) -> npt.NDArray[np.int32]:

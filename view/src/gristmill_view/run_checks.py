@@ -177,5 +177,5 @@ def _publications(run: RunFolder) -> Check:
 
 
 def _listed(values: Iterable[Any]) -> str:
-    shown = sorted(map(str, values), key=lambda text: (len(text), text))
-    return ", ".join(shown[:_LISTED]) + (", …" if len(shown) > _LISTED else "")
+    ordered = sorted(map(str, values), key=lambda text: (len(text), text))
+    return ", ".join(ordered[:_LISTED]) + (", …" if len(ordered) > _LISTED else "")

@@ -44,8 +44,8 @@ def secrets_of(environ: Mapping[str, str], folder: Path) -> list[str]:
     `.env` and `.secrets/`. The hub's token and the passwords of ~/.netrc count too. Values of fewer than 8 characters
     are left out: `short_secrets` names them. Raises ConfigError for a broken `.env`.
     """
-    found = {value for _, value in _known(environ, folder) if len(value) >= SHORTEST}
-    return sorted(found, key=lambda value: (-len(value), value))
+    secrets = {value for _, value in _known(environ, folder) if len(value) >= SHORTEST}
+    return sorted(secrets, key=lambda value: (-len(value), value))
 
 
 def short_secrets(environ: Mapping[str, str], folder: Path) -> list[str]:
@@ -90,19 +90,19 @@ def _passwords(path: Path) -> Iterator[tuple[str, str]]:
 def forms(secret: str) -> set[str]:
     """Returns the texts in which a file may hold the secret."""
     raw = secret.encode()
-    found = {
+    variants = {
         secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], html.escape(secret),
         html.escape(secret, quote=False), quote(secret), quote(secret, safe=""), quote_plus(secret),
         repr(secret)[1:-1], ascii(secret)[1:-1], raw.hex(), raw.hex().upper(),
     }  # fmt: skip
-    found |= {one.replace("&#x27;", "&#39;").replace("&quot;", "&#34;") for one in found if "&" in one}
-    found |= {re.sub("%[0-9A-F]{2}", lambda match: match[0].lower(), one) for one in found if "%" in one}
+    variants |= {one.replace("&#x27;", "&#39;").replace("&quot;", "&#34;") for one in variants if "&" in one}
+    variants |= {re.sub("%[0-9A-F]{2}", lambda match: match[0].lower(), one) for one in variants if "%" in one}
     for before in range(3):  # In base64 the first and the last character depend on the bytes around the secret.
         coded = base64.b64encode(bytes(before) + raw)
         end = (before + len(raw)) * 4 // 3
         whole = coded[(0, 2, 3)[before] : end].decode()
-        found |= {whole, whole.replace("+", "-").replace("/", "_")}
-    return {one for one in found if len(one) >= SHORTEST}
+        variants |= {whole, whole.replace("+", "-").replace("/", "_")}
+    return {one for one in variants if len(one) >= SHORTEST}
 
 
 class SecretSearch:
@@ -110,16 +110,16 @@ class SecretSearch:
 
     def __init__(self, secrets: Iterable[str]) -> None:
         """Makes `redact_text` mask the forms too."""
-        found: set[bytes] = set()
+        patterns: set[bytes] = set()
         for secret in secrets:
             for one in forms(secret):
                 remember(one)
-                found.add(one.encode())
-            found |= {secret.encode("utf-16-le"), secret.encode("utf-16-be"), secret.encode("latin-1", "ignore")}
-        found = {one for one in found if len(one) >= SHORTEST}
-        self._longest = max(map(len, found), default=1)
-        longest_first = sorted(found, key=len, reverse=True)
-        self._pattern = re.compile(b"|".join(map(re.escape, longest_first))) if found else None
+                patterns.add(one.encode())
+            patterns |= {secret.encode("utf-16-le"), secret.encode("utf-16-be"), secret.encode("latin-1", "ignore")}
+        patterns = {one for one in patterns if len(one) >= SHORTEST}
+        self._longest = max(map(len, patterns), default=1)
+        longest_first = sorted(patterns, key=len, reverse=True)
+        self._pattern = re.compile(b"|".join(map(re.escape, longest_first))) if patterns else None
 
     def finds(self, content: bytes) -> bool:
         """Returns whether the bytes have a secret."""

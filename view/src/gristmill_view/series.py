@@ -43,18 +43,18 @@ def series(rows: Sequence[Mapping[str, Any]], names: Sequence[str], points: int)
     are left out, and so are metrics beyond the first 200. `min` and `max` are missing if each bucket holds one step. A
     bucket without a number is null.
     """
-    known = metric_names([*rows[:: max(1, len(rows) // _SAMPLED)], *rows[-1:]])
+    known_names = metric_names([*rows[:: max(1, len(rows) // _SAMPLED)], *rows[-1:]])
     wanted = list(
         dict.fromkeys(
             name
             for pattern in names
-            for name in known
+            for name in known_names
             if name == pattern or (pattern.endswith(".*") and name.startswith(pattern[:-1]))
         )
     )[:_MOST_METRICS]
     edges = np.linspace(0, len(rows), min(max(points, 1), len(rows)) + 1).astype(int)
     starts, ends = edges[:-1], edges[1:]
-    phases = [name for name in known if name.startswith("seconds.")][:_MOST_METRICS]
+    phases = [name for name in known_names if name.startswith("seconds.")][:_MOST_METRICS]
     table = {name: _column(rows, name) for name in dict.fromkeys([*wanted, *phases, "tokens"])}
     one_each = len(starts) == len(rows)
     bands: dict[str, dict[str, list[float | None]]] = {}
@@ -72,7 +72,7 @@ def series(rows: Sequence[Mapping[str, Any]], names: Sequence[str], points: int)
         "sums": {name: np.cumsum(values)[ends - 1].tolist() for name, values in sums.items()},
         "series": bands,
         "phases": {name.removeprefix("seconds."): _means(np.nan_to_num(table[name]), starts) for name in phases},
-        "names": known[:_MOST_NAMES],
+        "names": known_names[:_MOST_NAMES],
     }
 
 
@@ -95,9 +95,9 @@ def _means(values: _Floats, starts: _Integers) -> list[float | None]:
     """Returns the mean of the numbers of each bucket. `starts`: the first row of each bucket."""
     if not len(starts):
         return []
-    known = ~np.isnan(values)
-    counts = np.add.reduceat(known, starts, dtype=np.int64)
-    sums = np.add.reduceat(np.where(known, values, 0.0), starts)
+    is_number = ~np.isnan(values)
+    counts = np.add.reduceat(is_number, starts, dtype=np.int64)
+    sums = np.add.reduceat(np.where(is_number, values, 0.0), starts)
     return _listed(np.divide(sums, counts, out=np.full(len(starts), np.nan), where=counts > 0))
 
 

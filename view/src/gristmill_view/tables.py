@@ -61,8 +61,8 @@ def rows_of(roots: Roots, run: str, query: str, *, update: bool = True) -> list[
 
     `update`: read what is new in the run's folder first.
     """
-    found: list[dict[str, Any]] = table_of(roots, run, query, update=update).to_pylist()
-    return found
+    rows: list[dict[str, Any]] = table_of(roots, run, query, update=update).to_pylist()
+    return rows
 
 
 def table_of(roots: Roots, run: str, query: str, *, update: bool = True) -> Any:

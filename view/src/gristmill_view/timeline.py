@@ -63,12 +63,12 @@ def window(rows: Sequence[Mapping[str, Any]], step: int) -> Window:
 def timeline(times: Window, works: Sequence[Work]) -> Timeline:
     """Returns the timeline of a step. `works`: the groups in work in its time, at most MOST_GROUPS and one more."""
     length = times.end - times.start
-    shown = works[:MOST_GROUPS]
+    newest_works = works[:MOST_GROUPS]
     lanes = [_trainer(times)]
-    for env_id in sorted({work.env_id for work in shown}):
+    for env_id in sorted({work.env_id for work in newest_works}):
         parts = sorted(
             (max(0.0, work.start - times.start), min(length, work.end - times.start), work.group_id)
-            for work in shown
+            for work in newest_works
             if work.env_id == env_id
         )
         lanes.append(_environment(env_id, [part for part in parts if part[0] <= part[1]], length))

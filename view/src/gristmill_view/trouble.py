@@ -32,8 +32,8 @@ Rows = Sequence[Mapping[str, Any]]
 
 def troubles(facts: Facts, rows: Rows) -> list[Trouble]:
     """Returns the problems of a run, the most important first. `rows`: the trainer's current metrics."""
-    found = [*_of_services(facts), *_of_groups(facts), *_of_steps(rows), *_of_disks(facts)]
-    return by_importance(found)
+    listed = [*_of_services(facts), *_of_groups(facts), *_of_steps(rows), *_of_disks(facts)]
+    return by_importance(listed)
 
 
 def _of_services(facts: Facts) -> Iterator[Trouble]:

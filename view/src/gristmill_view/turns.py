@@ -76,8 +76,8 @@ def conversations(messages: Sequence[str | None]) -> list[list[Turn]] | None:
     None if any of them is missing, or is not a list of messages that ends with a reply.
     """
     parsed = [_conversation(one) for one in messages]
-    known = [one for one in parsed if one is not None]
-    return known if known and len(known) == len(parsed) else None
+    present = [one for one in parsed if one is not None]
+    return present if present and len(present) == len(parsed) else None
 
 
 def common_prompt(known: Sequence[Sequence[Turn]], replies: Sequence[int] | None = None) -> list[Turn]:
@@ -125,14 +125,18 @@ def with_thinking(turn: Turn) -> Turn:
 def _conversation(text: str | None) -> list[Turn] | None:
     """Atropos' `include_messages` may store the whole sequence as one user message, which is not a conversation."""
     try:
-        found = None if text is None else json.loads(text)
+        conversation = None if text is None else json.loads(text)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, list) or not found or not all(isinstance(one, Mapping) for one in found):
+    if (
+        not isinstance(conversation, list)
+        or not conversation
+        or not all(isinstance(one, Mapping) for one in conversation)
+    ):
         return None
     turns: list[Turn] = []
     open_calls: list[Call] = []
-    for message in found:
+    for message in conversation:
         turn = with_thinking(_turn(message))
         if calls := tool_calls(message):
             turn["tool_calls"] = [call.shown for call in calls]
@@ -187,10 +191,10 @@ def _arguments(function: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
         raise ValueError("a name is there twice, and one of its values would not be shown")
-    return found
+    return unique
 
 
 def _json_text(value: Any) -> str:
@@ -218,13 +222,13 @@ def sampled_spans(branches: Sequence[Branch]) -> list[list[Span]]:
     """Returns the replies of each branch: those that it trains, and those that another branch with the same beginning
     trains."""
     order = sorted(range(len(branches)), key=lambda at: branches[at].tokens.astype(">i4").tobytes())
-    found = [set(branch.trained) for branch in branches]
+    sampled = [set(branch.trained) for branch in branches]
     # In the order of their tokens, the branches between two branches all share the tokens that those two share.
     for places in (order, order[::-1]):
         for before, at in itertools.pairwise(places):
             shared = _shared(branches[before].tokens, branches[at].tokens)
-            found[at] |= {span for span in found[before] if span[1] <= shared}
-    return [_apart(spans) for spans in found]
+            sampled[at] |= {span for span in sampled[before] if span[1] <= shared}
+    return [_apart(spans) for spans in sampled]
 
 
 def tree(branches: Sequence[Branch], prompt: Sequence[Turn]) -> list[Node]:
@@ -238,14 +242,14 @@ def tree(branches: Sequence[Branch], prompt: Sequence[Turn]) -> list[Node]:
     skipped = [len(prompt) if list(branch.turns[: len(prompt)]) == list(prompt) else 0 for branch in branches]
     keys = [[json.dumps(turn, sort_keys=True) for turn in branch.turns] for branch in branches]
     nodes: list[Node] = []
-    left: list[tuple[int | None, list[int], int]] = []
+    pending: list[tuple[int | None, list[int], int]] = []
     """The nodes to make, the next one last: parent, branches, and the first turn."""
     for start in {*skipped}:
         members = [at for at, skip in enumerate(skipped) if skip == start]
-        left += [(None, part, start) for part in _alike(paths, keys, members, start)]
-    left.sort(key=lambda made: made[1][0], reverse=True)
-    while left:
-        parent, members, start = left.pop()
+        pending += [(None, part, start) for part in _alike(paths, keys, members, start)]
+    pending.sort(key=lambda made: made[1][0], reverse=True)
+    while pending:
+        parent, members, start = pending.pop()
         end = start
         if len(members) == 1:
             end = len(paths[members[0]])
@@ -266,7 +270,7 @@ def tree(branches: Sequence[Branch], prompt: Sequence[Turn]) -> list[Node]:
         )
         if len(members) > 1:
             parts = _alike(paths, keys, members, end)
-            left += [(len(nodes) - 1, part, end) for part in reversed(parts)]
+            pending += [(len(nodes) - 1, part, end) for part in reversed(parts)]
     return nodes
 
 
@@ -275,7 +279,7 @@ def _alike(
 ) -> list[list[int]]:
     """Returns the branches among `members` in parts with the same turn at `place`. A branch that has ended is one."""
     parts: list[list[int]] = []
-    known: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     """The newest part of each turn to which a branch may come."""
     trained: set[int] = set()
     for at in members:
@@ -283,9 +287,9 @@ def _alike(
             parts.append([at])
             continue
         key, trains = keys[at][place], paths[at][place].get("trained") is True
-        part = known.get(key)
+        part = numbers.get(key)
         if part is None or (trains and part in trained):
-            part = known[key] = len(parts)
+            part = numbers[key] = len(parts)
             parts.append([])
         parts[part].append(at)
         if trains:

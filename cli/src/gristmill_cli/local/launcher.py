@@ -189,8 +189,8 @@ def main(arguments: Sequence[str], prog: str = "gristmill run") -> int:
             print(launcher.stopped())
             return 128 + stop.number
     except (GristmillError, SecretsError, OSError) as error:
-        shown = FileError.of(error) if isinstance(error, OSError) else error
-        print(f"error [{shown.code}]: {shown}", file=sys.stderr)
+        reported = FileError.of(error) if isinstance(error, OSError) else error
+        print(f"error [{reported.code}]: {reported}", file=sys.stderr)
         return 1
     print(
         f"run {launcher.plan.run_id} is finished; metrics, checkpoints, the final model and logs are in "

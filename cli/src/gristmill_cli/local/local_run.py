@@ -176,13 +176,15 @@ class LocalRun:
         return f"{working[0]}: starts"
 
     def _services(self, reported: Sequence[Service]) -> list[Service]:
-        known: Mapping[str, Service] = {service.name.partition(" ")[0]: service for service in reported}
+        by_name: Mapping[str, Service] = {service.name.partition(" ")[0]: service for service in reported}
         running = {} if self._stack is None else {service.name: service for service in self._stack.services}
-        found = []
+        services = []
         for name in ORDER:
-            process, other = running.get(name), known.get(name)
+            process, other = running.get(name), by_name.get(name)
             if process is None:
-                found.append(other if other is not None and not self._closing else Service(name=name, state="unknown"))
+                services.append(
+                    other if other is not None and not self._closing else Service(name=name, state="unknown")
+                )
                 continue
             code = process.exit_code
             if code is not None:
@@ -193,8 +195,8 @@ class LocalRun:
                 state = "up" if process.ready else "waiting"
                 detail = "" if process.ready else self._phases.get(name, "starts")
             version = other.version if other is not None else None
-            found.append(Service(name=name, state=state, version=version, detail=detail))
-        return found
+            services.append(Service(name=name, state=state, version=version, detail=detail))
+        return services
 
 
 class _Progress(msgspec.Struct):

@@ -173,9 +173,9 @@ def require_clone(name: str) -> None:
 def read_dotenv(*, shown: bool = True) -> None:
     """Sets the variables of .env that the environment does not set. Prints those that differ from .env.example, if
     `shown`."""
-    found = {name: value for name, value in env_file(Path.cwd(), os.environ).items() if value}
-    os.environ.update(found)
+    variables = {name: value for name, value in env_file(Path.cwd(), os.environ).items() if value}
+    os.environ.update(variables)
     usual = read_env_file(ROOT / ".env.example", {})
-    differ = [f"{name}={redact({name: value})[name]}" for name, value in found.items() if value != usual.get(name)]
+    differ = [f"{name}={redact({name: value})[name]}" for name, value in variables.items() if value != usual.get(name)]
     if differ and shown:
         print(f"from .env: {', '.join(differ)}", flush=True)

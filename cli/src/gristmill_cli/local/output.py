@@ -82,16 +82,16 @@ class StepLines(Output):
         self._phases: dict[str, str] = {}
 
     def line(self, service: str, text: str) -> None:
-        found = meaning(text)
-        if found.step:
-            self.say(found.step)
-        elif problem := found.warning or found.error:
+        event = meaning(text)
+        if event.step:
+            self.say(event.step)
+        elif problem := event.warning or event.error:
             if (shown := self._warnings.show(service, problem)) is not None:
                 self.say(shown)
         # A server that answers loads weights again at every publication, so this phase is not shown again.
-        elif found.phase and self._phases.get(service) not in (ANSWERS, kind := _DIGITS.sub("N", found.phase)):
+        elif event.phase and self._phases.get(service) not in (ANSWERS, kind := _DIGITS.sub("N", event.phase)):
             self._phases[service] = kind
-            self.say(f"{service}: {found.phase}")
+            self.say(f"{service}: {event.phase}")
 
     def say(self, text: str) -> None:
         print(escaped(text), flush=True)
@@ -111,9 +111,9 @@ class LiveOutput(Output):
         self._view = LiveView(console, self.screen)
 
     def line(self, service: str, text: str) -> None:
-        found = meaning(text)
-        self._run.heard(service, found)
-        problem = found.warning or found.error
+        event = meaning(text)
+        self._run.heard(service, event)
+        problem = event.warning or event.error
         if problem and (shown := self._warnings.show(service, problem)) is not None:
             self._notes.append(shown)
 

@@ -43,17 +43,17 @@ class Secrets:
     def find(cls, root: Path) -> Secrets | None:
         """Returns the secrets that `make secure` wrote, or None if it wrote none. Raises SecretsError if some are
         missing."""
-        found = cls(root / FOLDER)
-        missing = [name for name in FILES if not (found.folder / name).is_file()]
+        secrets = cls(root / FOLDER)
+        missing = [name for name in FILES if not (secrets.folder / name).is_file()]
         if len(missing) == len(FILES):
             return None
         if missing:
             raise SecretsError(
-                f"{found.folder} lacks {', '.join(missing)}: `make secure` writes what is missing, "
+                f"{secrets.folder} lacks {', '.join(missing)}: `make secure` writes what is missing, "
                 "`make secure ARGS=--off` removes the rest.",
                 missing,
             )
-        return found
+        return secrets
 
     def path(self, name: str) -> Path:
         return self.folder / name

@@ -220,14 +220,14 @@ def token_files(role: str, secrets: Secrets | None) -> dict[str, str]:
 
 def _as_in_compose(environ: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables of services that have another name in .env, or a path that starts at .env's folder."""
-    found = {}
+    values = {}
     if stack := environ.get("STACK"):
-        found["GRISTMILL_STACK"] = stack
+        values["GRISTMILL_STACK"] = stack
     if gigabytes := environ.get("MODEL_KV_CACHE_GB"):
-        found["VLLM_CPU_KVCACHE_SPACE"] = gigabytes
+        values["VLLM_CPU_KVCACHE_SPACE"] = gigabytes
     if key := environ.get("WANDB_API_KEY_FILE"):
-        found["WANDB_API_KEY_FILE"] = str(Path.cwd() / key)
-    return found
+        values["WANDB_API_KEY_FILE"] = str(Path.cwd() / key)
+    return values
 
 
 def visible_gpus(environ: Mapping[str, str], name: str) -> dict[str, str]:

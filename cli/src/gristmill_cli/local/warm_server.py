@@ -77,7 +77,7 @@ class WarmServer:
     def record(self) -> Record | None:
         """Returns the record of the server, or None if no server was started or its process has ended."""
         try:
-            found = Record.model_validate_json(self._file.read_bytes())
+            record = Record.model_validate_json(self._file.read_bytes())
         except FileNotFoundError:
             return None
         except ValidationError as error:
@@ -86,7 +86,7 @@ class WarmServer:
                 f"{self._file} is not readable: {error}; end the model server by its process id, and remove the file",
                 path=self._file,
             ) from error
-        return found if found.alive else None
+        return record if record.alive else None
 
     def start(self, command: Sequence[str], environ: Mapping[str, str], model: str) -> Record:
         """Starts the server and waits until it answers. `environ`: added to this process' environment.
@@ -169,8 +169,8 @@ class WarmServer:
             wanted["revision"] = known
         if environ.get("DEVICE"):
             wanted["dtype"] = Settings.read(environ, cuda_available=False).dtype
-        there = {"model": manifest.name, "revision": manifest.revision, "dtype": manifest.dtype}
-        differ = {name: value for name, value in wanted.items() if value != there[name]}
+        served = {"model": manifest.name, "revision": manifest.revision, "dtype": manifest.dtype}
+        differ = {name: value for name, value in wanted.items() if value != served[name]}
         if differ:
             needed = " and ".join(f"the {name} {value}" for name, value in differ.items())
             use = f"add --model {manifest.requested} to use it, or " if differ.keys() == {"model"} else ""
@@ -180,7 +180,7 @@ class WarmServer:
                 "it with `gristmill model stop`",
                 url=self.url,
                 needed=differ,
-                served=there,
+                served=served,
             )
 
     def describe(self, record: Record) -> str:

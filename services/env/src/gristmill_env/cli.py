@@ -65,8 +65,8 @@ def run_command(
         with around(name, run) as more:
             return asyncio.run(until_signal(command.work(Invocation(run, options, environ, Console(), more))))
     except (GristmillError, OSError) as error:
-        shown = FileError.of(error) if isinstance(error, OSError) else error
-        for text in shown.report().splitlines():
+        reported = FileError.of(error) if isinstance(error, OSError) else error
+        for text in reported.report().splitlines():
             logger.error("%s", text)
         return 1
 

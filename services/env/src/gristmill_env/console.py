@@ -118,12 +118,12 @@ class Steps:
             self._line()
 
     def _line(self) -> None:
-        left, new = "", self._done - self._before
+        time_left, new = "", self._done - self._before
         if self._total is not None and new > 0 and self._done < self._total:
             seconds = (self._clock() - self._started) / new * (self._total - self._done)
-            left = f", about {duration(seconds)} left"
+            time_left = f", about {duration(seconds)} left"
         of = "" if self._total is None else f" of {self._total}"
-        self._say(f"{self._done}{of} {self._what}, {self._rates()}{left}")
+        self._say(f"{self._done}{of} {self._what}, {self._rates()}{time_left}")
 
     def _rates(self) -> str:
         seconds = max(self._clock() - self._started, 1e-9)

@@ -104,9 +104,9 @@ async def _before(run: RunSettings) -> AsyncIterator[Check]:
                 yield Check("data set", "failed", of_source(unusable, task.name).report())
             if not rows.items:
                 return
-            found, first = await _check_task(task, rows.items)
+            checks, first = await _check_task(task, rows.items)
             prompt = prompt or first
-            for check in found:
+            for check in checks:
                 yield check
     async for check in _check_servers(run, prompt):
         yield check
@@ -114,12 +114,12 @@ async def _before(run: RunSettings) -> AsyncIterator[Check]:
 
 async def _check_task(task: Task, rows: Sequence[Item]) -> tuple[list[Check], Prompt | None]:
     """Checks chat template and rewards on the rows of a task. Also returns the prompt of the first row, if any."""
-    run, items, found = task.run, rows[:_ROWS], list[Check]()
+    run, items, checks = task.run, rows[:_ROWS], list[Check]()
     name = tokenizer_name(run.config, read_manifest(run.deployment.models_dir))
     tokenizer, prompt = None, None
     if name is None:
         why = "no tokenizer is named: start the model service, or set tokenizer_name"
-        found.append(Check("chat template", "warning", f"not checked: {why}"))
+        checks.append(Check("chat template", "warning", f"not checked: {why}"))
     else:
         try:
             tokenizer = load_tokenizer(name)
@@ -127,15 +127,15 @@ async def _check_task(task: Task, rows: Sequence[Item]) -> tuple[list[Check], Pr
             opening = await task.environments.opening(items[0])
             messages, options = opening
             prompt = prompts.build(messages, options)
-            found += [Check("prompts", "warning", warning) for warning in row_warnings(prompts, rows)]
+            checks += [Check("prompts", "warning", warning) for warning in row_warnings(prompts, rows)]
             several = task.environments.factory.kind.max_turns > 1
-            found.append(check_template(prompts, prompt, options, several_turns=several))
+            checks.append(check_template(prompts, prompt, options, several_turns=several))
         except (PromptError, DatasetError, EpisodeError) as error:
-            found.append(Check("chat template", "failed", error.report()))
-    found += [await check_gold(task, items), await check_scores_twice(task, items, tokenizer)]
+            checks.append(Check("chat template", "failed", error.report()))
+    checks += [await check_gold(task, items), await check_scores_twice(task, items, tokenizer)]
     if task.name is not None:
-        found = [msgspec.structs.replace(check, text=f"source '{task.name}': {check.text}") for check in found]
-    return found, prompt
+        checks = [msgspec.structs.replace(check, text=f"source '{task.name}': {check.text}") for check in checks]
+    return checks, prompt
 
 
 def check_template(
@@ -174,17 +174,19 @@ def _is_kept(prompts: PromptBuilder, first: Prompt, options: Mapping[str, Any] |
 
 async def check_gold(task: Task, items: Sequence[Item]) -> Check:
     """Checks that the rewards that compare with an answer score the rows' own answers 1."""
-    found = await score_gold(task, items)
-    if not found.scores:
-        return Check("gold answers", "ok", f"not tried: no reward compares with an answer ({', '.join(found.untried)})")
-    wrong = [(score, miss) for score in found.scores for miss in [*score.wrong, *score.unscored]]
+    scores = await score_gold(task, items)
+    if not scores.scores:
+        return Check(
+            "gold answers", "ok", f"not tried: no reward compares with an answer ({', '.join(scores.untried)})"
+        )
+    wrong = [(score, miss) for score in scores.scores for miss in [*score.wrong, *score.unscored]]
     if wrong:
         score, miss = wrong[0]
         bad = len(score.wrong) + len(score.unscored)
         text = f"{score.reward} scores {bad} of {score.rows} gold answers below 1; row {miss.index}: {miss.reason}"
         return Check("gold answers", "failed", f"{text}; `gristmill check` lists more of them")
-    names = ", ".join(score.reward for score in found.scores)
-    return Check("gold answers", "ok", f"{names} score all {found.scores[0].rows} gold answers 1")
+    names = ", ".join(score.reward for score in scores.scores)
+    return Check("gold answers", "ok", f"{names} score all {scores.scores[0].rows} gold answers 1")
 
 
 async def check_scores_twice(task: Task, items: Sequence[Item], tokenizer: PreTrainedTokenizerBase | None) -> Check:
@@ -228,12 +230,12 @@ def _differences(first: _Parts, second: _Parts) -> Iterator[tuple[str, float | N
 async def _check_servers(run: RunSettings, prompt: Prompt | None) -> AsyncIterator[Check]:
     manifest = read_manifest(run.deployment.models_dir)
     servers = run.config.server_configs
-    found = [(config, await asyncio.to_thread(ServerAddresses(config.base_url).find)) for config in servers]
-    for config, urls in found:
+    addresses = [(config, await asyncio.to_thread(ServerAddresses(config.base_url).find)) for config in servers]
+    for config, urls in addresses:
         if not urls:
             text = "not checked: the name has no address; start the model service"
             yield Check(f"model server {config.base_url}", "warning", text)
-    for config in (config.model_copy(update={"base_url": url}) for config, urls in found for url in urls):
+    for config in (config.model_copy(update={"base_url": url}) for config, urls in addresses for url in urls):
         server = ModelServer(config, Thinking.of(run.config))
         name = f"model server {server.url}"
         try:
@@ -336,8 +338,8 @@ def _check_unchanged(run: RunFolder, settings: RunSettings) -> Check:
     recorded = settings.config.recorded(str(record.env.get("model")))
     changes = differences(record.env, recorded)
     if changes:
-        shown = "; ".join(changes[:_LISTED])
-        text = f"{settings.config_path} has changed since the run: {shown}"
+        listed = "; ".join(changes[:_LISTED])
+        text = f"{settings.config_path} has changed since the run: {listed}"
         return Check("configuration", "warning", f"{text}. The checks below use it as it is now")
     return Check("configuration", "ok", f"{settings.config_path} has the settings of the run")
 
@@ -374,11 +376,11 @@ async def _check_scores_again(settings: RunSettings, folder: Path) -> Check:
 
 def _spread(settings: RunSettings, folder: Path) -> list[SavedGroup]:
     """Returns at most `_GROUPS` groups, spread evenly over the archive. Raises SavedError, ArchiveError."""
-    kept: list[SavedGroup] = []
+    sampled: list[SavedGroup] = []
     every = 1
     for number, group in enumerate(open_groups(settings, folder)):
         if number % every == 0:
-            kept.append(group)
-        if len(kept) > _GROUPS:
-            kept, every = kept[::2], every * 2
-    return kept
+            sampled.append(group)
+        if len(sampled) > _GROUPS:
+            sampled, every = sampled[::2], every * 2
+    return sampled

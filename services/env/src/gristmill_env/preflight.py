@@ -86,13 +86,13 @@ def row_warnings(prompts: PromptBuilder, items: Sequence[Item]) -> Iterator[str]
         yield f"{setting} is set, and the chat template does not read it: other values give the same prompts"
     if control := sorted(prompts.special_tokens, key=len, reverse=True):
         pattern = re.compile("|".join(map(re.escape, control)))
-        found = [set(pattern.findall("\0".join(str(m["content"]) for m in item.messages))) for item in items]
-        names = Counter(name for tokens in found for name in tokens)
+        in_rows = [set(pattern.findall("\0".join(str(m["content"]) for m in item.messages))) for item in items]
+        names = Counter(name for tokens in in_rows for name in tokens)
         if names:
-            shown = ", ".join(name for name, _ in names.most_common(5))
+            listed = ", ".join(name for name, _ in names.most_common(5))
             yield (
-                f"control tokens are in the text of {sum(map(bool, found))} of {len(items)} rows ({shown}): the model "
-                "reads them as ends of turns, not as text; remove them from the rows"
+                f"control tokens are in the text of {sum(map(bool, in_rows))} of {len(items)} rows ({listed}): the "
+                "model reads them as ends of turns, not as text; remove them from the rows"
             )
 
 
@@ -118,8 +118,8 @@ def _messages_left_out(prompts: PromptBuilder, items: Sequence[Item]) -> Iterato
     lost: Counter[str] = Counter()
     for item in tried:
         prompt = prompts.build(item.messages)
-        shown = " ".join(prompt.text.split())
-        lost.update({str(m["role"]) for m in prompt.messages if " ".join(str(m["content"]).split()) not in shown})
+        words = " ".join(prompt.text.split())
+        lost.update({str(m["role"]) for m in prompt.messages if " ".join(str(m["content"]).split()) not in words})
     for role, remedy in (
         ("system", "write the instructions into prompt_template instead"), ("user", "use another chat_template"),
     ):  # fmt: skip

@@ -158,11 +158,11 @@ def _overridden(in_file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[st
     block, given_block = in_file.get("trainer"), given.get("trainer") or {}
     # A top-level batch_size does not mean the same as trainer.batch_size.
     other = {here for here, there in TOP_LEVEL.items() if there in given_block and here != there}
-    kept = {key: value for key, value in in_file.items() if key not in other}
+    remaining = {key: value for key, value in in_file.items() if key not in other}
     if not isinstance(block, Mapping):
-        return kept
+        return remaining
     replaced = {there for here, there in TOP_LEVEL.items() if here in given}
-    return {**kept, "trainer": {key: value for key, value in block.items() if key not in replaced}}
+    return {**remaining, "trainer": {key: value for key, value in block.items() if key not in replaced}}
 
 
 def _from_environment(deployment: Deployment, in_file: Mapping[str, Any]) -> dict[str, Any]:

@@ -97,21 +97,21 @@ async def _post(url: str, body: Mapping[str, Any]) -> bytes:
 
     from gristmill.internal import connections
 
-    shown = redact_text(url)
+    without_password = redact_text(url)
     try:
         async with connections.async_client(url, timeout=httpx.Timeout(_TIMEOUT, connect=10.0)) as http:
             # json escapes half characters, which a completion may have and UTF-8 has not.
             headers = {"Content-Type": "application/json"}
             answer = await http.post("/run", content=json.dumps(body), headers=headers)
     except httpx.TransportError as error:
-        raise _away(shown, str(error) or type(error).__name__) from error
+        raise _away(without_password, str(error) or type(error).__name__) from error
     if answer.status_code >= 500:
-        raise _away(shown, f"HTTP {answer.status_code}")
+        raise _away(without_password, f"HTTP {answer.status_code}")
     if not answer.is_success:
         raise SandboxError(
             "sandbox_refused",
-            f"the sandbox at {shown} refuses a program: HTTP {answer.status_code}: {answer.text[:300]}",
-            url=shown,
+            f"the sandbox at {without_password} refuses a program: HTTP {answer.status_code}: {answer.text[:300]}",
+            url=without_password,
             status=answer.status_code,
         )
     return answer.content

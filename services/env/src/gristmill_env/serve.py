@@ -341,13 +341,13 @@ class ServeLoop:
             logger.error("group %s is refused: %s", group.group_id, error)
             await self._drop(permit, DropReason.REFUSED, str(error), attempt)
             return
-        kept = [scored.rollouts[n] for n in trainable(scored)]
-        self.tally.unscored += len(scored.rollouts) - len(kept)
+        trained = [scored.rollouts[n] for n in trainable(scored)]
+        self.tally.unscored += len(scored.rollouts) - len(trained)
         self.tally.failed_rollouts += len(scored.failed)
         self.tally.add(None, source=source.task.name)
         self._report(group)
         self._pace.group(int(group.mask.sum()), version.step, self._trainer.steps if self._trainer else None)
-        await self._observers.submitted(group, [in_words(rollout) for rollout in kept], self.tally, scored)
+        await self._observers.submitted(group, [in_words(rollout) for rollout in trained], self.tally, scored)
 
     async def _result(self, source: Source, row: int, scored: RolloutGroup) -> RowResult | None:
         """Returns what decides whether the source's `row`-th row rests; None in a run without a curriculum."""
@@ -445,10 +445,10 @@ def worker_name() -> Iterator[Worker]:
     host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:100]
     for number in range(1, _MOST_ON_ONE_HOST):
         path = Path(tempfile.gettempdir()) / f"gristmill-env-{os.getuid()}-{number}.lock"
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as stack:
             try:
                 lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-                held.callback(os.close, lock)
+                stack.callback(os.close, lock)
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):  # Another environment has the number, or another user the file.
                 continue

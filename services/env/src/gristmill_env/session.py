@@ -148,14 +148,14 @@ class Model:
 
     def policy(self, config: EnvConfig) -> Policy:
         """Returns the model with a run's settings for prompts and sampling."""
-        known = self.manifest
+        manifest = self.manifest
         return Policy(
             name=self.served.name,
             prompts=prompt_builder(config, self.tokenizer),
             servers=self.servers,
             max_length=self.max_length,
-            tools=None if known is None else known.tool_parser is not None,
-            reasoning=known is not None and known.reasoning_parser is not None,
+            tools=None if manifest is None else manifest.tool_parser is not None,
+            reasoning=manifest is not None and manifest.reasoning_parser is not None,
             stop=tuple(config.dataset.stop),
             stop_token_ids=tuple(config.dataset.stop_token_ids),
             sampling=config.dataset.more_sampling,
@@ -315,8 +315,8 @@ async def meet_model(run: RunSettings, server: ModelServers, patience: float) ->
                 server.description,
             )
     logger.info("model %s at %s", served.name, server.description)
-    known = manifest if manifest is not None and manifest.name == served.name else None
-    return Model(served, server, tokenizer, _max_length(config, served), known)
+    own_manifest = manifest if manifest is not None and manifest.name == served.name else None
+    return Model(served, server, tokenizer, _max_length(config, served), own_manifest)
 
 
 def execution(config: EnvConfig) -> Execution:

@@ -88,10 +88,10 @@ def _split(listed: str) -> list[str]:
 
 def _numbers(ranges: str, listed: str) -> Iterator[str]:
     for text in ranges.split(","):
-        found = _RANGE.fullmatch(text)
-        if found is None:
+        match = _RANGE.fullmatch(text)
+        if match is None:
             raise _no_list(listed)
-        first, last = found[1], found[2] or found[1]
+        first, last = match[1], match[2] or match[1]
         if int(last) < int(first) or int(last) - int(first) >= _MOST_NODES:
             raise _no_list(listed)
         yield from (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))

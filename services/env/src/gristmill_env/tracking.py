@@ -289,12 +289,12 @@ class Window:
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
-    found = np.asarray(values, np.float64)
+    numbers = np.asarray(values, np.float64)
     return {
-        f"{name}_mean": float(found.mean()),
-        f"{name}_std": float(found.std()),
-        f"{name}_max": float(found.max()),
-        f"{name}_min": float(found.min()),
+        f"{name}_mean": float(numbers.mean()),
+        f"{name}_std": float(numbers.std()),
+        f"{name}_max": float(numbers.max()),
+        f"{name}_min": float(numbers.min()),
     }
 
 

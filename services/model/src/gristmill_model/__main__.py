@@ -49,8 +49,8 @@ def main(argv: list[str] | None = None) -> int:
         adapter = first_adapter(resolved.weights_path, settings.models_dir) if settings.lora_rank else None
         exec_vllm(settings, manifest, adapter)
     except (GristmillError, OSError) as error:
-        shown = FileError.of(error) if isinstance(error, OSError) else error
-        print(f"gristmill-model: {shown.report()}", file=sys.stderr)  # noqa: T201 - the one clear line
+        reported = FileError.of(error) if isinstance(error, OSError) else error
+        print(f"gristmill-model: {reported.report()}", file=sys.stderr)  # noqa: T201 - the one clear line
         return 1
 
 

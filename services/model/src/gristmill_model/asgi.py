@@ -41,8 +41,8 @@ def with_body(scope: Scope, receive: Receive, body: bytes) -> tuple[Scope, Recei
 
 def sized(headers: list[tuple[bytes, bytes]], body: bytes) -> list[tuple[bytes, bytes]]:
     """Returns `headers` with the length of `body`."""
-    kept = [(name, value) for name, value in headers if name.lower() not in _LENGTHS]
-    return [*kept, (b"content-length", str(len(body)).encode())]
+    others = [(name, value) for name, value in headers if name.lower() not in _LENGTHS]
+    return [*others, (b"content-length", str(len(body)).encode())]
 
 
 async def send_json(send: Send, status: int, body: object, headers: list[tuple[bytes, bytes]] | None = None) -> None:

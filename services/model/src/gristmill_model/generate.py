@@ -51,15 +51,15 @@ class AtroposGenerate:
 def _question(body: bytes) -> bytes:
     """Returns the body for /v1/completions. Passes an invalid body on unchanged, and the endpoint refuses it."""
     try:
-        asked = json.loads(body)
+        request = json.loads(body)
     except ValueError:
         return body
-    if not isinstance(asked, dict):
+    if not isinstance(request, dict):
         return body
-    prompt = asked.get("prompt")
+    prompt = request.get("prompt")
     if isinstance(prompt, dict):
-        asked["prompt"] = prompt.get("prompt_token_ids")
-    return json.dumps({"logprobs": 0, **asked, "stream": False, "return_token_ids": True}).encode()
+        request["prompt"] = prompt.get("prompt_token_ids")
+    return json.dumps({"logprobs": 0, **request, "stream": False, "return_token_ids": True}).encode()
 
 
 def _answer(body: bytes) -> bytes:
@@ -76,5 +76,5 @@ def _answer(body: bytes) -> bytes:
 
 
 def _by_token(choice: dict[str, Any]) -> list[list[dict[str, float]]]:
-    said = choice["logprobs"]["token_logprobs"]
-    return [[{str(token): logprob}] for token, logprob in zip(choice["token_ids"], said, strict=True)]
+    logprobs = choice["logprobs"]["token_logprobs"]
+    return [[{str(token): logprob}] for token, logprob in zip(choice["token_ids"], logprobs, strict=True)]

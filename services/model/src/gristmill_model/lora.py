@@ -87,12 +87,12 @@ class LoraRouting:
     def _led(self, body: bytes) -> bytes:
         """Returns the body with the adapter's name. An invalid body stays unchanged, and vLLM refuses it."""
         try:
-            asked = json.loads(body)
+            request = json.loads(body)
         except ValueError:
             return body
-        if not isinstance(asked, dict):
+        if not isinstance(request, dict):
             return body
-        named = asked.get("model")
+        named = request.get("model")
         if named and named != self._model:  # To vLLM, an empty name is the model without the adapter.
             return body
-        return json.dumps({**asked, "model": NAME}).encode()
+        return json.dumps({**request, "model": NAME}).encode()

@@ -124,17 +124,17 @@ class Publications:
         if status != 200:
             raise _CallError(f"{path} was answered with {status}: {text[:300]}")
         try:
-            found = json.loads(text or "{}")
+            answer = json.loads(text or "{}")
         except ValueError as error:
             raise _CallError(f"{path} was answered with {text[:300]}") from error
-        return found if isinstance(found, dict) else {}
+        return answer if isinstance(answer, dict) else {}
 
 
 def _read(body: bytes) -> tuple[Path, str] | Refusal:
     """Returns the folder and the version that a request names."""
     try:
-        asked = json.loads(body)
-        path, version = Path(asked["path"]), str(asked["version"])
+        request = json.loads(body)
+        path, version = Path(request["path"]), str(request["version"])
     except (ValueError, LookupError, TypeError) as error:
         return Refusal(422, "bad_request", f"POST {PATH} takes a path and a version ({error!r})")
     if not path.is_dir():

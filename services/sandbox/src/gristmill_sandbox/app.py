@@ -220,9 +220,9 @@ async def _run(request: Request) -> Response:
     except RefusedError as error:
         return _refusal(422, "bad_request", str(error))
     running = asyncio.ensure_future(request.app.state.sandbox.run(work))
-    gone = asyncio.ensure_future(request.receive())  # After the body: that the client has disconnected.
-    await asyncio.wait([running, gone], return_when=asyncio.FIRST_COMPLETED)
-    gone.cancel()
+    disconnected = asyncio.ensure_future(request.receive())  # After the body: that the client has disconnected.
+    await asyncio.wait([running, disconnected], return_when=asyncio.FIRST_COMPLETED)
+    disconnected.cancel()
     if not running.done():
         running.cancel()
         await asyncio.wait([running])

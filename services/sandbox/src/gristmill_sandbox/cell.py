@@ -216,14 +216,14 @@ def _watch(
     status: Any = "exited"
     alive = True
     while alive:
-        left = began + feed.seconds - time.monotonic()
-        reached = "timed_out" if left <= 0 else _limit_reached(program, folder, feed.output_bytes)
+        seconds_left = began + feed.seconds - time.monotonic()
+        reached = "timed_out" if seconds_left <= 0 else _limit_reached(program, folder, feed.output_bytes)
         if any(len(data) > feed.output_bytes for data in output.values()):
             reached = "output_limit"
         if reached is not None and status == "exited":
             status = reached
             _kill(program)
-        for descriptor, _ in poll.poll(1000 * min(max(left, 0.01), _LOOK_EVERY)):
+        for descriptor, _ in poll.poll(1000 * min(max(seconds_left, 0.01), _LOOK_EVERY)):
             if descriptor == ended:
                 os.read(ended, _CHUNK)
                 alive = os.waitid(os.P_PID, program, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None
@@ -275,8 +275,8 @@ def _limit_reached(program: int, folder: Path, largest: int) -> str | None:
             threads = sum(1 for _ in Path(f"/proc/{program}/task").iterdir())
             mapped = Path(f"/proc/{program}/maps").read_bytes()
             # A file without a name exists as long as a page of it is mapped.
-            gone = rb"^\S+ \S+ \S+ (\S+ \d+) +(?:/memfd:|%b/).* \(deleted\)$" % re.escape(bytes(folder))
-            files = len(set(re.findall(gone, mapped, re.MULTILINE)))
+            deleted = rb"^\S+ \S+ \S+ (\S+ \d+) +(?:/memfd:|%b/).* \(deleted\)$" % re.escape(bytes(folder))
+            files = len(set(re.findall(deleted, mapped, re.MULTILINE)))
         except PermissionError:  # The program hides from its keeper.
             files = _MOST_FILES + 1
         size = files * largest

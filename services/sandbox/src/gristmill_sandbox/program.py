@@ -78,9 +78,9 @@ def _execute(text: str, module: ModuleType) -> int:
         sys.stderr.write(f"{stop.code}\n")
         return 1
     except BaseException as error:  # noqa: BLE001  as Python's own command
-        shown = error.__traceback__.tb_next if error.__traceback__ else None  # Without this function's frame.
+        trace = error.__traceback__.tb_next if error.__traceback__ else None  # Without this function's frame.
         with contextlib.suppress(BaseException):
-            traceback.print_exception(type(error), error, shown)
+            traceback.print_exception(type(error), error, trace)
         return 1
     return 0
 
@@ -121,10 +121,10 @@ class _Function:
         if kind == "value":
             return answer
         name, text = answer
-        found = getattr(builtins, str(name), None)
+        value = getattr(builtins, str(name), None)
         # `map`, `zip` and `for` would take StopIteration as their end (PEP 479).
-        ends = isinstance(found, type) and issubclass(found, StopIteration | StopAsyncIteration)
-        raised = found if isinstance(found, type) and issubclass(found, Exception) and not ends else RuntimeError
+        ends = isinstance(value, type) and issubclass(value, StopIteration | StopAsyncIteration)
+        raised = value if isinstance(value, type) and issubclass(value, Exception) and not ends else RuntimeError
         try:
             error = raised(text)
         except TypeError:  # UnicodeDecodeError takes five arguments.

@@ -71,8 +71,8 @@ def _train() -> int:
 
 
 def _failed(error: GristmillError | OSError) -> int:
-    shown = FileError.of(error) if isinstance(error, OSError) else error
-    for text in shown.report().splitlines():
+    reported = FileError.of(error) if isinstance(error, OSError) else error
+    for text in reported.report().splitlines():
         _LOG.error("%s", text)
     return 1
 

@@ -71,8 +71,8 @@ class DistContext:
         if end is not None:
             self._ending = True
             raise end
-        found: T = value
-        return found
+        result: T = value
+        return result
 
     @contextmanager
     def leaving_together(self) -> Iterator[None]:
@@ -93,10 +93,10 @@ class DistContext:
         """Returns every rank's value on every rank, in the order of ranks. Raises RankLostError."""
         if self.size == 1:
             return [value]
-        found: list[Any] = [None] * self.size
+        values: list[Any] = [None] * self.size
         with _noticing_losses(self):
-            dist.all_gather_object(found, value, group=self.objects)
-        return found
+            dist.all_gather_object(values, value, group=self.objects)
+        return values
 
     def close(self) -> None:
         """Leaves the process group."""

@@ -213,9 +213,9 @@ def made_up_probes(vocabulary: int, temperature: float) -> Probes:
         tokens = np.array([(stride * place + 3) % vocabulary for place in range(_PROBE)], np.int32)
         nothing = np.zeros(_PROBE, np.float32)
         samples.append(Sample(str(stride), tokens, np.arange(_PROBE) > 0, nothing, nothing, temperature))
-    found = Probes.choose(samples)
-    assert found is not None
-    return found
+    probes = Probes.choose(samples)
+    assert probes is not None
+    return probes
 
 
 def check_server(server: ModelServer, policy: Policy, probes: Probes, *, adapters: bool) -> Check:
@@ -353,12 +353,16 @@ def _base_of(record: CheckpointRecord | None, deployment: Deployment) -> ModelSo
 
 def _groups_of(folder: Path, labels: set[str]) -> dict[str, list[TrajectoryGroup]]:
     """Returns a few groups of each version in `labels`: groups whose tokens all came from those weights."""
-    found: dict[str, list[TrajectoryGroup]] = defaultdict(list)
+    groups_by_label: dict[str, list[TrajectoryGroup]] = defaultdict(list)
     for group in read_rollouts(folder):
         versions = {span.version for spans in group.versions for span in spans}
-        if len(versions) == 1 and (label := versions.pop()) in labels and len(found[label]) < _GROUPS_PER_VERSION:
-            found[label].append(group)
-    return {label: groups for label, groups in found.items() if groups}
+        if (
+            len(versions) == 1
+            and (label := versions.pop()) in labels
+            and len(groups_by_label[label]) < _GROUPS_PER_VERSION
+        ):
+            groups_by_label[label].append(group)
+    return {label: groups for label, groups in groups_by_label.items() if groups}
 
 
 def check_weights(
@@ -400,15 +404,15 @@ def samples_of(group: TrajectoryGroup) -> Iterator[Sample]:
 
 def scored_samples(policy: Policy, samples: Sequence[Sample]) -> list[ProbeScores]:
     """Returns the policy's log-probabilities of the trained tokens, as scores of the sequences."""
-    found: list[ProbeScores] = []
+    scores: list[ProbeScores] = []
     for start in range(0, len(samples), _MICRO_BATCH):
         part = samples[start : start + _MICRO_BATCH]
         micro = collate(part, range(len(part)), np.ones(len(part)), packing=policy.scorer.packing, device=policy.device)
         with torch.no_grad(), policy.compute():
             logprobs = policy.scorer(micro).logprobs.double().cpu().numpy()
         ends = np.cumsum([sample.trained_tokens for sample in part])
-        found += [ProbeScores(np.zeros(0), piece) for piece in np.split(logprobs, ends[:-1])]
-    return found
+        scores += [ProbeScores(np.zeros(0), piece) for piece in np.split(logprobs, ends[:-1])]
+    return scores
 
 
 def _check_version(

@@ -102,12 +102,12 @@ class RunFacts:
 
 def public_command(program: str, arguments: Sequence[str]) -> str:
     """Returns a command line without secrets, addresses and this machine's paths."""
-    shown = [program]
+    words = [program]
     for argument in redact_arguments(arguments):
         flag, equals, value = argument.partition("=")
         named = flag.startswith("--") and equals
-        shown.append(f"{flag}={shlex.quote(_public(value))}" if named else shlex.quote(_public(argument)))
-    return " ".join(shown)
+        words.append(f"{flag}={shlex.quote(_public(value))}" if named else shlex.quote(_public(argument)))
+    return " ".join(words)
 
 
 def model_card(facts: RunFacts) -> str:

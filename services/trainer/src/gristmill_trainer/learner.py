@@ -121,7 +121,7 @@ class Learner:
             return self._nothing(str(error))
         rollouts = rollouts_of(samples)
         groups = [samples[first].group_id for first in np.unique(rollouts, return_index=True)[1]]
-        taken: list[_Update] = []
+        updates: list[_Update] = []
         left_out: list[_Update] = []
         too_large = 0
         problem = None
@@ -134,7 +134,7 @@ class Learner:
                 if not any(sample.trained_tokens for sample in members):
                     continue
                 try:
-                    accumulate = partial(self._update, members, should_continue, untouched=not taken)
+                    accumulate = partial(self._update, members, should_continue, untouched=not updates)
                     update = self._in_memory(members, accumulate)
                 except OutOfMemoryError as error:
                     if self._dist.size > 1:
@@ -150,20 +150,20 @@ class Learner:
                 else:
                     problem = found
                     _LOG.error("step %d: %s; this update is left out", step, problem)
-                (taken if found is None else left_out).append(update)
+                (updates if found is None else left_out).append(update)
                 self.optimizer.zero_grad(set_to_none=True)
-        if not taken and not left_out:
+        if not updates and not left_out:
             assert problem is not None
             return self._nothing(problem, left_out=too_large)
-        reported = taken or left_out
+        reported = updates or left_out
         return StepResult(
             loss=float(np.mean([update.loss for update in reported])),
             grad_norm=float(np.mean([update.grad_norm for update in reported])),
             token_stats=TokenStats.join([update.token_stats for update in reported]),
             tokens=settings.num_epochs * sum(map(len, samples)),
             trained_tokens=settings.num_epochs * sum(sample.trained_tokens for sample in samples),
-            flops=None if self._flops is None else sum(update.flops for update in (*taken, *left_out)),
-            skipped=None if taken else problem,
+            flops=None if self._flops is None else sum(update.flops for update in (*updates, *left_out)),
+            skipped=None if updates else problem,
             left_out=len(left_out) + too_large,
             problem=problem,
             halved=self._halved,
@@ -392,17 +392,17 @@ class Learner:
             raise AbandonedError("step_abandoned", "the step was given up", untouched=untouched)
 
     def _with_old_logprobs(self, samples: Sequence[Sample], should_continue: Callable[[], bool]) -> list[Sample]:
-        found = self.logprobs(samples, should_continue=should_continue)
-        return [dataclasses.replace(one, old_logprobs=old) for one, old in zip(samples, found, strict=True)]
+        logprobs = self.logprobs(samples, should_continue=should_continue)
+        return [dataclasses.replace(one, old_logprobs=old) for one, old in zip(samples, logprobs, strict=True)]
 
     def _with_reference(self, samples: Sequence[Sample], should_continue: Callable[[], bool]) -> Sequence[Sample]:
         if not self.objective.wants_reference or all(sample.ref_logprobs is not None for sample in samples):
             return samples
         with nullcontext() if self._reference is not None else self.policy.without_adapters():
-            found = self.logprobs(samples, self._reference, should_continue)
+            logprobs = self.logprobs(samples, self._reference, should_continue)
         return [
             one if one.ref_logprobs is not None else dataclasses.replace(one, ref_logprobs=ref)
-            for one, ref in zip(samples, found, strict=True)
+            for one, ref in zip(samples, logprobs, strict=True)
         ]
 
 

@@ -145,12 +145,12 @@ def _budget(memory: Memory, settings: TrainerSettings, device: torch.device, dis
         )
     if settings.token_budget is not None:
         return None
-    found = min(memory.tokens(_USED * room), LARGEST_MICRO_BATCH)
+    tokens = min(memory.tokens(_USED * room), LARGEST_MICRO_BATCH)
     if dist.is_main:
         _LOG.info(
-            "micro-batches of up to %d tokens fit in %s; token_budget sets another number", found, gigabytes(room)
+            "micro-batches of up to %d tokens fit in %s; token_budget sets another number", tokens, gigabytes(room)
         )
-    return max(found, 1)
+    return max(tokens, 1)
 
 
 def _longest(plan: LearnerPlan) -> int:

@@ -98,11 +98,11 @@ def end(training: Training, done: int, error: BaseException) -> None:
 # --- The parts of a step ----------------------------------------------------------------------------------------------
 def lease(training: Training, step: int) -> list[Sample]:
     """Returns the samples of `step` on every rank, once its groups and the receipts of the served weights are there."""
-    found = False
-    while not found:
+    has_batch = False
+    while not has_batch:
         with training.phases("wait"):
-            found = training.on_main(wait_for_batch, training.settings, step)
-        if not found:
+            has_batch = training.on_main(wait_for_batch, training.settings, step)
+        if not has_batch:
             checkpoint_if_due(training, step - 1)
     with training.phases("pack"):
         samples = training.on_main(lambda main: main.batches.leased.prepared.samples)

@@ -201,10 +201,10 @@ def _value(config: object, name: str) -> Any:
 def _number(config: object, name: str) -> int | None:
     """Returns a positive number of a config, or the largest number of a list with one per layer; None otherwise."""
     value = _value(config, name)
-    found = value if isinstance(value, list | tuple) else [value]
-    if not found or not all(isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in found):
+    values = value if isinstance(value, list | tuple) else [value]
+    if not values or not all(isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in values):
         return None
-    return int(max(found))
+    return int(max(values))
 
 
 def gigabytes(size: float) -> str:

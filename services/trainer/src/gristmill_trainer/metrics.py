@@ -227,8 +227,8 @@ def _k3(difference: npt.NDArray[np.float64]) -> float:
 
 
 def _quantiles(values: F32) -> dict[str, float]:
-    found = np.quantile(values.astype(np.float64), list(QUANTILES.values()))
-    return dict(zip(QUANTILES, map(float, found), strict=True))
+    quantiles = np.quantile(values.astype(np.float64), list(QUANTILES.values()))
+    return dict(zip(QUANTILES, map(float, quantiles), strict=True))
 
 
 # Dense bfloat16 TFLOPS from the makers' data sheets (without sparsity). The first entry whose name is in the device's

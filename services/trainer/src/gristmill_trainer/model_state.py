@@ -87,18 +87,18 @@ class LearnerState:
                 largest = part.abs().max() if part.numel() else part.new_zeros(())  # NaN if one value is NaN.
                 if not largest <= torch.finfo(self._policy.served_dtype).max:
                     wrong[name] = "NaN" if bool(largest.isnan()) else f"{float(largest):.3g}"
-        found = {name: value for share in self.dist.gather(wrong) for name, value in share.items()}
-        if found:
-            tensor, value = next(iter(found.items()))
+        values = {name: value for share in self.dist.gather(wrong) for name, value in share.items()}
+        if values:
+            tensor, value = next(iter(values.items()))
             raise WeightsError(
                 "weights_not_finite",
-                f"after step {step}, {len(found)} tensors hold numbers that {self._policy.served_dtype} cannot; first: "
-                f"{tensor} has {value}. These weights are neither published nor saved. Begin a run from the last "
-                "checkpoint (RUN_ID=..., --resume PATH) with a lower learning_rate or max_grad_norm",
+                f"after step {step}, {len(values)} tensors hold numbers that {self._policy.served_dtype} cannot; "
+                f"first: {tensor} has {value}. These weights are neither published nor saved. Begin a run from the "
+                "last checkpoint (RUN_ID=..., --resume PATH) with a lower learning_rate or max_grad_norm",
                 step=step,
                 tensor=tensor,
                 value=value,
-                tensors=len(found),
+                tensors=len(values),
             )
 
     def served_tensors(self) -> dict[str, torch.Tensor]:

@@ -148,8 +148,8 @@ class TensorBoardTracker:
 def numbers(name: str, value: Any) -> dict[str, float]:
     """Returns the numbers in `value` by name: NAME/KEY for the values of a mapping. Leaves out text."""
     if isinstance(value, Mapping):
-        found: dict[str, float] = {}
+        flat: dict[str, float] = {}
         for key, item in value.items():
-            found |= numbers(f"{name}/{key}", item)
-        return found
+            flat |= numbers(f"{name}/{key}", item)
+        return flat
     return {name: float(value)} if isinstance(value, int | float) else {}

@@ -75,11 +75,11 @@ class StepCollector(Collector):
 
     def step(self, metrics: StepMetrics) -> None:
         """Takes the values of a finished step."""
-        found = {row.field: _by_label(row, getattr(metrics, row.field)) for row in FIELDS if row.kind is not HISTOGRAM}
+        values = {row.field: _by_label(row, getattr(metrics, row.field)) for row in FIELDS if row.kind is not HISTOGRAM}
         with self._lock:
-            self._values = found
+            self._values = values
             for field, sums in self._sums.items():
-                for label, value in found[field].items():
+                for label, value in values[field].items():
                     if label in sums or len(sums) < _MOST_LABELS:
                         sums[label] += value
             for field, buckets in self._buckets.items():

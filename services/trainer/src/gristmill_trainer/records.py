@@ -165,13 +165,13 @@ def trained_groups(version: PolicyVersion, prepared: Prepared, result: StepResul
 
 def _slices(samples: list[Sample], order: tuple[int, ...]) -> dict[int, slice]:
     """Returns the place of each sample's trained tokens in the step's token statistics, in its first epoch."""
-    found: dict[int, slice] = {}
+    slices: dict[int, slice] = {}
     start = 0
     for number in order:
         end = start + samples[number].trained_tokens
-        found.setdefault(number, slice(start, end))
+        slices.setdefault(number, slice(start, end))
         start = end
-    return found
+    return slices
 
 
 def _sequence(

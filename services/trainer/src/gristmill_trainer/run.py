@@ -88,15 +88,15 @@ def raise_if_replaced(api: SyncClient, taken: RunRecord) -> None:
 
     Does not compare incarnations, because the incarnation also changes when an environment opens the run again.
     """
-    found = api.get_run(taken.run_id)
-    if found.taker not in ("", taken.taker):
+    record = api.get_run(taken.run_id)
+    if record.taker not in ("", taken.taker):
         raise FencedError(
             "fenced",
-            f"run {taken.run_id} has another trainer: incarnation {found.incarnation} took it from this one "
+            f"run {taken.run_id} has another trainer: incarnation {record.incarnation} took it from this one "
             f"({taken.incarnation}). This trainer ends and leaves the run to it; start it again only if the other one "
             "is gone",
             run=taken.run_id,
-            incarnation=found.incarnation,
+            incarnation=record.incarnation,
         )
 
 

@@ -117,8 +117,8 @@ def trainer_block(run: RunRecord) -> dict[str, Any]:
 
 def longest_completion(run: RunRecord) -> int | None:
     """Returns the environment's `max_tokens`; None if unknown, as for Atropos environments."""
-    found = [dataset.get("max_tokens") for dataset in _datasets(run)]
-    return max((limit for limit in found if isinstance(limit, int)), default=None)
+    limits = [dataset.get("max_tokens") for dataset in _datasets(run)]
+    return max((limit for limit in limits if isinstance(limit, int)), default=None)
 
 
 def dataset_name(run: RunRecord) -> str:
@@ -135,8 +135,8 @@ def reward_names(run: RunRecord) -> list[str]:
     """Returns the names of the run's reward functions, in order. A later source repeats no name of an earlier one."""
     names: list[str] = []
     for dataset in _datasets(run):
-        found = dataset.get("reward_functions")
-        rewards = found if isinstance(found, list) else []
+        rewards_given = dataset.get("reward_functions")
+        rewards = rewards_given if isinstance(rewards_given, list) else []
         own = [str(one.get("type") if isinstance(one, dict) else one) for one in rewards]
         names += [name for name in own if name not in names]
     return names
@@ -146,5 +146,5 @@ def _datasets(run: RunRecord) -> list[dict[str, Any]]:
     """Returns the recorded `dataset` of each source; the one of a run without `sources`."""
     sources = run.env.get("sources")
     holders = list(sources.values()) if isinstance(sources, dict) else [run.env]
-    found = [holder.get("dataset") for holder in holders if isinstance(holder, dict)]
-    return [dataset for dataset in found if isinstance(dataset, dict)]
+    datasets = [holder.get("dataset") for holder in holders if isinstance(holder, dict)]
+    return [dataset for dataset in datasets if isinstance(dataset, dict)]

@@ -308,9 +308,9 @@ class _MainStart:
     def _take_as_planned(self, session: LeaseSession) -> bool:
         """Enters the session. Returns False, without a hold on the run, if another environment opened or changed it."""
         planned = self._run
-        with ExitStack() as held:
+        with ExitStack() as stack:
             try:
-                held.enter_context(session)
+                stack.enter_context(session)
             except ApiError as error:
                 # While the API deletes the replaced run, no run has this id.
                 if error.code not in (ErrorCode.SUSPENDED, ErrorCode.OTHER_CREATION, ErrorCode.RUN_MISSING):
@@ -320,7 +320,7 @@ class _MainStart:
             if planned.protocol is not Protocol.ATROPOS and session.run.env != planned.env:
                 _LOG.info("run %s got other settings while the model was loaded", planned.run_id)
                 return False
-            self._stack.enter_context(held.pop_all())
+            self._stack.enter_context(stack.pop_all())
             return True
 
 

@@ -57,15 +57,15 @@ def diagnose(
         publishing=publishing,
         waited_s=waited,
     )
-    known = before or status
-    dropped, came = Counter(status.dropped) - Counter(known.dropped), status.accepted - known.accepted
+    status_before = before or status
+    dropped, came = Counter(status.dropped) - Counter(status_before.dropped), status.accepted - status_before.accepted
     found = by_importance([*delays(live), *groups_dropped(dropped, came, least=1)])
     cause = found[0] if found else Trouble.of("generation_slow", f"{came} groups came meanwhile: generation is slow")
     ready = status.sequences.get("ready", 0) if atropos else status.ready
-    held = "" if atropos else f", environments hold {status.outstanding} permits"
+    permits = "" if atropos else f", environments hold {status.outstanding} permits"
     last = status.last_submit_s
     submitted = "no group ever came" if last is None else f"the last group came {last:.0f} s ago"
-    head = f"no batch for {waited:.0f} s: {ready} of {wanted.amount} {wanted.unit} ready{held}, {submitted}"
+    head = f"no batch for {waited:.0f} s: {ready} of {wanted.amount} {wanted.unit} ready{permits}, {submitted}"
     return Trouble(cause.code, f"{head}; {cause.text}", cause.remedy)
 
 
@@ -96,8 +96,8 @@ class Watchdog:
             return
         status = self._api.status(self._run_id)
         servers = [ask(server.url) for server in self._servers]
-        found = diagnose(now - self._since, self._wanted, self._before, status, servers, version, publishing)
-        _LOG.warning("[%s] %s. %s", found.code, found.text, found.remedy)
+        trouble = diagnose(now - self._since, self._wanted, self._before, status, servers, version, publishing)
+        _LOG.warning("[%s] %s. %s", trouble.code, trouble.text, trouble.remedy)
         self._reported, self._before = now, status
 
 

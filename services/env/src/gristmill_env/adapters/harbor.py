@@ -120,11 +120,11 @@ class HarborTask(msgspec.Struct, frozen=True):
         workdir, folders, content, packages = _container(folder)
         command, writes_reward = _command(folder, workdir)
         tests = folder / "tests"
-        found = _tree(folder, "tests", tests, _unsupported(folder, tests, 0, "a link, or no file"))
-        settings = [] if command[0] == "python" else [name for name in found if PurePosixPath(name).name in _SETTINGS]
+        files = _tree(folder, "tests", tests, _unsupported(folder, tests, 0, "a link, or no file"))
+        settings = [] if command[0] == "python" else [name for name in files if PurePosixPath(name).name in _SETTINGS]
         if settings:
             raise _unsupported(folder, tests / settings[0], 0, "settings of pytest")
-        for name, text in found.items():
+        for name, text in files.items():
             for number, line in enumerate(base64.b64decode(text).decode(errors="replace").splitlines(), 1):
                 if name.endswith(".py") and _PROCESSES.search(line):
                     raise _unsupported(folder, tests / name, number, line.strip())
@@ -135,7 +135,7 @@ class HarborTask(msgspec.Struct, frozen=True):
             folders=sorted({workdir, *folders, "/tmp"}),
             files=content,
             packages=[name for name in packages if not name.startswith("pytest")],
-            tests={f"/tests/{name}": text for name, text in found.items() if name != "test.sh"},
+            tests={f"/tests/{name}": text for name, text in files.items() if name != "test.sh"},
             command=command,
             writes_reward=writes_reward,
             seconds=seconds,
@@ -148,9 +148,9 @@ def rows(*, folder: Path, skip_unsupported: bool = False) -> Iterator[dict[str, 
     `skip_unsupported`: leaves out tasks that need more than the sandbox has. Raises DatasetError for such a task
     otherwise, and if no task is left.
     """
-    found = sorted(path.parent for path in folder.glob("*/task.toml"))
+    folders = sorted(path.parent for path in folder.glob("*/task.toml"))
     count = 0
-    for task in found:
+    for task in folders:
         try:
             made = HarborTask.read(task)
         except DatasetError as error:
@@ -162,8 +162,9 @@ def rows(*, folder: Path, skip_unsupported: bool = False) -> Iterator[dict[str, 
     if not count:
         raise DatasetError(
             "harbor_no_task",
-            f"{folder} has {len(found)} task folders, of which the sandbox can run none; a task folder has a task.toml",
-            folder=str(folder), tasks=len(found),
+            f"{folder} has {len(folders)} task folders, of which the sandbox can run none; a task folder has a "
+            "task.toml",
+            folder=str(folder), tasks=len(folders),
         )  # fmt: skip
 
 
@@ -367,21 +368,21 @@ def _copied(folder: Path, line: str, workdir: str, known: Set[str], refused: Dat
         raise refused from error
     to = _joined(workdir, target)
     into = target.endswith(("/", "/.")) or len(sources) > 1 or to in folders
-    found: dict[str, str] = {}
+    copied: dict[str, str] = {}
     for source in sources:
         place = (context / source).resolve()
         if place.is_dir():
             tree = _tree(folder, "environment", place, refused)
-            found |= {_joined(to, name): tree[name] for name in tree if place != context or name != "Dockerfile"}
+            copied |= {_joined(to, name): tree[name] for name in tree if place != context or name != "Dockerfile"}
         else:
             name = _joined(to, place.name) if into else to
             same = PurePosixPath(name).suffix == place.suffix != "" or posixpath.basename(name) == place.name
             if not same and posixpath.dirname(name) not in folders:
                 raise refused  # The image may have a folder of this name.
-            found[name] = _base64(folder, "environment", place, refused)
-    if not sources or any(_is_hidden(name) or posixpath.dirname(name) == "/" for name in found):
+            copied[name] = _base64(folder, "environment", place, refused)
+    if not sources or any(_is_hidden(name) or posixpath.dirname(name) == "/" for name in copied):
         raise refused
-    return found
+    return copied
 
 
 def _command(folder: Path, workdir: str) -> tuple[list[str], bool]:
@@ -404,10 +405,10 @@ def _command(folder: Path, workdir: str) -> tuple[list[str], bool]:
                 raise _unsupported(folder, path, number, f"{file}, which does not exist")
     if not (shape := re.fullmatch(_WORDS, word)):
         raise _unsupported(folder, path, 0, "statements in an order that is not understood")
-    found = runs[0].groupdict()
-    if found["pytest"]:
-        return ["-m pytest" if found["module"] else "pytest", found["pytest"]], shape["own"] is not None
-    return ["python", found["python"], *found["arguments"].split()], shape["own"] is not None
+    parts = runs[0].groupdict()
+    if parts["pytest"]:
+        return ["-m pytest" if parts["module"] else "pytest", parts["pytest"]], shape["own"] is not None
+    return ["python", parts["python"], *parts["arguments"].split()], shape["own"] is not None
 
 
 def _statements(folder: Path, path: Path) -> Iterator[tuple[int, str]]:
@@ -448,8 +449,8 @@ def _is_hidden(path: str) -> bool:
 
 def _tree(folder: Path, part: str, top: Path, refused: DatasetError) -> dict[str, str]:
     """Returns the files below `top` in base64, by their paths there."""
-    found = [path for path in sorted(top.rglob("*")) if path.is_symlink() or not path.is_dir()]
-    return {path.relative_to(top).as_posix(): _base64(folder, part, path, refused) for path in found}
+    paths = [path for path in sorted(top.rglob("*")) if path.is_symlink() or not path.is_dir()]
+    return {path.relative_to(top).as_posix(): _base64(folder, part, path, refused) for path in paths}
 
 
 def _base64(folder: Path, part: str, path: Path, refused: DatasetError) -> str:

@@ -61,8 +61,8 @@ def main(given: dict[str, Any]) -> None:
         return
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-        found = _tested(*given["tests"]) if "tests" in given else _ran(given["program"], given["folders"])
-    os.write(1, b"\n" + json.dumps({**found, "output": output.getvalue()[-OUTPUT:]}).encode("utf-8"))
+        result = _tested(*given["tests"]) if "tests" in given else _ran(given["program"], given["folders"])
+    os.write(1, b"\n" + json.dumps({**result, "output": output.getvalue()[-OUTPUT:]}).encode("utf-8"))
 
 
 def _is_installed(package: str) -> bool:
@@ -77,8 +77,8 @@ def _is_installed(package: str) -> bool:
 def _ran(program: str, folders: list[str]) -> dict[str, Any]:
     sys.argv = ["program.py"]
     _code(lambda: exec(compile(program, "<program>", "exec"), {"__name__": "__main__"}))
-    found = [path for folder in folders for path in Path(folder).rglob("*") if path.is_file() and not path.is_symlink()]
-    return {"files": {str(path): base64.b64encode(path.read_bytes()).decode() for path in found}}
+    paths = [path for folder in folders for path in Path(folder).rglob("*") if path.is_file() and not path.is_symlink()]
+    return {"files": {str(path): base64.b64encode(path.read_bytes()).decode() for path in paths}}
 
 
 def _tested(kind: str, path: str, *arguments: str) -> dict[str, Any]:

@@ -93,9 +93,9 @@ class OpenEnv(Environment):
         """Returns the arguments of `reset`. All rollouts of a group have the same."""
         for column in self._reset_columns:
             if column not in item.columns or not is_storable(item.columns[column]):
-                known = ", ".join(map(str, item.columns))
+                columns = ", ".join(map(str, item.columns))
                 found = item.columns.get(column)
-                raise name.wrong("reset", f"receives {column} =", found, f"a column ({known}) that JSON can hold")
+                raise name.wrong("reset", f"receives {column} =", found, f"a column ({columns}) that JSON can hold")
         return {"seed": item.row, **{column: item.columns[column] for column in self._reset_columns}}
 
     def _text(self, name: EnvironmentName, method: str, observed: _Observed) -> str:
@@ -237,15 +237,15 @@ class _Style(msgspec.Struct, frozen=True):
             return [(None, {self.field: reply.answer})]
         if self.kind == "json":
             return [(None, _json(reply.answer))]
-        found: list[tuple[ToolCall | None, dict[str, Any] | str]] = []
+        parsed: list[tuple[ToolCall | None, dict[str, Any] | str]] = []
         for call in reply.tool_calls:
             if call.arguments is None:
-                found.append((call, "the arguments are not a JSON object"))
+                parsed.append((call, "the arguments are not a JSON object"))
             elif self.kind == "mcp":
-                found.append((call, {"type": "call_tool", "tool_name": call.name, "arguments": call.arguments}))
+                parsed.append((call, {"type": "call_tool", "tool_name": call.name, "arguments": call.arguments}))
             else:
-                found.append((call, call.arguments if call.name == "act" else "there is only the tool act"))
-        return found
+                parsed.append((call, call.arguments if call.name == "act" else "there is only the tool act"))
+        return parsed
 
 
 @contextlib.asynccontextmanager
@@ -280,8 +280,8 @@ async def _schema(name: EnvironmentName, url: str, headers: Mapping[str, str]) -
         msgspec.convert(action, _ActionSchema)
     except (KeyError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise name.wrong("schema", "received", body, f"OpenEnv's schemas ({error})") from error
-    found: dict[str, Any] = action
-    return found
+    schema: dict[str, Any] = action
+    return schema
 
 
 class _ActionSchema(msgspec.Struct, frozen=True):
@@ -290,11 +290,13 @@ class _ActionSchema(msgspec.Struct, frozen=True):
 
 
 def _unreachable(name: EnvironmentName, url: str, why: Exception) -> EpisodeError:
-    shown = redact_text(url)
+    without_password = redact_text(url)
     error = EpisodeError(
         "openenv_unreachable",
-        redact_text(f"{name}: no connection to the OpenEnv server at {shown}: {type(why).__name__}: {why}"[:_LONGEST]),
-        url=shown,
+        redact_text(
+            f"{name}: no connection to the OpenEnv server at {without_password}: {type(why).__name__}: {why}"[:_LONGEST]
+        ),
+        url=without_password,
     )
     error.may_pass = isinstance(why, InvalidMessage) or may_pass(why)
     return error

@@ -394,8 +394,8 @@ def checked_reward(value: Any) -> float | None:
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        found = f"{value!r:.60}" if math.isnan(number) else str(number)
+        described = f"{value!r:.60}" if math.isnan(number) else str(number)
         raise EpisodeError(
-            "agent_reward", f"the agent returned {found}; it must return a finite number or None", found=found
+            "agent_reward", f"the agent returned {described}; it must return a finite number or None", found=described
         )
     return number

@@ -137,8 +137,8 @@ class Answer:
         names = " ".join(_OF_POINTS.sub(" ", self.said).split())
         if len(names) < 2 or not _POINTS.fullmatch(names):
             return None
-        found = sorted(names.split())
-        return tuple(found) if max(map(len, found)) > 1 else None
+        ordered = sorted(names.split())
+        return tuple(ordered) if max(map(len, ordered)) > 1 else None
 
     @cached_property
     def radical(self) -> Radical | None:
@@ -282,12 +282,12 @@ def _compare_grids(gold: Grid, extracted: Grid, tolerance: float) -> Decision:
         return False
     if gold.name and extracted.name and gold.name != extracted.name:
         return False
-    golds, found = ([read_answer(cell) for row in side.rows for cell in row] for side in (gold, extracted))
-    return _compare_in_order(golds, found, tolerance)
+    golds, cells = ([read_answer(cell) for row in side.rows for cell in row] for side in (gold, extracted))
+    return _compare_in_order(golds, cells, tolerance)
 
 
 def _compare_in_order(golds: Sequence[Answer], found: Sequence[Answer], tolerance: float) -> Decision:
-    asked: list[Pair] = []
+    undecided: list[Pair] = []
     for one, other in zip(golds, found, strict=True):
         if one.is_relation == other.is_relation and (one.tight == other.tight or one.readable):
             decision = one.tight == other.tight or compare(one, other, tolerance)
@@ -296,8 +296,8 @@ def _compare_in_order(golds: Sequence[Answer], found: Sequence[Answer], toleranc
         if decision is False:
             return False
         if decision is not True:
-            asked.extend(decision)
-    return tuple(asked) or True
+            undecided.extend(decision)
+    return tuple(undecided) or True
 
 
 def _compare_elements(gold: Elements, extracted: Elements, whole: tuple[Pair, ...], tolerance: float) -> Decision:
@@ -305,14 +305,14 @@ def _compare_elements(gold: Elements, extracted: Elements, whole: tuple[Pair, ..
         pass
     elif gold.brackets != extracted.brackets:
         return whole
-    golds, found = ([read_answer(item) for item in side.items] for side in (gold, extracted))
+    golds, items = ([read_answer(item) for item in side.items] for side in (gold, extracted))
     if not all(answer.readable for answer in golds):
         return whole
     if not gold.ordered:
-        return _same_set(golds, found, whole, tolerance)
-    if len(golds) != len(found):
+        return _same_set(golds, items, whole, tolerance)
+    if len(golds) != len(items):
         return False
-    return _compare_in_order(golds, found, tolerance)
+    return _compare_in_order(golds, items, tolerance)
 
 
 def _same_set(golds: list[Answer], found: list[Answer], whole: tuple[Pair, ...], tolerance: float) -> Decision:

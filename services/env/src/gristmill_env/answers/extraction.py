@@ -135,7 +135,7 @@ def last_boxed(text: str) -> str | None:
 
 def _closed_boxes(text: str) -> list[tuple[int, int, int]]:
     """Returns for each box that closes the start of its command, and the start and end of its inside."""
-    found: list[tuple[int, int, int]] = []
+    boxes: list[tuple[int, int, int]] = []
     opened: list[tuple[int | None, int]] = []  # start of a box's command, and start of the inside
     for piece in _PIECES.finditer(text):
         if piece["box"] or piece["open"]:
@@ -143,8 +143,8 @@ def _closed_boxes(text: str) -> list[tuple[int, int, int]]:
         elif piece["close"] and opened:
             command, inside = opened.pop()
             if command is not None:
-                found.append((command, inside, piece.start()))
-    return sorted(found)
+                boxes.append((command, inside, piece.start()))
+    return sorted(boxes)
 
 
 def _is_list(between: str) -> bool:

@@ -271,8 +271,8 @@ def read_suffix(rest: str) -> Suffix | None:
     if not words or len(words) > _MAX_WORDS or any(map(_OTHER_NUMBER.fullmatch, words)):
         return None
     first_short = _SHORT_LATER if opened != rest else _SYMBOL
-    known = [_is_unit(words[0], first_short), *(_is_unit(word, _SHORT_LATER) for word in words[1:])]
-    return "unit" if all(known) else None
+    are_units = [_is_unit(words[0], first_short), *(_is_unit(word, _SHORT_LATER) for word in words[1:])]
+    return "unit" if all(are_units) else None
 
 
 def _is_unit(word: str, short: re.Pattern[str]) -> bool:

@@ -51,30 +51,30 @@ def _decide(gold: str, extracted: str, tolerance: float) -> Verdict:
     golds = _parsed(gold)
     if golds is None:
         return Verdict.UNREADABLE_GOLD
-    found = _parsed(extracted)
-    if found is None:
+    parsed = _parsed(extracted)
+    if parsed is None:
         return Verdict.DIFFERENT
-    if _close(golds[0], found[0], tolerance):
+    if _close(golds[0], parsed[0], tolerance):
         return Verdict.SAME
-    if _surely_different(golds[0], found[0]) or _far_apart(golds, found):
+    if _surely_different(golds[0], parsed[0]) or _far_apart(golds, parsed):
         return Verdict.DIFFERENT
-    if _surely_same(golds[0], found[0]):
+    if _surely_same(golds[0], parsed[0]):
         return Verdict.SAME
-    return Verdict.SAME if verify(golds, found, timeout_seconds=None) else Verdict.DIFFERENT
+    return Verdict.SAME if verify(golds, parsed, timeout_seconds=None) else Verdict.DIFFERENT
 
 
 def _extract(gold: str, text: str, tolerance: float) -> Verdict:
     """Accepts the answers that Math-Verify's `parse` and `verify` accept with default settings, and answers within
     `tolerance`. Refuses answers that only look equal to Math-Verify."""
-    golds, found = (parse(side, parsing_timeout=None) for side in (gold, text))
-    if verify(golds, found, timeout_seconds=None):
-        same = may_agree(*(read_answer(str(side[-1])) for side in (golds, found)))
-        same = same and not (_is_joined(golds) or _is_joined(found) or _far_apart(golds, found))
+    golds, extracted = (parse(side, parsing_timeout=None) for side in (gold, text))
+    if verify(golds, extracted, timeout_seconds=None):
+        same = may_agree(*(read_answer(str(side[-1])) for side in (golds, extracted)))
+        same = same and not (_is_joined(golds) or _is_joined(extracted) or _far_apart(golds, extracted))
     elif not golds or isinstance(golds[0], str):
         return Verdict.UNREADABLE_GOLD
     else:
-        same = bool(found) and _close(golds[0], found[0], tolerance)
-    return Verdict.SAME if same and _differ_by_units((gold, golds), (text, found), tolerance) else Verdict.DIFFERENT
+        same = bool(extracted) and _close(golds[0], extracted[0], tolerance)
+    return Verdict.SAME if same and _differ_by_units((gold, golds), (text, extracted), tolerance) else Verdict.DIFFERENT
 
 
 def _differ_by_units(gold: tuple[str, list[Any]], other: tuple[str, list[Any]], tolerance: float) -> bool:

@@ -346,15 +346,15 @@ def _specified(name: str, where: str, entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _renamed(name: str, where: str) -> str:
-    known = REWARDS_BY_NAME.get(name) or REWARDS_BY_NAME.get(name.removesuffix("_reward"))
-    if known is None:  # one of the user's own, or a mistyped one: the registry says which
+    reward = REWARDS_BY_NAME.get(name) or REWARDS_BY_NAME.get(name.removesuffix("_reward"))
+    if reward is None:  # one of the user's own, or a mistyped one: the registry says which
         return name
-    if known.here is None:
+    if reward.here is None:
         raise ConfigError(
             "reward_not_shipped",
-            f"{where}: reward '{name}' does not ship here: it was {known.text}. Register one of your own "
+            f"{where}: reward '{name}' does not ship here: it was {reward.text}. Register one of your own "
             "(file.py:function)",
             where=where,
             name=name,
         )
-    return known.here
+    return reward.here

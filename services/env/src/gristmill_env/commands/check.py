@@ -80,41 +80,44 @@ async def check(run: RunSettings, console: Console, more: Iterable[Check] = ()) 
 
     Raises CheckError when something is wrong, and any GristmillError that prevents loading.
     """
-    tasks, found = load_tasks(run), _Findings()
+    tasks, findings = load_tasks(run), _Findings()
     say(console, f"{run.config_path or 'no configuration file'}: run {run.run_id}")
     for task in tasks:
         say(console, f"{_of(task)}{task.dataset.label}: {len(task.dataset)} rows")
     for warning in run.warnings():
-        found.warn(console, warning)
+        findings.warn(console, warning)
     try:
         run.check_trainer()
     except ConfigError as error:
-        found.problems.append(error)
+        findings.problems.append(error)
     trials = []
     for task in tasks:
         if task.name is not None:
             say(console, f"\nsource {task.name}", style="bold")
         async with task:
-            trials.append(await _check(task, console, found))
-    await _check_evaluations(run, tasks, console, found)
+            trials.append(await _check(task, console, findings))
+    await _check_evaluations(run, tasks, console, findings)
     for one in await asyncio.to_thread(list, more):
         style = {"ok": "", "warning": "yellow", "failed": "red"}[one.state]
         say(console, f"{one.state:<8}{one.name:<17} {one.text}", style=style)
         if one.state == "failed":
-            found.problems.append(CheckError("check_failed", f"{one.name}: {one.text}", check=one.name))
-    if found.problems:
-        for problem in found.problems:
+            findings.problems.append(CheckError("check_failed", f"{one.name}: {one.text}", check=one.name))
+    if findings.problems:
+        for problem in findings.problems:
             say(console, f"wrong: {problem.report()}", style="red")
         raise CheckError(
             "check_failed",
-            f"check found {len(found.problems)} mistake{'s' if len(found.problems) > 1 else ''}, see above",
-            problems=[problem.code for problem in found.problems],
+            f"check found {len(findings.problems)} mistake{'s' if len(findings.problems) > 1 else ''}, see above",
+            problems=[problem.code for problem in findings.problems],
         )
     silent = [name for trial, task in zip(trials, tasks, strict=True) for name in _silent(trial, task)]
     if silent:
         say(console, f"nothing is wrong as far as was tried; no value came from {', '.join(silent)}")
-    elif found.warnings:
-        say(console, f"nothing is wrong, with {found.warnings} warning{'s' if found.warnings > 1 else ''}, see above")
+    elif findings.warnings:
+        say(
+            console,
+            f"nothing is wrong, with {findings.warnings} warning{'s' if findings.warnings > 1 else ''}, see above",
+        )
     else:
         say(console, "all is well")
 
@@ -266,8 +269,8 @@ def _show_gold(console: Console, gold: GoldCheck, found: _Findings) -> None:
     for score in scores:
         for miss in [*score.wrong, *score.unscored][:_SHOWN]:
             answer = " ".join(miss.answer.split())
-            shown = answer if len(answer) <= 80 else f"…{answer[-80:]}"
-            say(console, f"{score.reward}, row {miss.index}: {miss.reason} (answer {shown!r})")
+            shortened = answer if len(answer) <= 80 else f"…{answer[-80:]}"
+            say(console, f"{score.reward}, row {miss.index}: {miss.reason} (answer {shortened!r})")
         if score.wrong:
             text = f"{score.reward} does not know {len(score.wrong)} of {score.rows} rows' own answers"
             values = {"reward": score.reward, "count": len(score.wrong), "of": score.rows}
@@ -342,7 +345,7 @@ async def score_gold(task: Task, items: Sequence[Item]) -> GoldCheck:
     untried = [name for name in leaves if name not in judges]
     if not judges or not items:
         return GoldCheck([], untried)
-    found = []
+    scores = []
     with Steps("answers", len(judges) * len(items)) as steps:
         for name, reward in judges.items():
             score = GoldScore(name)
@@ -350,8 +353,8 @@ async def score_gold(task: Task, items: Sequence[Item]) -> GoldCheck:
                 for item in items:
                     await _try_forms(scorer, item, score)
                     steps.add()
-            found.append(score)
-    return GoldCheck(found, untried)
+            scores.append(score)
+    return GoldCheck(scores, untried)
 
 
 async def _try_forms(scorer: Scorer, item: Item, score: GoldScore) -> None:

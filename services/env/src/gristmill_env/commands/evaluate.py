@@ -65,20 +65,20 @@ async def run_evaluate(run: RunSettings, options: EvaluateOptions, console: Cons
 
 def chosen_tasks(run: RunSettings, options: EvaluateOptions) -> list[Task]:
     """Loads the evaluations that the flags ask for. Raises EvaluationError and as `Task.load`."""
-    known = [_word(name) for name in run.config.by_evaluation()]
-    if options.only is not None and options.only not in known:
-        there = f"there are {', '.join(known)}" if known else "the run has no evaluations with names"
+    names = [_word(name) for name in run.config.by_evaluation()]
+    if options.only is not None and options.only not in names:
+        there = f"there are {', '.join(names)}" if names else "the run has no evaluations with names"
         raise EvaluationError(
             "unknown_evaluation",
-            f"no evaluation '{options.only}'; {there}.{did_you_mean(options.only, known)}",
+            f"no evaluation '{options.only}'; {there}.{did_you_mean(options.only, names)}",
             name=options.only,
-            known=known,
+            known=names,
         )
-    if len(known) > 1 and options.only is None and (options.resume or options.compare):
+    if len(names) > 1 and options.only is None and (options.resume or options.compare):
         raise EvaluationError(
             "several_evaluations",
-            f"--resume and --compare are of one evaluation; choose one of {', '.join(known)} with --only",
-            known=known,
+            f"--resume and --compare are of one evaluation; choose one of {', '.join(names)} with --only",
+            known=names,
         )
     return [task for task in evaluation_tasks(run) if options.only in (None, _word(task.name))]
 

@@ -119,15 +119,15 @@ def pairs(group: SavedGroup, options: DpoOptions, left_out: Counter[LeftOut]) ->
     found_scored = distinct(group, left_out)
     scored = [(total, one) for total, one in found_scored if one.turns[0].get("role") == "assistant"]
     left_out[LeftOut.OWN_PROMPT] += len(found_scored) - len(scored)
-    found = [
+    candidates = [
         (better - worse, chosen, rejected, better, worse)
         for at, (better, chosen) in enumerate(scored)
         for worse, rejected in scored[at + 1 :]
         if not chosen.truncated and better - worse > SAME and better - worse >= options.min_difference
     ]
-    if not found:
+    if not candidates:
         left_out[LeftOut.NO_PAIR] += 1
-    for _, chosen, rejected, better, worse in sorted(found, key=lambda pair: -pair[0])[: options.pairs]:
+    for _, chosen, rejected, better, worse in sorted(candidates, key=lambda pair: -pair[0])[: options.pairs]:
         split, other = turns(group, chosen), turns(group, rejected)
         if split is None or other is None:
             prompt = group.prompt_text or group.prompt
@@ -177,15 +177,15 @@ def distinct(group: SavedGroup, left_out: Counter[LeftOut]) -> list[tuple[float,
     scored = [(c.total, c) for c in group.completions if c.total is not None]
     left_out[LeftOut.NO_SCORE] += len(group.completions) - len(scored)
     seen: list[list[Message] | str] = []
-    kept = []
+    unique = []
     for total, completion in sorted(scored, key=lambda pair: -pair[0]):
         said = completion.messages if completion.messages is not None else completion.text
         if said in seen:
             left_out[LeftOut.TWICE] += 1
         else:
             seen.append(said)
-            kept.append((total, completion))
-    return kept
+            unique.append((total, completion))
+    return unique
 
 
 def turns(group: SavedGroup, completion: SavedCompletion) -> tuple[list[Message], list[Message]] | None:

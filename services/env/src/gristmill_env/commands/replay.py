@@ -48,12 +48,14 @@ class ScoreChanges:
         self.old.add(old)
         self.new.add(new)
         pairs = [(a.total, b.total) for a, b in zip(old.completions, new.completions, strict=True)]
-        known = [(a, b) for a, b in pairs if a is not None and b is not None]
+        numbers = [(a, b) for a, b in pairs if a is not None and b is not None]
         self.reordered += any(
-            _sign(a - c, _rounding(a, c)) * _sign(b - d, _rounding(b, d)) < 0 for a, b in known for c, d in known
+            _sign(a - c, _rounding(a, c)) * _sign(b - d, _rounding(b, d)) < 0 for a, b in numbers for c, d in numbers
         )
         turned = (
-            sum(a != b for a, b in zip(*map(_advantage_signs, zip(*known, strict=True)), strict=True)) if known else 0
+            sum(a != b for a, b in zip(*map(_advantage_signs, zip(*numbers, strict=True)), strict=True))
+            if numbers
+            else 0
         )
         self.turned += turned
         self.turned_groups += turned > 0

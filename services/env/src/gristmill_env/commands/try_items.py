@@ -28,8 +28,8 @@ async def try_items(run: RunSettings, console: Console) -> None:
     patience = run.config.startup_patience or AT_A_TERMINAL
     async with open_session(run, load_tasks(run), patience=patience) as session:
         most = _ITEMS if len(session.sources) == 1 else _ITEMS_OF_A_SOURCE
-        found = await asyncio.gather(*(_first(source, most) for source in session.sources))
-    for source, rollouts in zip(session.sources, found, strict=True):
+        items = await asyncio.gather(*(_first(source, most) for source in session.sources))
+    for source, rollouts in zip(session.sources, items, strict=True):
         dataset, name = source.task.dataset, source.task.name
         of = "" if name is None else f"source {name}: "
         model = f"model {session.served.name} at {session.server.description}"

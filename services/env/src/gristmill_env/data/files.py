@@ -324,11 +324,11 @@ def _read_parquet(path: Path, most: int | None, columns: Columns) -> Rows:
     with pyarrow.parquet.ParquetFile(path) as file:
         _check_columns(file.schema_arrow.names)
         columns |= dict.fromkeys(file.schema_arrow.names)
-        tables, left = [file.schema_arrow.empty_table()], file.metadata.num_rows if most is None else most
+        tables, rows_left = [file.schema_arrow.empty_table()], file.metadata.num_rows if most is None else most
         for number in range(file.num_row_groups):
-            if left > 0:
-                tables.append(file.read_row_group(number).slice(0, left))
-                left -= tables[-1].num_rows
+            if rows_left > 0:
+                tables.append(file.read_row_group(number).slice(0, rows_left))
+                rows_left -= tables[-1].num_rows
         return _Arrow(pyarrow.concat_tables(tables))
 
 

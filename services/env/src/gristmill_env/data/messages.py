@@ -88,7 +88,7 @@ def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
 def object_of(arguments: str) -> Any:
     """Returns the object in the text of a call's arguments, and the text itself if the model wrote no object."""
     try:
-        found = json.loads(arguments or "{}")
+        decoded = json.loads(arguments or "{}")
     except ValueError:
         return arguments
-    return found if isinstance(found, dict) else arguments
+    return decoded if isinstance(decoded, dict) else arguments

@@ -61,10 +61,10 @@ def load_rows(config: DatasetConfig, config_dir: Path | None) -> tuple[str, Rows
     assert path is not None
     label = f"data set '{path}' (split {config.split})"
     with _permission_errors(path):
-        found = _find(path, config_dir)
-        if found.is_file():
-            return label, _slice([found], config.split, label)
-        return label, _from_folder(found, config, label)
+        place = _find(path, config_dir)
+        if place.is_file():
+            return label, _slice([place], config.split, label)
+        return label, _from_folder(place, config, label)
 
 
 def _candidates(path: str, config_dir: Path | None) -> list[Path]:
@@ -96,10 +96,10 @@ def _permission_errors(path: str) -> Iterator[None]:
     try:
         yield
     except PermissionError as error:
-        there = Path(error.filename or path)
+        denied = Path(error.filename or path)
         raise DatasetError(
-            "dataset_unreadable", f"data set {there} cannot be read: {error.strerror}{readable_by_all(there)}",
-            path=there,
+            "dataset_unreadable", f"data set {denied} cannot be read: {error.strerror}{readable_by_all(denied)}",
+            path=denied,
         ) from error  # fmt: skip
 
 
@@ -112,29 +112,35 @@ def _from_folder(folder: Path, config: DatasetConfig, label: str) -> Rows:
     split, base, part = config.split, _base(config.split), config.dataset_config
     saved = any((folder / name).exists() for name in ("state.json", "dataset_dict.json"))
     if part is not None and (saved or not (folder / part).is_dir()):
-        known = [] if saved else sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
-        why = "save_to_disk wrote it" if saved else f"it has the folders {', '.join(known)}" if known else "no folders"
+        configs = [] if saved else sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+        why = (
+            "save_to_disk wrote it"
+            if saved
+            else f"it has the folders {', '.join(configs)}"
+            if configs
+            else "no folders"
+        )
         raise DatasetError(
             "configuration_missing",
             f"{label}: {folder} has no configuration '{part}' ({why}); leave dataset_config out, or correct it",
             configuration=part,
-            known=known,
+            known=configs,
         )
     if not saved:
         searched = folder if part is None else folder / part
         for place in (searched, searched / "data"):
             if place.is_dir() and (files := _files_of(place, base, label)):
                 return _slice(files, split, label)
-        there = sorted(entry.name for entry in searched.iterdir())
+        entries = sorted(entry.name for entry in searched.iterdir())
         below = [one.name for one in sorted(folder.iterdir()) if one.is_dir() and _files_of(one, base, label)]
         hint = f"; set dataset_config to {' or '.join(below)}" if below else ""
         raise DatasetError(
             "split_missing",
             f"{label}: {searched} is neither a folder of save_to_disk nor does it hold {base}.jsonl, .json, .csv or "
-            f".parquet, nor shards such as {base}-00000-of-00001.parquet; it holds {', '.join(there) or 'nothing'}"
+            f".parquet, nor shards such as {base}-00000-of-00001.parquet; it holds {', '.join(entries) or 'nothing'}"
             f"{hint}",
             split=base,
-            known=there,
+            known=entries,
             configurations=below,
         )
     import datasets
@@ -298,17 +304,17 @@ def _check_revision(rows: Any, name: str, revision: str, label: str) -> None:
     """
     import huggingface_hub
 
-    there = Path(rows.cache_files[0]["filename"]).parent.name
+    cached = Path(rows.cache_files[0]["filename"]).parent.name
     wanted = (
         revision if _COMMIT.fullmatch(revision) else huggingface_hub.HfApi().dataset_info(name, revision=revision).sha
     )
-    if there != wanted:
+    if cached != wanted:
         raise DatasetError(
             "revision_not_cached",
-            f"{label} is not there; the cache holds revision {there}. Load it once with a connection to the hub, or "
+            f"{label} is not there; the cache holds revision {cached}. Load it once with a connection to the hub, or "
             "set dataset_revision to that one",
             revision=wanted,
-            cached=there,
+            cached=cached,
         )
 
 

@@ -130,12 +130,12 @@ def _find(name: str, folder: Path | None) -> tuple[Any, bool]:
     installed = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if name in installed:
         return installed[name].load(), False
-    known = sorted({*_REGISTRY, *ADAPTERS, *installed})
+    names = sorted({*_REGISTRY, *ADAPTERS, *installed})
     raise EpisodeError(
         "unknown_environment",
-        f"no environment '{name}' is registered; there are {', '.join(known)}.{did_you_mean(name, known)}",
+        f"no environment '{name}' is registered; there are {', '.join(names)}.{did_you_mean(name, names)}",
         name=name,
-        known=known,
+        known=names,
     )
 
 

@@ -122,14 +122,14 @@ class ToolObject(ToolLoop):
 
     async def begin(self, item: Item) -> Sequence[Message]:
         """Calls `reset` with the row's columns."""
-        shown = await run(self._object.reset, **item.columns)
-        if shown is None:
+        observation = await run(self._object.reset, **item.columns)
+        if observation is None:
             return item.messages
-        if not isinstance(shown, str):
+        if not isinstance(observation, str):
             name = EnvironmentName(self.made_of.__name__, item.index)
-            raise name.wrong("reset", "returned", shown, "None or text")
+            raise name.wrong("reset", "returned", observation, "None or text")
         *before, last = item.messages
-        return [*before, {**last, "content": last["content"] + shown}]
+        return [*before, {**last, "content": last["content"] + observation}]
 
     def tools(self) -> Sequence[Callable[..., Any]]:
         """Returns the object's public methods, in the order of their names as in TRL."""

@@ -69,14 +69,14 @@ def majority(votes: Sequence[tuple[str | None, bool]]) -> float:
 
 def mean(values: Iterable[float]) -> Estimate | None:
     """Returns the mean of per-prompt values on any scale, with a normal interval; None for no values."""
-    known = list(values)
-    if not known:
+    numbers = list(values)
+    if not numbers:
         return None
-    value = math.fsum(known) / len(known)
-    stderr = statistics.stdev(known) / math.sqrt(len(known)) if len(known) > 1 else None
+    value = math.fsum(numbers) / len(numbers)
+    stderr = statistics.stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else None
     if stderr is None:
         return Estimate(value, None, None, None, 1)
-    return Estimate(value, stderr, value - Z95 * stderr, value + Z95 * stderr, len(known))
+    return Estimate(value, stderr, value - Z95 * stderr, value + Z95 * stderr, len(numbers))
 
 
 def share(values: Iterable[float]) -> Estimate | None:

@@ -47,9 +47,9 @@ def show(console: Console, evaluated: Evaluated) -> None:
 def write_evaluation_page(evaluated: Evaluated, groups: Sequence[SavedGroup]) -> Path:
     """Writes report.html in the evaluation's folder, completely or not at all, and returns its path. Raises OSError."""
     plan, summary = evaluated.plan, evaluated.summary
-    found = estimates(plan, summary)
+    estimated = estimates(plan, summary)
     facts = [("time", f"{evaluated.ended - evaluated.started:.1f} s", "of this process")]
-    if (first := found.get("pass@1")) is not None:
+    if (first := estimated.get("pass@1")) is not None:
         facts.insert(0, ("pass@1", _percent(first.value), f"95 %: {_interval(first, _percent)}"))
     if plan.training_rows:
         facts.append(("training rows", str(plan.training_rows), f"of {plan.prompts} prompts"))
@@ -62,7 +62,7 @@ def write_evaluation_page(evaluated: Evaluated, groups: Sequence[SavedGroup]) ->
         estimates=[
             (name, _percent(one.value), "–" if one.stderr is None else f"{100 * one.stderr:.2g}",
              _interval(one, _percent), str(one.prompts))
-            for name, one in found.items()
+            for name, one in estimated.items()
         ],
         note=" ".join(notes),
     )  # fmt: skip

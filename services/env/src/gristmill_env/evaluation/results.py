@@ -119,20 +119,20 @@ def summarise(plan: Plan, groups: Sequence[SavedGroup]) -> Summary:
 
 def estimates(plan: Plan, summary: Summary) -> dict[str, Estimate]:
     """Returns pass@k and, for several completions per prompt, mean@n and maj@n."""
-    found: dict[str, Estimate | None] = {f"pass@{k}": estimate for k, estimate in summary.passes.items()}
+    estimated: dict[str, Estimate | None] = {f"pass@{k}": estimate for k, estimate in summary.passes.items()}
     if plan.samples > 1:
-        found |= {f"mean@{plan.samples}": summary.mean, f"maj@{plan.samples}": summary.majority}
-    return {name: estimate for name, estimate in found.items() if estimate is not None}
+        estimated |= {f"mean@{plan.samples}": summary.mean, f"maj@{plan.samples}": summary.majority}
+    return {name: estimate for name, estimate in estimated.items() if estimate is not None}
 
 
 def metrics(plan: Plan, summary: Summary) -> dict[str, float]:
     """Returns all known figures by name, rewards as reward/NAME, and standard errors as NAME_stderr."""
     found: dict[str, float] = {}
-    known: dict[str, Estimate | None] = {f"mean@{plan.samples}": summary.mean, **estimates(plan, summary)}
-    known |= {
+    estimated: dict[str, Estimate | None] = {f"mean@{plan.samples}": summary.mean, **estimates(plan, summary)}
+    estimated |= {
         name if name == "total" else f"reward/{name}": mean(values.means) for name, values in summary.rewards.items()
     }
-    for name, estimate in known.items():
+    for name, estimate in estimated.items():
         if estimate is not None:
             found[name] = estimate.value
             if estimate.stderr is not None:
@@ -216,13 +216,13 @@ def write_results(evaluated: Evaluated) -> None:
 
 
 def _versions() -> Mapping[str, str]:
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:  # run from its sources
-            found[name] = "unknown"
-    return found
+            versions[name] = "unknown"
+    return versions
 
 
 def _right(group: Sequence[SavedCompletion]) -> int:
@@ -242,5 +242,5 @@ def _majority(whole: Sequence[Sequence[SavedCompletion]]) -> Estimate | None:
 
 
 def _share(values: Iterable[bool]) -> float | None:
-    known = list(values)
-    return sum(known) / len(known) if known else None
+    numbers = list(values)
+    return sum(numbers) / len(numbers) if numbers else None

@@ -131,10 +131,10 @@ def _check_scored(groups: Sequence[SavedGroup], folder: Path) -> None:
 
 def _check_extraction(groups: Sequence[SavedGroup], name: str) -> None:
     """Raises RewardError with the first error if the extraction failed on every completion that was judged."""
-    known = [completion for group in groups for completion in group.completions if completion.right is not None]
-    errors = [completion.errors[name] for completion in known if name in completion.errors]
-    if errors and len(errors) == len(known):
-        text = f"{name} failed on all {len(known)} completions, first: {errors[0]}"
+    judged = [completion for group in groups for completion in group.completions if completion.right is not None]
+    errors = [completion.errors[name] for completion in judged if name in completion.errors]
+    if errors and len(errors) == len(judged):
+        text = f"{name} failed on all {len(judged)} completions, first: {errors[0]}"
         raise RewardError("extraction_failed", text, reward=name)
 
 
@@ -361,22 +361,22 @@ class RunEvaluations:
     async def _evaluate_all(self, version: PolicyVersion) -> dict[str | None, Evaluated]:
         """Returns the results by name. An error of one evaluation is logged; raises the last if none has a result, and
         the errors that the training will meet too."""
-        found: dict[str | None, Evaluated] = {}
+        evaluated: dict[str | None, Evaluated] = {}
         last: Exception | None = None
         for name, evaluate in self._evaluate.items():
             try:
-                found[name] = await evaluate(str(version))
+                evaluated[name] = await evaluate(str(version))
             except (BusyEvaluationError, *_OF_THE_TRAINING_TOO) as error:
                 if not isinstance(error, RefusedError):
                     raise
                 last = error
             except Exception as error:  # noqa: BLE001  it may be of a reward or of a data set
                 last = error
-            if last is not None and len(self._evaluate) > 1 and name not in found:
+            if last is not None and len(self._evaluate) > 1 and name not in evaluated:
                 self._report_failure(version, last, name)
-        if not found and last is not None:
+        if not evaluated and last is not None:
             raise last
-        return found
+        return evaluated
 
 
 async def version_left(api: Client, record: RunRecord, server: ModelServers) -> PolicyVersion | None:

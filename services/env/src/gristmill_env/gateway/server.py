@@ -213,8 +213,8 @@ class _KnownHosts:
 
 def _reached(host: str) -> str:
     """Returns the host at which agents on this machine reach a server that listens at `host`."""
-    known = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
-    return known.get(host, f"[{host}]" if ":" in host else host)
+    loopback = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
+    return loopback.get(host, f"[{host}]" if ":" in host else host)
 
 
 async def _health(request: Request) -> Response:

@@ -90,11 +90,11 @@ class Policy:
         ids = self.prompts.without_end(completion.token_ids)
         if not ids or not (tools or self.reasoning):
             return {"role": "assistant", "content": self.prompts.decode(ids) if ids else ""}
-        asked: dict[str, Any] = {"messages": [{"role": "user", "content": ""}]}
-        asked["chat_template_kwargs"] = dict(self.prompts.options)
+        request: dict[str, Any] = {"messages": [{"role": "user", "content": ""}]}
+        request["chat_template_kwargs"] = dict(self.prompts.options)
         if tools:
-            asked |= {"tools": list(tools), "parallel_tool_calls": parallel}
-        message = await self.servers.parse(ids, completion.finish_reason, before[-_TAIL:], asked, completion.server)
+            request |= {"tools": list(tools), "parallel_tool_calls": parallel}
+        message = await self.servers.parse(ids, completion.finish_reason, before[-_TAIL:], request, completion.server)
         return {"role": "assistant", **message}
 
 
@@ -272,7 +272,7 @@ class Session:
 
     async def _sample(self, prepared: Prepared, name: bytes) -> Turn:
         request = prepared.request
-        asked = self._policy.request(
+        generation = self._policy.request(
             prepared.token_ids,
             prepared.sampling,
             request.stop,
@@ -280,7 +280,7 @@ class Session:
             constraint=request.constraint.sampling,
         )
         try:
-            (completion,) = await self._policy.servers.generate(asked, evaluation=self._evaluation)
+            (completion,) = await self._policy.servers.generate(generation, evaluation=self._evaluation)
             answer = await self._parsed(completion, prepared)
         except PromptTooLongError as error:
             raise RequestError(400, "context_length_exceeded", str(error), "messages") from error
@@ -317,17 +317,17 @@ class Session:
 
     def _open(self, folder: Path, number: int) -> LineFile:
         make_folder(folder)
-        kept = next(folder.glob(f"{number}-*.jsonl"), None)
-        if kept is not None and kept.stat().st_size == 0:  # no program got its task
-            kept.unlink()
-            kept = None
-        path = kept or folder / f"{number}-{self.digest}.jsonl"
+        existing = next(folder.glob(f"{number}-*.jsonl"), None)
+        if existing is not None and existing.stat().st_size == 0:  # no program got its task
+            existing.unlink()
+            existing = None
+        path = existing or folder / f"{number}-{self.digest}.jsonl"
         file = LineFile(path, exclusive=True)
         self._path = path
-        if kept is None:
+        if existing is None:
             sync(folder)
             return file
-        self.resumed, self.digest = True, kept.stem.partition("-")[2]
+        self.resumed, self.digest = True, existing.stem.partition("-")[2]
         with path.open("rb") as stream:
             for place, line in read_lines(stream):
                 try:

@@ -210,11 +210,11 @@ class Turns:
         `unread`: numbers of turns that the agent did not receive. Such a leaf is left out. `untrained`: numbers of
         turns that are context only.
         """
-        kept = [turn for turn in self._turns if turn.number not in unread]
-        continued = {turn.parent.number for turn in kept if turn.parent is not None}
+        read = [turn for turn in self._turns if turn.number not in unread]
+        continued = {turn.parent.number for turn in read if turn.parent is not None}
         used: set[int] = set()
         branches = []
-        for leaf in kept:
+        for leaf in read:
             if leaf.number not in continued:
                 path = leaf.path()
                 branches.append(_branch(path, used, untrained))
@@ -230,8 +230,8 @@ class Turns:
         roots = sum(turn.parent is None for turn in self._turns)
         unknown = sum(any(message["role"] == "assistant" for message in turn.stored.more) for turn in self._turns)
         untrained = sum(not turn.stored.trained for turn in self._turns)
-        found = {"conversations": roots if roots > 1 else 0, "unknown": unknown, "untrained": untrained}
-        return {name: count for name, count in found.items() if count}
+        facts = {"conversations": roots if roots > 1 else 0, "unknown": unknown, "untrained": untrained}
+        return {name: count for name, count in facts.items() if count}
 
 
 def _branch(path: Sequence[Turn], used: Set[int], untrained: Set[int]) -> Branch:

@@ -181,13 +181,13 @@ class ModelServers:
 
     async def _look_up(self) -> list[ServerConfig]:
         """Returns a configuration for each server that the names have now and that is not known yet."""
-        found: dict[str, ServerConfig] = {}
+        configs: dict[str, ServerConfig] = {}
         for config, addresses in self._listed:
             if addresses.by_name:
                 for url in await asyncio.to_thread(addresses.find):
-                    found.setdefault(url, config.model_copy(update={"base_url": url}))
-        self._named = frozenset(found)
-        return [config for url, config in found.items() if url not in self._by_name]
+                    configs.setdefault(url, config.model_copy(update={"base_url": url}))
+        self._named = frozenset(configs)
+        return [config for url, config in configs.items() if url not in self._by_name]
 
     async def _look_again(self) -> None:
         """Adds the servers that join, and removes servers that have left their name and do not answer."""
@@ -309,11 +309,11 @@ async def _wait_for_servers(
             try:
                 met[endpoint] = await endpoint.server.meet(manifest)
             except ServerTroubleError as trouble:
-                left = until - time.monotonic()
-                if left <= 0:
+                seconds_left = until - time.monotonic()
+                if seconds_left <= 0:
                     late[endpoint] = trouble
                     return
-                await asyncio.sleep(min(max(backoff.next(), trouble.wait), left))
+                await asyncio.sleep(min(max(backoff.next(), trouble.wait), seconds_left))
             else:
                 until = min(until, time.monotonic() + _GRACE)
                 return

@@ -82,8 +82,8 @@ async def accuracy(
             same = surely_same(reference, end)
             if same is not None and not tolerance:
                 return float(same)
-            asked = reference if reference.isascii() else gold.bare  # Math-Verify does not read "2¹⁰"
-            return _score(await symbolic_pool().check([(as_latex(asked), end)], tolerance, extract=True))
+            readable = reference if reference.isascii() else gold.bare  # Math-Verify does not read "2¹⁰"
+            return _score(await symbolic_pool().check([(as_latex(readable), end)], tolerance, extract=True))
         if not gold.readable:
             return None
     if extracted is None:

@@ -99,8 +99,8 @@ def format_tags(
     """
     text = completion if case_sensitive else completion.lower()
     tags = preferred_tags if case_sensitive else [tag.lower() for tag in preferred_tags]
-    found = [_has_pair(text, tag) for tag in tags]
-    shaped = all(found) if require_all_tags else any(found)
+    pairs = [_has_pair(text, tag) for tag in tags]
+    shaped = all(pairs) if require_all_tags else any(pairs)
     return float(shaped and (not strict or _thinks_once_first(text)))
 
 
@@ -195,8 +195,8 @@ _CHARS_PER_WORD = 4
 
 def _ngrams(texts: Sequence[tuple[str, ...]] | Sequence[str], size: int) -> tuple[int, int]:
     """Returns the number of n-grams within each of `texts`, and the number of different n-grams."""
-    found = [text[start : start + size] for text in texts for start in range(len(text) - size + 1)]
-    return len(found), len(set(found))
+    ngrams = [text[start : start + size] for text in texts for start in range(len(text) - size + 1)]
+    return len(ngrams), len(set(ngrams))
 
 
 def _extracted_text(

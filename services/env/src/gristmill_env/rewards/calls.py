@@ -126,14 +126,14 @@ class RewardProcesses:
                 return bound.failed(self._why(error, bound), samples)
         except EnvError as error:
             return bound.failed(error, samples)
-        found: list[Outcomes] = []
+        outcomes: list[Outcomes] = []
         for call in bound.calls(samples):
             try:
                 async with self._one:
-                    found += await self._ask(self._lonely, bound, call)
+                    outcomes += await self._ask(self._lonely, bound, call)
             except EnvError as error:
-                found += bound.failed(self._why(error, bound), call)
-        return found
+                outcomes += bound.failed(self._why(error, bound), call)
+        return outcomes
 
     async def close(self) -> None:
         """Ends the processes. Calls in work end with LostProcessError."""
@@ -217,10 +217,10 @@ def processes_of(
     sources = {name: reward.source for name, reward in rewards.items() if reward.source is not None}
     shared = {name: source for name, source in sources.items() if not source.alone}
     alone = [{name: source} for name, source in sources.items() if source.alone]
-    found: dict[str, RewardProcesses] = {}
+    processes: dict[str, RewardProcesses] = {}
     for together, size in [(shared, 1), *((one, execution.processes) for one in alone)]:
-        found |= dict.fromkeys(together, RewardProcesses(together, schema, execution, size)) if together else {}
-    return found
+        processes |= dict.fromkeys(together, RewardProcesses(together, schema, execution, size)) if together else {}
+    return processes
 
 
 def _received(outcome: Outcome) -> Outcome:
@@ -245,11 +245,11 @@ def serve(settings: bytes) -> Handler:
             served[bound.name] = bound
 
     async def handle(body: bytes, _ask: Asking) -> bytes:
-        found: list[Outcomes] = []
+        outcomes: list[Outcomes] = []
         if body != _PING:
             name, samples = pickle.loads(body)
-            found = _sent(await call_here(served[name], samples, limiter))
-        return msgspec.msgpack.encode((limiter.hangs, found))
+            outcomes = _sent(await call_here(served[name], samples, limiter))
+        return msgspec.msgpack.encode((limiter.hangs, outcomes))
 
     return handle
 

@@ -60,8 +60,8 @@ def create_reward(
         return made
     if made.is_built_in or elsewhere is None:
         return made
-    there = {"type": elsewhere, "params": {**spec.params, **(params or {})}, "name": made.name}
-    return replace(made, source=Source(there, folder, spec.process))
+    spec_there = {"type": elsewhere, "params": {**spec.params, **(params or {})}, "name": made.name}
+    return replace(made, source=Source(spec_there, folder, spec.process))
 
 
 def _of(
@@ -115,8 +115,8 @@ def _loaded(reference: str, folder: Path | None) -> Callable[..., Any]:
             f"reward '{reference}' is {target!r:.60}; it must be a function or a class",
             reward=reference,
         )
-    found: Callable[..., Any] = target
-    return found
+    loaded: Callable[..., Any] = target
+    return loaded
 
 
 def _own_name(target: Callable[..., Any]) -> str:

@@ -121,10 +121,10 @@ class _Judge:
                 "/v1/chat/completions?",
                 url=url,
             ) from error
-        found = read(reply)
+        verdict = read(reply)
         if self._kept is not None:
             await asyncio.to_thread(self._kept.put, key, reply)
-        return found, self._parts(seconds, decoded.usage or _Usage())
+        return verdict, self._parts(seconds, decoded.usage or _Usage())
 
     async def _wait_for_turn(self) -> None:
         now = time.monotonic()
@@ -149,8 +149,8 @@ class _Kept:
 
     def get(self, key: str) -> str | None:
         with closing(self._connected()) as table:
-            found = table.execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()
-        return None if found is None else str(found[0])
+            row = table.execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()
+        return None if row is None else str(row[0])
 
     def put(self, key: str, reply: str) -> None:
         with closing(self._connected()) as table, table:
@@ -280,12 +280,12 @@ class JudgeGroup:
         # No answer can end itself and begin another one: it does not know the others, of which the mark is made.
         mark = hashlib.sha256(json.dumps(completions).encode()).hexdigest()[:8]
         tags = (f"{name}-{mark}" for name in names)
-        shown = "\n\n".join(f"<{tag}>\n{text}\n</{tag}>" for tag, text in zip(tags, completions, strict=True))
+        tagged = "\n\n".join(f"<{tag}>\n{text}\n</{tag}>" for tag, text in zip(tags, completions, strict=True))
         task = (
             "Grade each answer from 0 to 10, relative to the others. Write a line of this form for each answer, and "
             "nothing after these lines:\nA1: 7"
         )
-        values, parts = await self._judge.ask(f"{question}\n{shown}\n\n{task}", lambda reply: _grades(reply, names))
+        values, parts = await self._judge.ask(f"{question}\n{tagged}\n\n{task}", lambda reply: _grades(reply, names))
         shares = {name: part / len(names) for name, part in parts.items()}
         return [RewardResult(values[name] / 10, shares) for name in names]
 

@@ -32,9 +32,9 @@ def score(reward: Reward, samples: Sequence[Sample]) -> list[float | None]:
         raise RewardError(
             error.code, f"{error} (In score(), give it by its name: score(completions, answer=...))", **error.values
         ) from error
-    found = asyncio.run_coroutine_threadsafe(scorer.outcomes(samples), _loop()).result()
+    results = asyncio.run_coroutine_threadsafe(scorer.outcomes(samples), _loop()).result()
     values: list[float | None] = []
-    for outcome in (outcomes[reward.name] for outcomes in found):
+    for outcome in (outcomes[reward.name] for outcomes in results):
         if isinstance(outcome, Failure):
             raise outcome.raised() from outcome.cause
         values.append(outcome if isinstance(outcome, float) else None)

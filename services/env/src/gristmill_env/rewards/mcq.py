@@ -53,12 +53,12 @@ def mcq(
     right = choices.find_gold(gold_answer(answer), first_index)
     if right is None:
         return None
-    found = False
+    has_letter = False
     for place in _settled_on(completion, choices):
         if place != right:
             return 0.0
-        found = True
-    return float(found)
+        has_letter = True
+    return float(has_letter)
 
 
 def _settled_on(completion: str, choices: Choices) -> Iterator[int]:
@@ -90,19 +90,19 @@ def _places(text: str, choices: Choices) -> Sequence[int]:
     words = plain_words(bare)  # "c" counts if it is the whole text
     if (alone := choices.find_letter(words)) is not None or (alone := choices.find_text(bare)) is not None:
         return [alone]
-    found: list[int] = []
+    places: list[int] = []
     rest = _INTRODUCED.sub("", bare, count=1) if _INTRODUCED.match(bare) else bare
     while match := re.match(r"([(\[])?([A-Za-z])([)\]])?(?![\w'’+])", rest):
         place, rest = choices.find_letter(match[2]), rest[match.end() :]
         bracketed = match[3] is not None
         if place is None or not (bracketed or _is_label(match[2], rest)):
             break
-        found.append(place)
+        places.append(place)
         also = _ALSO.match(rest)
         if also is None:
             break
         rest = rest[also.end() :]
-    return found
+    return places
 
 
 def _is_label(letter: str, rest: str) -> bool:

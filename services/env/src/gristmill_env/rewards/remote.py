@@ -47,7 +47,7 @@ class RewardServer:
         from gristmill.internal import connections
 
         url = self.base_url.rstrip("/").removesuffix("/v1") + f"/v1/{path}"
-        shown = redact_text(url)  # without a password
+        without_password = redact_text(url)  # without a password
         headers = {"Content-Type": "application/json"}
         if self.api_key is not None:
             headers["Authorization"] = f"Bearer {self.api_key.get_secret_value()}"
@@ -69,16 +69,17 @@ class RewardServer:
                         remedy = {**_REMEDIES, **self.remedies}.get(answer.status_code, "")
                         raise RewardError(
                             "reward_server_refused",
-                            f"the {self.what} at {shown} refuses: {problem}{remedy}",
-                            url=shown,
+                            f"the {self.what} at {without_password} refuses: {problem}{remedy}",
+                            url=without_password,
                             status=answer.status_code,
                         )
                 except (httpx.TransportError, TimeoutError) as error:
                     problem = str(error) or type(error).__name__
         away = RewardError(
             "reward_server_unreachable",
-            f"the {self.what} at {shown} does not answer ({problem}); is it running, and is base_url its address?",
-            url=shown,
+            f"the {self.what} at {without_password} does not answer ({problem}); is it running, and is "
+            "base_url its address?",
+            url=without_password,
         )
         away.may_pass = True
         raise away

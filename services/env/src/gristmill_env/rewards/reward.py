@@ -175,15 +175,15 @@ class FunctionReward(CallableReward):
         if self.extract_answer is None:
             return super().extracted(completion, row)
         try:
-            found: object = self.extract_answer(completion, private(row))
+            extracted: object = self.extract_answer(completion, private(row))
         except Exception as error:  # the user's code
             kind = type(error).__name__
             reason = f"reward '{self.name}' cannot say what a completion states: {kind}: {message_of(error)}"
             raise RewardError("reward_raised", reason, reward=self.name, error=kind) from error
-        if found is not None and not isinstance(found, str):
-            reason = f"extract_answer of reward '{self.name}' returned {short(found)}; it must be text or None"
+        if extracted is not None and not isinstance(extracted, str):
+            reason = f"extract_answer of reward '{self.name}' returned {short(extracted)}; it must be text or None"
             raise RewardError("value_invalid", reason, reward=self.name)
-        return found
+        return extracted
 
     def bind(self, schema: RowSchema, name: str) -> BoundReward:
         inputs = resolve(self.name, self.arguments, schema)

@@ -137,12 +137,12 @@ class Scorer:
         if not samples:
             return []
         results = await self.outcomes(samples)
-        found = {name: [outcomes[name] for outcomes in results] for name in results[0]}
-        for name, column in found.items():
+        by_name = {name: [outcomes[name] for outcomes in results] for name in results[0]}
+        for name, column in by_name.items():
             self._count(name, column)
         for weighted in self.rewards:
-            self._watch(weighted, found[weighted.reward.name])
-        partly = [w.reward.name for w in self.rewards if w.weight != 0 and has_value_in_part(found[w.reward.name])]
+            self._watch(weighted, by_name[weighted.reward.name])
+        partly = [w.reward.name for w in self.rewards if w.weight != 0 and has_value_in_part(by_name[w.reward.name])]
         return [self._score(outcomes, partly) for outcomes in results]
 
     async def outcomes(self, samples: Sequence[Sample]) -> list[Outcomes]:
@@ -169,8 +169,8 @@ class Scorer:
             return [None] * len(texts)
         self._refuse_closed()
         extraction = self._bound[correctness.name].reward.extraction(correctness.name)
-        found = await self._call(correctness.name, extraction, [Sample(text, row=row) for text in texts])
-        answers = (next(iter(outcomes.values())) for outcomes in found)
+        results = await self._call(correctness.name, extraction, [Sample(text, row=row) for text in texts])
+        answers = (next(iter(outcomes.values())) for outcomes in results)
         return [one.raised() if isinstance(one, Failure) else one if isinstance(one, str) else None for one in answers]
 
     def begin_window(self) -> None:
@@ -245,13 +245,13 @@ class Scorer:
         failures = [failure for failure in recent if failure is not None]
         if not failures:
             return
-        found = f"reward '{name}' failed on {len(failures)} of the last {len(recent)} completions"
+        summary = f"reward '{name}' failed on {len(failures)} of the last {len(recent)} completions"
         last = " ".join(str(failures[-1]).split())
         limited = weighted.weight != 0
         if limited and len(recent) == _WINDOW and len(failures) > self._failure_limit * _WINDOW:
             raise RewardError(
                 "too_many_failures",
-                f"{found}; reward_failure_limit is {self._failure_limit:.0%}; the last error: {last}",
+                f"{summary}; reward_failure_limit is {self._failure_limit:.0%}; the last error: {last}",
                 reward=name,
                 failures=len(failures),
                 failed=failures[-1].reward,
@@ -261,7 +261,7 @@ class Scorer:
         if len(failures) > _FEW and self._since_warning[name] >= _WINDOW:
             self._since_warning[name] = 0
             ends = f"above {self._failure_limit:.0%} of {_WINDOW} the run ends" if limited else "it has weight 0"
-            logger.warning("%s (%s); the last error: %s", found, ends, last)
+            logger.warning("%s (%s); the last error: %s", summary, ends, last)
 
     def _count(self, name: str, column: Sequence[Outcome]) -> None:
         """Logs a reward's first error in full, and further errors at a count of 10, 100, 1000 and so on."""

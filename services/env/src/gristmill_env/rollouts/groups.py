@@ -261,8 +261,8 @@ def _facts(group: RolloutGroup, kept: list[Rollout], correctness: CorrectnessRew
 
 def _extracted(text: str, item: Item, correctness: CorrectnessReward) -> str | None:
     """Returns the answer in a completion; None for long texts, whose extraction would hold up the event loop."""
-    found = correctness.reward.extracted(text, item.columns) if len(text) <= _LONGEST_TEXT else None
-    return found if found is not None and len(found) <= _LONGEST_ANSWER else None
+    extracted = correctness.reward.extracted(text, item.columns) if len(text) <= _LONGEST_TEXT else None
+    return extracted if extracted is not None and len(extracted) <= _LONGEST_ANSWER else None
 
 
 def _joined(prompts: Iterable[ArrayLike], completions: Iterable[ArrayLike], dtype: type[Scalar]) -> NDArray[Scalar]:

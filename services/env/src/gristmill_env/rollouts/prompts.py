@@ -190,8 +190,8 @@ class PromptBuilder:
         """
         if self._tokenizer is None:
             raise PromptError("no_tokenizer", "no tokenizer is loaded that could read token ids")
-        kept = list(token_ids) if special else [token for token in token_ids if token not in self._closers]
-        return str(self._tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        ids = list(token_ids) if special else [token for token in token_ids if token not in self._closers]
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     @property
     def options(self) -> Mapping[str, Any]:

@@ -77,5 +77,5 @@ class RolloutPlayer:
         For the environment `dataset`, whose methods neither wait nor fail. Raises as `play` does.
         """
         prompt, prompts = ask.prompts.build(item.messages), self._policy.prompts
-        found = await sample(self._policy, prompt, ask.sampling, evaluation=ask.evaluation, count=count)
-        return [single_reply(prompt, completion, prompts) for completion in found]
+        completions = await sample(self._policy, prompt, ask.sampling, evaluation=ask.evaluation, count=count)
+        return [single_reply(prompt, completion, prompts) for completion in completions]

@@ -112,10 +112,10 @@ class Limiter:
                 await self._threads.acquire()
                 worker = _Worker(crew)
                 threads[asyncio.get_running_loop().run_in_executor(self._executor, worker.work)] = worker
-            left = min(worker.left(self._limits) for worker in threads.values())
+            seconds_left = min(worker.left(self._limits) for worker in threads.values())
             if crew.waiting:  # as soon as there is a thread for them
-                left = min(left, 10 * _SLOW if self._threads.locked() else _SLOW)
-            await _wait(list(threads), left, asyncio.FIRST_COMPLETED)
+                seconds_left = min(seconds_left, 10 * _SLOW if self._threads.locked() else _SLOW)
+            await _wait(list(threads), seconds_left, asyncio.FIRST_COMPLETED)
             for future, worker in list(threads.items()):
                 if not future.done():
                     if not worker.give_up(self._limits):

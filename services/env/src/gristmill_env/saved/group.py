@@ -120,19 +120,19 @@ def settings_of(config: EnvConfig, model: str) -> dict[str | None, dict[str, Any
 
     They are the run's record without the settings that only training needs.
     """
-    found = {}
+    settings = {}
     for source, part in config.by_source().items():
         recorded = part.recorded(model)
         del recorded["trainer"], recorded["ensure_scores_are_not_same"]
         recorded.pop("curriculum", None)
-        found[source] = {"group_size": config.group_size, **recorded}
-    return found
+        settings[source] = {"group_size": config.group_size, **recorded}
+    return settings
 
 
 def json_columns(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Returns the columns of a row that JSON can hold, and the names of the other columns."""
-    kept = {name: value for name, value in row.items() if is_storable(value)}
-    return kept, [name for name in row if name not in kept]
+    storable = {name: value for name, value in row.items() if is_storable(value)}
+    return storable, [name for name in row if name not in storable]
 
 
 _UNSCORED = Score(None, {})

@@ -175,25 +175,25 @@ def _weights(group: SavedGroup | None) -> dict[str, float]:
     """Returns the weight of each reward by the reward's name, as far as the group's settings name them."""
     dataset = group.settings.get("dataset") if group is not None and group.settings else None
     specs = dataset.get("reward_functions") if isinstance(dataset, Mapping) else None
-    found = {}
+    weights = {}
     for spec in specs if isinstance(specs, list) else ():
         if isinstance(spec, Mapping) and isinstance(spec.get("weight", 1), int | float):
             # The scores of path/to/file.py:near are named near.
-            found[str(spec.get("name") or spec.get("type")).rpartition(":")[2]] = float(spec.get("weight", 1))
-    return found
+            weights[str(spec.get("name") or spec.get("type")).rpartition(":")[2]] = float(spec.get("weight", 1))
+    return weights
 
 
 def _shown(settings: Mapping[str, Any]) -> dict[str, str]:
     """Returns the set values, without sections. Omits `params`, which may hold keys, because a page may be shared."""
-    shown: dict[str, str] = {}
+    shown_settings: dict[str, str] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            shown |= {} if name == "params" else _shown(value)
+            shown_settings |= {} if name == "params" else _shown(value)
         elif isinstance(value, list):
-            shown[name] = ", ".join(_reward(one) if isinstance(one, Mapping) else str(one) for one in value)
+            shown_settings[name] = ", ".join(_reward(one) if isinstance(one, Mapping) else str(one) for one in value)
         elif value is not None:
-            shown[name] = str(value)
-    return shown
+            shown_settings[name] = str(value)
+    return shown_settings
 
 
 def _reward(spec: Mapping[str, Any]) -> str:

@@ -29,13 +29,13 @@ class Values:
 
     def add(self, values: Sequence[float | None], errors: int) -> None:
         """Adds one group; None counts as skipped, except for `errors` of them."""
-        known = [value for value in values if value is not None]
-        self.count += len(known)
-        self.skipped += len(values) - len(known) - errors
+        numbers = [value for value in values if value is not None]
+        self.count += len(numbers)
+        self.skipped += len(values) - len(numbers) - errors
         self.errors += errors
-        if known:
-            self.low, self.high = min(self.low, *known), max(self.high, *known)
-            self.means.append(math.fsum(known) / len(known))
+        if numbers:
+            self.low, self.high = min(self.low, *numbers), max(self.high, *numbers)
+            self.means.append(math.fsum(numbers) / len(numbers))
 
     @property
     def unscored(self) -> int:

@@ -105,13 +105,13 @@ def set_other_groups_aside(path: Path, creation: str) -> None:
             found = None
         if not first or found == creation:
             return
-        kept = path.with_name(f"{path.stem}-of-{(found or 'unknown')[:8]}{path.suffix}")
+        aside = path.with_name(f"{path.stem}-of-{(found or 'unknown')[:8]}{path.suffix}")
         number = 1
-        while kept.exists():
+        while aside.exists():
             number += 1
-            kept = path.with_name(f"{path.stem}-of-{(found or 'unknown')[:8]}-{number}{path.suffix}")
-        path.rename(kept)
-        logger.warning("%s held groups of another training; they are now in %s", path, kept)
+            aside = path.with_name(f"{path.stem}-of-{(found or 'unknown')[:8]}-{number}{path.suffix}")
+        path.rename(aside)
+        logger.warning("%s held groups of another training; they are now in %s", path, aside)
 
 
 @contextmanager

@@ -40,8 +40,8 @@ class RewardSpec(Settings):
 
     def recorded(self) -> dict[str, Any]:
         """Returns the settings that distinguish this reward from others, without secrets, addresses and `process`."""
-        kept = self.model_dump(mode="json", exclude={"process"})
-        return {**kept, "params": without_secrets(self.params, "base_url")}
+        fields = self.model_dump(mode="json", exclude={"process"})
+        return {**fields, "params": without_secrets(self.params, "base_url")}
 
 
 ROW_SOURCES: Final = ("dataset_name", "dataset_path", "rows")
@@ -251,14 +251,14 @@ class DatasetConfig(Settings):
 
     def recorded(self) -> dict[str, Any]:
         """Returns the settings that distinguish a run from others, without secrets and evaluation."""
-        kept = {name for name in type(self).model_fields if not name.startswith("eval_")} - {"reward_functions"}
+        names = {name for name in type(self).model_fields if not name.startswith("eval_")} - {"reward_functions"}
         if self.dataset_revision is None:
-            kept -= {"dataset_revision"}  # a record is the same as before there were revisions
-        kept -= {"rows", "rows_params"} if self.rows is None else set()
+            names -= {"dataset_revision"}  # a record is the same as before there were revisions
+        names -= {"rows", "rows_params"} if self.rows is None else set()
         # nor are there keys of later versions that are not set
-        kept -= {name for name in (*MORE_SAMPLING, *_TEMPLATE) if getattr(self, name) == default_of(name)}
+        names -= {name for name in (*MORE_SAMPLING, *_TEMPLATE) if getattr(self, name) == default_of(name)}
         rewards = [spec.recorded() for spec in self.rewards()]
-        written = self.model_dump(mode="json", include=kept)
+        written = self.model_dump(mode="json", include=names)
         if self.rows is not None:
             written["rows_params"] = without_secrets(self.rows_params, "base_url")
         public: dict[str, Any] = redact({**written, "reward_functions": rewards})

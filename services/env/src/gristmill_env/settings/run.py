@@ -502,13 +502,13 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
 
     For lists, and for `params`, which may hold keys, the lines have only the names.
     """
-    found: list[str] = []
+    changed: list[str] = []
     for key in dict.fromkeys([*old, *new]):
         before, after = old.get(key), new.get(key)
         if key == "params" or isinstance(before, list) or isinstance(after, list):
-            found += [f"{prefix}{key}"] if before != after else []
+            changed += [f"{prefix}{key}"] if before != after else []
         elif isinstance(before, Mapping) and isinstance(after, Mapping):
-            found += differences(before, after, f"{prefix}{key}.")
+            changed += differences(before, after, f"{prefix}{key}.")
         elif before != after:
-            found.append(f"{prefix}{key}: {before} -> {after}")
-    return found
+            changed.append(f"{prefix}{key}: {before} -> {after}")
+    return changed

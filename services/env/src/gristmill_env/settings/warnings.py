@@ -17,11 +17,11 @@ _COUNTING = ("length", "soft_overlong", "cosine_length")
 
 def warnings_of(config: EnvConfig, trainer: Mapping[str, Any]) -> list[str]:
     """Returns one sentence per setting, which begins with its key. `trainer`: the hyperparameters, as far as known."""
-    found = [*_contradictions(config, trainer), *_written(_without_effect(config))]
+    warnings = [*_contradictions(config, trainer), *_written(_without_effect(config))]
     for source, part in config.by_source().items():
         of_rows = [*_of_sampling(part, trainer), *_written(_of_rows(part))]
-        found += of_rows if source is None else [f"source '{source}': {warning}" for warning in of_rows]
-    return found
+        warnings += of_rows if source is None else [f"source '{source}': {warning}" for warning in of_rows]
+    return warnings
 
 
 def _written(useless: Iterable[tuple[str, str]]) -> Iterator[str]:

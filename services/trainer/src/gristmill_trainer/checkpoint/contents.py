@@ -84,19 +84,19 @@ def write_manifest(folder: Path) -> None:
 def verify(folder: Path) -> None:
     """Raises CheckpointError with the path of a file that is missing or changed."""
     manifest = read_manifest(folder)
-    found = _files(folder)
+    files = _files(folder)
     for name, written in manifest.files.items():
-        there = found.get(name)
-        if there is None:
+        recorded = files.get(name)
+        if recorded is None:
             raise CheckpointError(
                 "checkpoint_file_missing",
                 f"checkpoint {folder} has lost its {name}. {remedy(folder)}",
                 path=folder / name,
             )
-        if there != written:
+        if recorded != written:
             raise CheckpointError(
                 "checkpoint_damaged",
-                f"{folder / name} is not as it was written ({there.size} bytes, SHA-256 {there.sha256[:12]}...; "
+                f"{folder / name} is not as it was written ({recorded.size} bytes, SHA-256 {recorded.sha256[:12]}...; "
                 f"written were {written.size}, {written.sha256[:12]}...). {remedy(folder)}",
                 path=folder / name,
             )

@@ -186,13 +186,13 @@ def lineage(records: Sequence[CheckpointRecord]) -> list[CheckpointRecord]:
     if not records:
         return []
     creation = records[-1].progress.creation
-    known = {record.version: record for record in records if record.progress.creation == creation}
-    newest: CheckpointRecord | None = max(known.values(), key=lambda record: record.progress.version)
-    found: list[CheckpointRecord] = []
+    by_version = {record.version: record for record in records if record.progress.creation == creation}
+    newest: CheckpointRecord | None = max(by_version.values(), key=lambda record: record.progress.version)
+    ancestors: list[CheckpointRecord] = []
     while newest is not None:
-        found.append(newest)
-        newest = None if newest.after is None else known[newest.after]
-    return found[::-1]
+        ancestors.append(newest)
+        newest = None if newest.after is None else by_version[newest.after]
+    return ancestors[::-1]
 
 
 def software(*, lora: bool) -> dict[str, str]:

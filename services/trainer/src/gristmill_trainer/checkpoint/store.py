@@ -49,8 +49,8 @@ class CheckpointStore:
         self._kept = kept
         self._creation = creation
         self.folder.mkdir(parents=True, exist_ok=True)
-        for left in (*self.folder.glob(".*.partial"), *self.folder.glob(".*.removed")):
-            shutil.rmtree(left)
+        for leftover in (*self.folder.glob(".*.partial"), *self.folder.glob(".*.removed")):
+            shutil.rmtree(leftover)
         # A kill between the two renames of `save` leaves the old checkpoint only under this name.
         for replaced in self.folder.glob(".*.replaced"):
             name = replaced.name[1:].removesuffix(".replaced")
@@ -66,8 +66,8 @@ class CheckpointStore:
         `own`: of this creation of the run; else of earlier runs of the same id, or without a recorded creation.
         `strict`: raises CheckpointError for a folder whose version cannot be read, instead of leaving the folder out.
         """
-        found = self._by_version(read_progress if strict else _readable_progress, own=own)
-        return found[-1] if found else None
+        checkpoints = self._by_version(read_progress if strict else _readable_progress, own=own)
+        return checkpoints[-1] if checkpoints else None
 
     def is_own(self, progress: Progress) -> bool:
         """Whether a checkpoint was made in this creation of the run."""
@@ -111,17 +111,17 @@ class CheckpointStore:
         name = path.name
         replaced = path.with_name(f".{name}.replaced")
         if path.exists():
-            there = _readable_progress(path)
-            if there is not None and not self.is_own(there):  # Keep it, because the user named it.
-                path.rename(_free(path.with_name(f"{name}-of-{(there.creation or 'unknown')[:8]}")))
-            elif there is not None and there.version > progress.version:
+            existing = _readable_progress(path)
+            if existing is not None and not self.is_own(existing):  # Keep it, because the user named it.
+                path.rename(_free(path.with_name(f"{name}-of-{(existing.creation or 'unknown')[:8]}")))
+            elif existing is not None and existing.version > progress.version:
                 shutil.rmtree(partial)
                 raise FencedError(
                     "fenced",
-                    f"checkpoint {path} is of version {there.version}, and version {progress.version} does not replace "
-                    "it: a newer trainer has taken the run. Leave the run to that one",
+                    f"checkpoint {path} is of version {existing.version}, and version {progress.version} does not "
+                    "replace it: a newer trainer has taken the run. Leave the run to that one",
                     path=path,
-                    found=str(there.version),
+                    found=str(existing.version),
                     version=str(progress.version),
                 )
             else:  # The run resumed from an older checkpoint and reached this step again.
@@ -167,8 +167,8 @@ class CheckpointStore:
 
     def _by_version(self, read: Callable[[Path], Progress | None], *, own: bool = True) -> list[Path]:
         """Returns the folders of this creation of the run, or of the others, in the order of their versions."""
-        found = [(progress, path) for path in self.folder.glob("step-*") if (progress := read(path)) is not None]
-        chosen = [(progress.version, path) for progress, path in found if self.is_own(progress) == own]
+        checkpoints = [(progress, path) for path in self.folder.glob("step-*") if (progress := read(path)) is not None]
+        chosen = [(progress.version, path) for progress, path in checkpoints if self.is_own(progress) == own]
         return [path for _, path in sorted(chosen)]
 
 
@@ -201,12 +201,12 @@ def _write(folder: Path, learner: SavedState, progress: Progress, random: dict[s
 
 def _load(file: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = torch.load(file, weights_only=True, map_location="cpu")
+        state: dict[str, Any] = torch.load(file, weights_only=True, map_location="cpu")
     except (OSError, RuntimeError, pickle.UnpicklingError) as error:
         raise CheckpointError(
             "checkpoint_unreadable", f"{file} is not readable: {error}. {remedy(file.parent)}", path=file
         ) from error
-    return found
+    return state
 
 
 def _save(state: dict[str, Any], path: Path) -> None:
@@ -330,12 +330,12 @@ def _of_an_earlier_run(store: CheckpointStore, found: Path) -> CheckpointError:
 
 
 def _no_checkpoint(store: CheckpointStore, resume: str) -> CheckpointError:
-    known = sorted(store.folder.glob("step-*"))
+    checkpoints = sorted(store.folder.glob("step-*"))
     return CheckpointError(
         "checkpoint_missing",
         f"resume is '{resume}', which is not a folder of a checkpoint; "
         f"it is auto, never, or a folder such as runs/RUN/checkpoints/step-000020. This run's: "
-        f"{', '.join(map(str, known)) or 'none'}",
+        f"{', '.join(map(str, checkpoints)) or 'none'}",
         resume=resume,
-        known=known,
+        known=checkpoints,
     )

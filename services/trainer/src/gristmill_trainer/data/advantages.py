@@ -134,10 +134,10 @@ def read_overrides(group: TrajectoryGroup) -> Overrides:
     unknown: Counter[str] = Counter()
     if group.overrides is None:
         return Overrides(zeroed, unknown)
-    found = _mapping(group.overrides, "overrides")
-    unknown.update(found.keys() - {"sequences", "group"})
-    zeroed |= _asks_for_zero(found.get("group"), "the group's overrides", unknown)
-    sequences = found.get("sequences")
+    overrides = _mapping(group.overrides, "overrides")
+    unknown.update(overrides.keys() - {"sequences", "group"})
+    zeroed |= _asks_for_zero(overrides.get("group"), "the group's overrides", unknown)
+    sequences = overrides.get("sequences")
     if sequences is None:
         sequences = []
     if not isinstance(sequences, list):

@@ -41,10 +41,10 @@ def split(group_ids: Sequence[str], parts: int, *, seed: int, step: int, epoch: 
         groups.setdefault(group_id, []).append(index)
     ids = list(groups)
     order = np.random.default_rng([seed % (1 << 64), step, epoch]).permutation(len(ids))
-    found: list[list[int]] = [[] for _ in range(min(parts, len(ids)))]
+    shares: list[list[int]] = [[] for _ in range(min(parts, len(ids)))]
     for place in order.tolist():
-        min(found, key=len).extend(groups[ids[place]])
-    return [tuple(sorted(part)) for part in found]
+        min(shares, key=len).extend(groups[ids[place]])
+    return [tuple(sorted(part)) for part in shares]
 
 
 def plan(lengths: Sequence[int], *, budget: int | None, batch_size: int, ranks: int) -> list[list[MicroPlan | None]]:
@@ -118,11 +118,11 @@ def _best_fit(order: Sequence[int], lengths: Sequence[int], budget: int) -> list
         place = bisect.bisect_left(room, (lengths[index], -1))
         if place == len(room):
             micros.append([])
-            left, micro = budget, len(micros) - 1
+            space, micro = budget, len(micros) - 1
         else:
-            left, micro = room.pop(place)
+            space, micro = room.pop(place)
         micros[micro].append(index)
-        bisect.insort(room, (left - lengths[index], micro))
+        bisect.insort(room, (space - lengths[index], micro))
     return micros
 
 
@@ -189,10 +189,10 @@ def collate(
         return to_device(np.repeat(np.asarray(values, np.float32), counts))
 
     def floats(arrays: Sequence[F32 | None]) -> torch.Tensor | None:
-        there = [array for array in arrays if array is not None]
-        if len(there) < len(arrays):
+        present = [array for array in arrays if array is not None]
+        if len(present) < len(arrays):
             return None
-        return to_device(np.concatenate(there)[places].astype(np.float32, copy=False))
+        return to_device(np.concatenate(present)[places].astype(np.float32, copy=False))
 
     if packing:
         tree = Tree.of(chosen) if sharing else Tree.whole(lengths.tolist())

@@ -240,7 +240,7 @@ def _mean(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
 
 def _parts(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     names = dict.fromkeys(name for group in groups for name in group.reward_parts)
-    found = {
+    parts = {
         name: [
             value
             for group in groups
@@ -250,7 +250,7 @@ def _parts(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
         ]
         for name in names
     }
-    return {name: sum(values) / len(values) for name, values in found.items() if values}
+    return {name: sum(values) / len(values) for name, values in parts.items() if values}
 
 
 def _source_rewards(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:

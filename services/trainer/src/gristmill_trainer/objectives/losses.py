@@ -119,18 +119,18 @@ def of_user(function: Callable[[TrainedTokens], torch.Tensor], name: str) -> Pol
     """
 
     def losses(tokens: TrainedTokens, kept: torch.Tensor, clip: Clip) -> TokenLosses:
-        found = function(tokens)
+        loss = function(tokens)
         wanted = tokens.logprobs.shape
-        if not isinstance(found, torch.Tensor) or found.shape != wanted or not found.requires_grad:
-            shown = f"a tensor of shape {list(found.shape)}" if isinstance(found, torch.Tensor) else repr(found)[:80]
+        if not isinstance(loss, torch.Tensor) or loss.shape != wanted or not loss.requires_grad:
+            described = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)[:80]
             raise TrainerError(
                 "policy_loss_invalid",
-                f"policy_loss {name} returned {shown}; it must return the loss of each trained token, a tensor of "
+                f"policy_loss {name} returned {described}; it must return the loss of each trained token, a tensor of "
                 f"shape {list(wanted)} with a gradient to tokens.logprobs",
                 policy_loss=name,
             )
         nowhere = torch.zeros_like(kept)
-        return TokenLosses(found.where(kept, 0.0), token_log_ratio(tokens), nowhere, nowhere)
+        return TokenLosses(loss.where(kept, 0.0), token_log_ratio(tokens), nowhere, nowhere)
 
     return losses
 

@@ -48,15 +48,15 @@ def register() -> None:
 
 def packed_arguments(layout: Layout) -> dict[str, Any]:
     """Returns the model's keyword arguments for a packed layout."""
-    found: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "cu_seq_lens_q": layout.starts,
         "cu_seq_lens_k": layout.starts,
         "max_length_q": layout.longest,
         "max_length_k": layout.longest,
     }
     if layout.parents is not None:
-        found |= {"segment_parents": layout.parents, "segment_mask": _segment_mask(layout)}
-    return found
+        arguments |= {"segment_parents": layout.parents, "segment_mask": _segment_mask(layout)}
+    return arguments
 
 
 def _segment_mask(layout: Layout) -> torch.Tensor:

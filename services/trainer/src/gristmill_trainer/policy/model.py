@@ -255,14 +255,14 @@ def as_in_files(model: Any, tensors: dict[str, torch.Tensor], tied: str | None) 
     on the CPU, because the device may have too little memory for them next to the model.
     """
     revert = _revert() if getattr(model, "_weight_conversions", None) else None
-    found = tensors if revert is None else revert(model, {name: tensor.cpu() for name, tensor in tensors.items()})
-    return found if tied is None else {**found, "lm_head.weight": tensors[tied].clone()}
+    named = tensors if revert is None else revert(model, {name: tensor.cpu() for name, tensor in tensors.items()})
+    return named if tied is None else {**named, "lm_head.weight": tensors[tied].clone()}
 
 
 def _revert() -> _Revert | None:
     """Returns the conversion of transformers 5; None for older versions, which use the files' names in memory."""
     try:
-        found: _Revert = import_module("transformers.core_model_loading").revert_weight_conversion
+        revert: _Revert = import_module("transformers.core_model_loading").revert_weight_conversion
     except ImportError:
         return None
-    return found
+    return revert

@@ -206,13 +206,13 @@ class FilesystemTransport(NoTransport):
         """Raises PublishError for wrong shapes, because loading them would kill the server's engine."""
         if self._expected is None:
             return
-        found = shapes(path)
+        written = shapes(path)
         wrong = sorted(
-            name for name in self._expected.keys() | found.keys() if self._expected.get(name) != found.get(name)
+            name for name in self._expected.keys() | written.keys() if self._expected.get(name) != written.get(name)
         )
         if wrong:
             name = wrong[0]
-            here, there = found.get(name, "missing"), self._expected.get(name, "missing")
+            here, there = written.get(name, "missing"), self._expected.get(name, "missing")
             raise PublishError(
                 "shape_mismatch",
                 f"{len(wrong)} tensors do not fit the served model; first: {name} is {here} here and {there} in the "
@@ -239,11 +239,11 @@ class FilesystemTransport(NoTransport):
 
 def shapes(folder: Path) -> dict[str, list[int]]:
     """Reads the shapes of all tensors in a folder's safetensors files."""
-    found: dict[str, list[int]] = {}
+    shapes_by_name: dict[str, list[int]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="np") as tensors:
-            found |= {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
-    return found
+            shapes_by_name |= {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
+    return shapes_by_name
 
 
 def claim_publishing(weights_dir: Path) -> str:

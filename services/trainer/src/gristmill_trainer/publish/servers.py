@@ -112,14 +112,14 @@ class ModelServer:
         """
         self.call("GET", "/weight_info", timeout=_ALIVE_TIMEOUT)
         body = {"path": str(path), "version": str(version)}
-        found = self.ask("POST", PUBLISH, "weight_version", timeout=LOAD_TIMEOUT, json=body)
-        if found != str(version):
+        answer = self.ask("POST", PUBLISH, "weight_version", timeout=LOAD_TIMEOUT, json=body)
+        if answer != str(version):
             raise PublishError(
                 "other_version_served",
-                f"published version {version}, but the model server at {self.url} says {found}",
+                f"published version {version}, but the model server at {self.url} says {answer}",
                 url=self.url,
                 version=str(version),
-                served=found,
+                served=answer,
             )
 
     def weight_sums(self) -> list[dict[str, tuple[str, int]]]:

@@ -129,8 +129,8 @@ def diagnose(case: Case) -> Diagnosis:
     """Returns the first cause that explains the case, else `unexplained` with the closest hypothesis in its text."""
     closest = Diagnosis(Cause.UNKNOWN, "", float("inf"))
     for hypotheses in (_tokens, _compared, _stored, _sampling, _experiments, _dtypes):
-        found = [_judged(one, case) for one in hypotheses(case)]
-        best = min(found, key=lambda one: one.residual, default=closest)
+        judged = [_judged(one, case) for one in hypotheses(case)]
+        best = min(judged, key=lambda one: one.residual, default=closest)
         if best.residual <= case.bound:
             return best
         closest = min(closest, best, key=lambda one: one.residual)

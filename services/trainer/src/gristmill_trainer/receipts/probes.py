@@ -253,8 +253,8 @@ def _answering_probes(server: ModelServer) -> Iterator[None]:
 
 def _read(answer: dict[str, Any], probe: Probe) -> ProbeScores:
     first = answer["choices"][0]["logprobs"]["content"][0]
-    found = {int(entry["token_id"]): float(entry["logprob"]) for entry in first["top_logprobs"]}
-    sampled = np.array([found[token] for token in probe.ids], np.float64)
+    logprobs = {int(entry["token_id"]): float(entry["logprob"]) for entry in first["top_logprobs"]}
+    sampled = np.array([logprobs[token] for token in probe.ids], np.float64)
     sampled[sampled <= _CLAMPED] = -np.inf
     if not probe.prompt:
         return ProbeScores(np.zeros(0), sampled)

@@ -254,15 +254,15 @@ class Receipts:
         assert failed is not None
         case, receipt = failed
         try:
-            found = diagnose(replace(case, label=label))
+            diagnosis = diagnose(replace(case, label=label))
         except PublishError:
             raise
         except Exception as error:  # noqa: BLE001  An error of the diagnosis must not end the training.
             _LOG.exception("the diagnosis of the failed receipt of %s failed", server.url)
             problem = f"the diagnosis failed: {type(error).__name__}: {error}"
-            found = Diagnosis(Cause.UNKNOWN, problem, receipt.difference or float("inf"))
-        detail = f"{found.text}; {found.remedy}"
-        receipt = msgspec.structs.replace(receipt, cause=found.cause, detail=detail)
+            diagnosis = Diagnosis(Cause.UNKNOWN, problem, receipt.difference or float("inf"))
+        detail = f"{diagnosis.text}; {diagnosis.remedy}"
+        receipt = msgspec.structs.replace(receipt, cause=diagnosis.cause, detail=detail)
         self._write(receipt)
         _LOG.error(
             line(
@@ -270,7 +270,7 @@ class Receipts:
                 state="failed",
                 version=receipt.version,
                 server=server.url,
-                cause=found.cause,
+                cause=diagnosis.cause,
                 difference=None if receipt.difference is None else f"{receipt.difference:.2g}",
                 bound=f"{receipt.bound:.2g}",
                 detail=detail,
@@ -279,10 +279,10 @@ class Receipts:
         return PublishError(
             "receipt_failed",
             f"the model server at {server.url} does not serve version {receipt.version}, which was published to it: "
-            f"{found.text} [{found.cause}]. Remedy: {found.remedy}",
+            f"{diagnosis.text} [{diagnosis.cause}]. Remedy: {diagnosis.remedy}",
             url=server.url,
             version=receipt.version,
-            cause=found.cause,
+            cause=diagnosis.cause,
             difference=receipt.difference,
             bound=receipt.bound,
         )
@@ -315,8 +315,8 @@ class Receipts:
         self, server: ModelServer, version: PolicyVersion, attempt: int, bound: float, error: PublishError
     ) -> None:
         with self._lock:
-            known = self._servers[server.url]
-            is_first, known.refused = not known.refused, True
+            state = self._servers[server.url]
+            is_first, state.refused = not state.refused, True
         if is_first:
             _LOG.warning("no receipts of the model server at %s: %s", server.url, error)
         self._write(
@@ -391,12 +391,12 @@ def _shown(equal: frozenset[str], now: Sums, before: Sums) -> bool:
 
 def _older(version: PolicyVersion, before: Expectation | None, last: Answered | None) -> dict[str, list[ProbeScores]]:
     """Returns the scores of the version before, and of the last version that the server proved."""
-    found = {}
+    older = {}
     if before is not None:
-        found[str(PolicyVersion(version.incarnation, version.step - 1))] = before.scores
+        older[str(PolicyVersion(version.incarnation, version.step - 1))] = before.scores
     if last is not None and last.version != version:
-        found.setdefault(str(last.version), last.own)
-    return found
+        older.setdefault(str(last.version), last.own)
+    return older
 
 
 def _change(now: list[ProbeScores], before: list[ProbeScores]) -> float:

@@ -55,14 +55,14 @@ def weight_sum(tensor: torch.Tensor) -> int:
 
 def published_sums(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, int]]:
     """Returns the sums of published tensors, by their own names and by vLLM's names of joined tensors."""
-    found: dict[str, tuple[str, int]] = {}
+    sums: dict[str, tuple[str, int]] = {}
     for name, tensor in tensors.items():
         dtype, own = str(tensor.dtype).removeprefix("torch."), weight_sum(tensor)
-        found[name] = (dtype, own)
+        sums[name] = (dtype, own)
         joined = ".".join(_JOINED.get(part, part) for part in name.split("."))
         if joined != name:
-            found[joined] = (dtype, _wrapped(own + found.get(joined, (dtype, 0))[1]))
-    return found
+            sums[joined] = (dtype, _wrapped(own + sums.get(joined, (dtype, 0))[1]))
+    return sums
 
 
 def compare(served: Sequence[Sums], published: Sums) -> Comparison:

@@ -71,8 +71,8 @@ def bisect(run: RecordedRun, metric: str, step: int, say: Callable[[str], None])
     with recorded_training(run) as trainer:
         begun = trainer.begin(step - 1)
         say(f"computes step {step} from {f'the checkpoint of step {begun}' if begun else 'the first weights'}")
-        for taken in trainer.steps(step - 1):
-            say(f"step {taken.step}")
+        for trained_step in trainer.steps(step - 1):
+            say(f"step {trained_step.step}")
         trial = _Trial(trainer, step, metric)
         samples = trainer.prepare(step)[1].samples
         value = trial.value(samples)
@@ -142,20 +142,20 @@ class _Search:
 
 def _usual(run: RecordedRun, metric: str, step: int) -> float:
     """Returns the median of the metric over the neighbouring steps. Raises ReplayError for an unknown metric."""
-    found = [
+    values = [
         value
         for row in run.folder.metrics()
         if row["step"] != step and abs(row["step"] - step) <= _NEIGHBOURS
         if (value := _of_row(row, metric)) is not None
     ]
-    if metric not in _METRICS or not found:
+    if metric not in _METRICS or not values:
         raise ReplayError(
             "metric_unknown",
             f"{metric!r} is not a metric that depends on single sequences, or no neighbour of step {step} has it; "
             f"choose one of {', '.join(sorted(_METRICS))}",
             metric=metric,
         )
-    return statistics.median(found)
+    return statistics.median(values)
 
 
 def _of_row(row: Mapping[str, object], metric: str) -> float | None:
@@ -168,13 +168,13 @@ def _of_row(row: Mapping[str, object], metric: str) -> float | None:
 
 def _values(result: StepResult) -> dict[str, float]:
     """Returns the metrics of a step that depend on single sequences, by name. A missing metric is NaN."""
-    found = dict.fromkeys(_METRICS, math.nan) | {"loss": result.loss, "grad_norm": result.grad_norm}
+    values = dict.fromkeys(_METRICS, math.nan) | {"loss": result.loss, "grad_norm": result.grad_norm}
     for name, value in asdict(measure(result.token_stats)).items():
         if isinstance(value, dict):
-            found |= {f"{name}.{key}": float(part) for key, part in value.items()}
+            values |= {f"{name}.{key}": float(part) for key, part in value.items()}
         elif value is not None:
-            found[name] = float(value)
-    return found
+            values[name] = float(value)
+    return values
 
 
 _WITH_QUANTILES = ("ratio", "importance")

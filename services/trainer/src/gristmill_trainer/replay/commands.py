@@ -88,8 +88,8 @@ def _retrain(arguments: Sequence[str], here: Here) -> int:
     name = options.out or f"{run.run_id}-retrained"
     _check_run_id(name)
     out = _place(options.run, run, here) / name
-    found = retrain(run, request, out, _say)
-    for line in [] if found is None else found.report():
+    report = retrain(run, request, out, _say)
+    for line in [] if report is None else report.report():
         _say(line)
     _say(f"the retrained run: {out}")
     runs = f" {options.run} {out}" if Path(options.run).is_file() else ""
@@ -103,10 +103,10 @@ def _bisect(arguments: Sequence[str], here: Here) -> int:
     parser.add_argument("--step", type=int, required=True, help="the step with the unusual value")
     options = parser.parse_args(arguments)
     run = _open(options, here)
-    found = bisect(run, options.metric, options.step, _say)
-    for line in found.report():
+    result = bisect(run, options.metric, options.step, _say)
+    for line in result.report():
         _say(line)
-    link = f"/view/{quote(run.run_id)}/group/{quote(found.group.group_id)}#s{found.sequence.sequence}"
+    link = f"/view/{quote(run.run_id)}/group/{quote(result.group.group_id)}#s{result.sequence.sequence}"
     _say(f"on the page (gristmill view {options.run}): http://127.0.0.1:8080{link}")
     if here.show is not None:
         here.show(run.folder.roots, link)
@@ -151,9 +151,9 @@ def _parser(name: str, text: str) -> argparse.ArgumentParser:
 
 
 def _open(options: argparse.Namespace, here: Here) -> RecordedRun:
-    found = RecordedRun.open(here.open(options.run), here.models_dir, model=options.model, trust=options.trust)
-    _say(f"run {found.run_id}: {found.coverage().report()}")
-    return found
+    recorded = RecordedRun.open(here.open(options.run), here.models_dir, model=options.model, trust=options.trust)
+    _say(f"run {recorded.run_id}: {recorded.coverage().report()}")
+    return recorded
 
 
 def _place(named: str, run: RecordedRun, here: Here) -> Path:

@@ -171,9 +171,9 @@ def _config(
             for section in sections:
                 place = place.setdefault(section, {})
             place[key] = value
-    left = max(1, recorded.training_steps - at)
+    steps_left = max(1, recorded.training_steps - at)
     trainer = recorded.model_dump(include=set(Hyperparameters.model_fields))
-    trainer = merge({**trainer, "training_steps": left}, hyperparameters)
+    trainer = merge({**trainer, "training_steps": steps_left}, hyperparameters)
     parse(Hyperparameters, trainer, "--set")
     trainer = {name: value for name, value in trainer.items() if value is not None}
     env = {name: value for name, value in record.env.items() if name not in ("trainer", "model")}
@@ -207,15 +207,15 @@ def in_file(settings: Mapping[str, Any], config_dir: Path) -> dict[str, Any]:
 
     Paths of data sets begin at the root, and `sources`, which a record has by name, are a list.
     """
-    found = dict(settings)
-    dataset = found.get("dataset")
+    written = dict(settings)
+    dataset = written.get("dataset")
     if isinstance(dataset, dict) and dataset.get("dataset_path"):
         there = config_dir / dataset["dataset_path"]
         path = str(there.resolve() if there.exists() else dataset["dataset_path"])
-        found["dataset"] = {**dataset, "dataset_path": path}
-    if isinstance(sources := found.get("sources"), dict):
-        found["sources"] = [{"name": name, **in_file(source, config_dir)} for name, source in sources.items()]
-    return found
+        written["dataset"] = {**dataset, "dataset_path": path}
+    if isinstance(sources := written.get("sources"), dict):
+        written["sources"] = [{"name": name, **in_file(source, config_dir)} for name, source in sources.items()]
+    return written
 
 
 def copy_checkpoint(run: RecordedRun, at: int, target: Path, say: Callable[[str], None]) -> None:
@@ -232,9 +232,10 @@ def copy_checkpoint(run: RecordedRun, at: int, target: Path, say: Callable[[str]
         begun = trainer.begin(at)
         say(f"the checkpoint of step {at} is not on disk: trains steps {begun + 1} to {at} again")
         last: Checkpoint | None = None
-        for taken in trainer.steps(at):
-            last = taken.checkpoint or last
-            if files := taken.differing_files():
-                say(f"warning: the checkpoint of step {taken.step} differs from the original in {', '.join(files)}")
+        for trained_step in trainer.steps(at):
+            last = trained_step.checkpoint or last
+            if files := trained_step.differing_files():
+                name = f"the checkpoint of step {trained_step.step}"
+                say(f"warning: {name} differs from the original in {', '.join(files)}")
         assert last is not None
         shutil.copytree(last.path, target)

@@ -277,10 +277,10 @@ def check_step(name: str, step: int, lowest: int, highest: int) -> None:
 
 def _ranges(steps: list[int]) -> str:
     """Returns ascending steps as text: "1-12, 15"."""
-    found: list[list[int]] = []
+    ranges: list[list[int]] = []
     for step in steps:
-        if found and step == found[-1][1] + 1:
-            found[-1][1] = step
+        if ranges and step == ranges[-1][1] + 1:
+            ranges[-1][1] = step
         else:
-            found.append([step, step])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
+            ranges.append([step, step])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)

@@ -85,12 +85,12 @@ def verify(run: RecordedRun, request: Request, say: Say) -> Verdict:
     """
     verdict = Verdict()
     with recorded_training(run) as trainer:
-        for taken in _begun(trainer, request, say):
-            verdict.add(taken, trainer)
+        for trained_step in _begun(trainer, request, say):
+            verdict.add(trained_step, trainer)
             if verdict.step is not None:
                 return verdict
-            if taken.recorded is not None:
-                say(f"step {taken.step}: the checkpoint is equal")
+            if trained_step.recorded is not None:
+                say(f"step {trained_step.step}: the checkpoint is equal")
     if not verdict.compared:
         raise ReplayError(
             "nothing_compared",
@@ -115,11 +115,11 @@ def retrain(run: RecordedRun, request: Request, out: Path, say: Say) -> Verdict 
     _describe(out, run, request, change)
     verdict = Verdict()
     with JsonlWriter(out / METRICS_FILE) as metrics:
-        for taken in _begun(trainer, request, say):
-            metrics.append(_row(taken, trainer))
-            say(_line(taken))
-            _check_sample_size(taken, change, request.force, say)
-            verdict.add(taken, trainer)
+        for trained_step in _begun(trainer, request, say):
+            metrics.append(_row(trained_step, trainer))
+            say(_line(trained_step))
+            _check_sample_size(trained_step, change, request.force, say)
+            verdict.add(trained_step, trainer)
     return verdict if change.is_empty else None
 
 
@@ -143,10 +143,10 @@ def _check_steps(run: RecordedRun, request: Request) -> None:
 
 def _causes(trainer: Retrainer, step: int) -> dict[str, tuple[Any, Any]]:
     then, now = trainer.run.facts(step), trainer.facts(step)
-    found = differences(then.software, now.software) | differences(then.hardware, now.hardware)
+    causes = differences(then.software, now.software) | differences(then.hardware, now.hardware)
     if then.model_sha256 != now.model_sha256:
-        found["model"] = (f"{then.model} ({then.model_sha256})", f"{now.model} ({now.model_sha256})")
-    return found
+        causes["model"] = (f"{then.model} ({then.model_sha256})", f"{now.model} ({now.model_sha256})")
+    return causes
 
 
 def _check_sample_size(taken: TakenStep, change: Change, force: bool, say: Say) -> None:

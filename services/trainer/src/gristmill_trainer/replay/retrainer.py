@@ -109,9 +109,9 @@ class Retrainer:
 
         Returns the checkpoint's step, or 0. Call it before the other methods.
         """
-        found = [record for record in self.run.on_disk() if record.step <= at]
-        if found:
-            self._build(self.run.load(found[-1]), found[-1].step)
+        records = [record for record in self.run.on_disk() if record.step <= at]
+        if records:
+            self._build(self.run.load(records[-1]), records[-1].step)
         else:
             self._build(None if self.run.origin is None else self.run.load_origin(), 0)
         return self.step

@@ -68,14 +68,14 @@ def recorded_environment(
     if is_deeper(env, MAX_DEPTH):
         raise UntrustedError("untrusted_record", "the record of the run is nested too deep; no run has such settings")
     settings = _without(env, own)
-    found = [] if trust else list(_suspicious(settings, "", config_dir))
-    if found:
+    suspicious = [] if trust else list(_suspicious(settings, "", config_dir))
+    if suspicious:
         raise UntrustedError(
             "untrusted_record",
             "the record of the run names "
-            + "; ".join(found)
+            + "; ".join(suspicious)
             + ". If you trust whoever wrote the run, add --trust; else set your own value with --set NAME=VALUE",
-            settings=found,
+            settings=suspicious,
         )
     return settings
 
@@ -126,5 +126,5 @@ def _may_load(option: str, place: str) -> bool:
 
 
 def _inside(path: str, folder: Path) -> bool:
-    there = (folder / path).resolve()
-    return there.exists() and there.is_relative_to(folder.resolve())
+    resolved = (folder / path).resolve()
+    return resolved.exists() and resolved.is_relative_to(folder.resolve())

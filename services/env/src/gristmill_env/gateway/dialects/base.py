@@ -45,10 +45,10 @@ class Constraint:
         `text`: the reply, without the tokens that end it.
         """
         try:
-            found = json.loads(text)
+            written = json.loads(text)
         except ValueError:
             return []
-        named = [{"name": self.tool, "parameters": found}] if self.tool is not None else found if self.tools else []
+        named = [{"name": self.tool, "parameters": written}] if self.tool is not None else written if self.tools else []
         if not isinstance(named, list) or not all(isinstance(call, dict) and call.keys() == _CALL for call in named):
             return []  # the server has ignored the constraint
         return [
