@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -56,6 +58,30 @@ async def test_each_reply_of_a_request_is_a_node(http: httpx.AsyncClient, model:
         assert node["masked_tokens"] == [-100] * prompt + node["tokens"][prompt:]
         assert node["logprobs"] == [1.0] * prompt + [-0.25] * own
         assert node["metadata"] == {"finish_reason": "stop"}
+
+
+async def test_nodes_are_in_the_order_of_the_choices(http: httpx.AsyncClient, model: ScriptedModel) -> None:
+    model.says = ["four", "five", "six"]
+    asked, others_asked = itertools.count(1), threading.Event()
+
+    def answer_the_first_request_last() -> None:
+        if (number := next(asked)) == 3:
+            others_asked.set()
+        elif number == 1:
+            assert others_asked.wait(30)
+
+    model.hold = answer_the_first_request_last
+    uuid = await opened(http)
+    first = await chat(http, uuid, QUESTION, n=3)
+    said = [choice["message"]["content"] for choice in first["choices"]]
+    assert [node["full_text"].rpartition("\n")[2] for node in await nodes(http, uuid)] == [
+        f"{one}<|im_end|>" for one in said
+    ]
+    more = [*QUESTION, {"role": "assistant", "content": said[0]}, {"role": "user", "content": "sure?"}]
+    for _ in range(2):
+        await chat(http, uuid, more)
+    starts = [node["full_text"].split("assistant\n")[1].partition("<")[0] for node in await nodes(http, uuid)]
+    assert starts == [*said, said[0]], "a second reply to the same messages is another node, at the end"
 
 
 async def test_second_turn_extends_its_node(http: httpx.AsyncClient, model: ScriptedModel) -> None:

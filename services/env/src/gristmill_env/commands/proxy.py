@@ -113,7 +113,8 @@ class ManagedProxy:
         prepared, count = await _prepared(session, request)
         how = repetition(request)
         coming = [session.reply(prepared, **how, choice=choice) for choice in range(count)]
-        replies = await unless_gone(_all(coming), request)
+        # Environments take the choices and their nodes in the same order.
+        replies = sorted(await unless_gone(_all(coming), request), key=lambda reply: reply.number)
         answers = [_CHAT.answer(reply) for reply in replies]
         choices = [answer["choices"][0] | {"index": index} for index, answer in enumerate(answers)]
         prompt, sampled = replies[0].prompt_tokens, sum(reply.completion_tokens for reply in replies)
@@ -127,7 +128,14 @@ class ManagedProxy:
         return {"prompt_text": text, "token_ids": ids, "num_tokens": len(ids)}
 
     async def _nodes(self, request: Request) -> dict[str, Any]:
-        return {"nodes": [self._node(branch) for branch in self._find(request).branches()]}
+        """Returns the sequences in the order of their first own replies: a further turn leaves a node in its place."""
+        used: set[int] = set()
+        nodes: list[tuple[int, dict[str, Any]]] = []
+        for branch in self._find(request).branches():
+            own = [turn.number for turn in branch.turns if turn.number not in used]
+            nodes.append((own[0], self._node(branch)))
+            used.update(own)
+        return {"nodes": [node for _, node in sorted(nodes, key=lambda node: node[0])]}
 
     async def _delete(self, request: Request) -> dict[str, Any]:
         session = self._find(request)

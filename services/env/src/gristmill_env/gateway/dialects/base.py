@@ -92,6 +92,8 @@ class Reply:
     completion_tokens: int
     stop_text: str | None = None
     """The text of the request's `stop` that ended the answer."""
+    number: int = 0
+    """The answer's place in the order of the rollout's replies."""
 
     @property
     def text(self) -> str:
