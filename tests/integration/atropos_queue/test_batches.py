@@ -125,6 +125,19 @@ async def test_nack_returns_the_batch_of_a_disconnected_client(harness: StoreHar
     assert await harness.lend("atropos:1") == names(0, 1), "the name is free again"
 
 
+async def test_group_that_fits_no_batch_is_not_the_part_of_its_environment(redis_url: str) -> None:
+    async with Redis.from_url(redis_url) as client:
+        harness = StoreHarness(client)
+        await harness.start()
+        await harness.env(share=0.5)
+        await harness.submit(scored(2, None), scored(2, None), scored(9, 0))
+        answer = await harness.queue.lease("atropos:1")
+        assert answer is not None
+        assert (answer.groups, answer.dead) == ([], 1), "the batch waits for a group of the environment"
+        await harness.submit(scored(2, 0))
+        assert await harness.lend("atropos:2") == names(0, 3)
+
+
 async def test_groups_that_fit_no_batch_become_dead_letters(redis_url: str) -> None:
     async with Redis.from_url(redis_url) as client:
         harness = StoreHarness(client, Limits(max_attempts=2))

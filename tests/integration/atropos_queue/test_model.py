@@ -42,6 +42,7 @@ def groups(sizes: st.SearchStrategy[int]) -> st.SearchStrategy[Groups]:
 @example(queue=[(1, 1)] * 8 + [(8, 0)] * 2, wanted=16, shares=(0.5, 0.5, None))
 @example(queue=[(2, None)] * 4 + [(2, 0)], wanted=8, shares=(0.25, None, None))
 @example(queue=[(6, 0), (4, 0), (4, 0)], wanted=8, shares=(None, None, None))
+@example(queue=[(4, 1), (2, 1), (4, 1), (2, 1), (8, 2)], wanted=6, shares=(None, None, 0.3))
 def test_batches_are_those_of_the_model(
     redis_url: str, queue: Groups, wanted: int, shares: tuple[float | None, float | None, float | None]
 ) -> None:

@@ -39,13 +39,13 @@ local function parts_of_batch(wanted, at)
 end
 
 -- The room that the batch keeps: environment -> sequences that only its groups may fill, and their sum. nil: one more group
--- of an environment would still fit into its part, and is awaited.
+-- of an environment would still fit into its part, and is awaited. A group that is larger than the batch does not count.
 local function kept_room(wanted, kinds, at)
   local kept, kept_sum = {}, 0
   for _, share in ipairs(parts_of_batch(wanted, at)) do
     local ready_here, ready = {}, 0
     for _, kind in ipairs(kinds) do
-      if kind.env_id == share.env_id then
+      if kind.env_id == share.env_id and kind.size <= wanted then
         ready_here[#ready_here + 1] = kind
         ready = ready + kind.size * kind.count
       end
@@ -87,12 +87,15 @@ end
 -- letters. By groups, the caller has checked that enough are ready.
 local function select_groups(unit, wanted, at, max_attempts, reads_all)
   local by_groups = unit == 'groups'
-  local kept, kept_sum, unfilled = {}, 0, {}
+  local kept, kept_sum, unfilled, awaits = {}, 0, {}, false
   if not by_groups then
     local kinds, largest = ready_kinds()
     if largest <= wanted and not may_sum(by_size(kinds), wanted) then return nil, 0 end
     kept, kept_sum = kept_room(wanted, kinds, at)
-    if not kept then return nil, 0 end
+    awaits = not kept
+    -- Larger groups are in the queue: this call still makes them dead letters.
+    if awaits and largest <= wanted then return nil, 0 end
+    kept, kept_sum = kept or {}, kept_sum or 0
     for env_id, room in pairs(kept) do unfilled[env_id] = room end
   end
 
@@ -112,7 +115,7 @@ local function select_groups(unit, wanted, at, max_attempts, reads_all)
       else
         seen[#seen + 1] = {id = id, size = size, env_id = facts[2], place = #seen}
         local in_room = math.min(unfilled[facts[2]] or 0, size)
-        if taken + size + kept_sum - in_room <= wanted then
+        if not awaits and taken + size + kept_sum - in_room <= wanted then
           chosen[#chosen + 1] = seen[#seen]
           taken = taken + size
           if in_room > 0 then unfilled[facts[2]] = unfilled[facts[2]] - in_room end
@@ -122,6 +125,6 @@ local function select_groups(unit, wanted, at, max_attempts, reads_all)
     end
   end
   if taken == wanted then return chosen, dead end
-  if by_groups or dead >= MAX_GIVEN_UP then return nil, dead end
+  if by_groups or awaits or dead >= MAX_GIVEN_UP then return nil, dead end
   return any_that_sum(seen, wanted, kept) or any_that_sum(seen, wanted, {}), dead
 end
