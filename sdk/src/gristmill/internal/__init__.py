@@ -1,4 +1,4 @@
-"""What Gristmill's own packages share and no contract promises: a release may change any of it.
+"""Modules that Gristmill's own packages share. They are not part of the contract: a release may change any of them.
 
 settings        flags, environment variables and YAML as checked models; dotenv and assignments read their forms
 plugins         functions that a configuration names

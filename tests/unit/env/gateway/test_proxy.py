@@ -99,6 +99,15 @@ async def test_second_turn_extends_its_node(http: httpx.AsyncClient, model: Scri
     assert node["tokens"][: rendered["num_tokens"]] == rendered["token_ids"]
 
 
+async def test_session_streams_at_the_path_of_the_gateway(http: httpx.AsyncClient) -> None:
+    uuid = await opened(http)
+    streamed = await http.post(f"/s/{uuid}/v1/chat/completions", json={"messages": QUESTION, "stream": True})
+    assert streamed.text.endswith("data: [DONE]\n\n")
+    answer = await http.post(f"/s/{uuid}/v1/messages", json={"messages": QUESTION, "max_tokens": 8})
+    assert answer.json()["content"] == [{"type": "text", "text": "4"}]
+    assert len(await nodes(http, uuid)) == 2
+
+
 async def test_tool_calls_need_no_parser_of_the_environment(http: httpx.AsyncClient, model: ScriptedModel) -> None:
     model.says = ['<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>']
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
