@@ -60,12 +60,14 @@ def test_rollouts_are_played_at_an_openenv_service(image: str, tmp_path: Path) -
         stack.compose("run", "--rm", "--no-deps", "env", *process, *flags)
         read = ("run", "--rm", "--no-deps", "--entrypoint", "cat", "env", "/runs/played.jsonl")
         lines = [line for line in stack.compose(*read).splitlines() if line.startswith("{")]
-        reach = "import socket\nfor name in ('api', 'redis', 'model'):\n    socket.gethostbyname(name); print(name)"
+        reach = "import socket; socket.gethostbyname('model')"  # which runs
         tried = stack.compose("exec", "-T", "openenv", "python3", "-c", reach, check=False)
+        [network] = stack.inspect("openenv")["NetworkSettings"]["Networks"]
     groups = msgspec.json.decode("[" + ",".join(lines) + "]", type=list[SavedGroup])
     assert [len(group.completions) for group in groups] == [SIZE] * GROUPS
     for group in groups:
         assert f"Say {group.row}-cake." in str(group.messages)
         assert {completion.total for completion in group.completions} == {-0.25 * TURNS}
         assert all("is wrong." in str(completion.messages) for completion in group.completions)
-    assert tried.count("gaierror") == 1
+    assert "gaierror" in tried
+    assert network.endswith("_openenv")

@@ -72,8 +72,6 @@ def test_the_container_has_no_secret_no_volume_no_port_and_no_way_out(stack: Com
     names = [variable.partition("=")[0] for variable in described["Config"]["Env"]]
     assert [name for name in names if name.startswith(("GRISTMILL", "API", "HF", "WANDB"))] == []
     [network] = described["NetworkSettings"]["Networks"]
-    reach = "import socket\nfor name in ('api', 'redis', 'model'):\n    socket.gethostbyname(name); print(name)"
-    assert stack.compose("exec", "-T", "sandbox", "python", "-c", reach, check=False).count("gaierror") == 1
     out = "import socket; socket.create_connection(('198.51.100.1', 80), timeout=5); print('reached')"
     assert "reached" not in stack.compose("exec", "-T", "sandbox", "python", "-c", out, check=False)
     assert network.endswith("_sandbox")
