@@ -48,15 +48,18 @@ def _train(vllm: Vllm, folder: Path, *, kill: bool) -> dict[str, Any]:
         def start() -> Service:
             return stack.start("trainer", [sys.executable, "-m", "gristmill_trainer", *flags], places)
 
+        def killable(api: SyncClient) -> bool:
+            acked = len(api.audit("same").trained) == (KILLED_AFTER - 1) * GROUPS
+            return acked and rows.exists() and len(read_jsonl(rows)) == KILLED_AFTER
+
         with SyncClient(api_url) as api:
             api.create_run("same", {"trainer": {}, "dataset": {"max_tokens": 64}}, group_size=2)
             trainer = start()
             for step in range(1, STEPS + 1):
                 _submit_step(api, "same")
                 if kill and step == KILLED_AFTER:
-                    stack.wait_until(
-                        trainer, lambda: rows.exists() and len(read_jsonl(rows)) == KILLED_AFTER, timeout=120
-                    )
+                    # The trainer acks the second step when its checkpoint is written, which may be after the third.
+                    stack.wait_until(trainer, lambda: killable(api), timeout=120)
                     trainer.process.kill()
                     trainer.process.wait()
                     assert len(api.audit("same").trained) == (KILLED_AFTER - 1) * GROUPS
