@@ -30,6 +30,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import orjson
 
 from gristmill import GroupError, SamplingParams, TrajectoryGroup, VersionSpan
 from gristmill.group import F32, I32, NO_LOGPROBS, Bool
@@ -151,17 +152,14 @@ def convert(scored: Scored, left_out: Collection[str] = ()) -> SubmittedGroup:
 def to_json(body: bytes) -> bytes:
     """Returns a stored group as JSON with all 14 keys. Blocking: the work grows with the group. Raises GroupError."""
     group = TrajectoryGroup.decode(body)
+    values = _values(group) | {key: orjson.Fragment(text) for key, text in _TEXTS.decode(body).atropos.items()}
     ends = group.lengths.cumsum()[:-1]
-    values = {
-        key: value
-        if not isinstance(value, np.ndarray)
-        else value.tolist()
-        if key == "scores"
-        else [part.tolist() for part in np.split(value, ends)]
-        for key, value in _values(group).items()
-    }
-    texts = _TEXTS.decode(body).atropos
-    return msgspec.json.encode(values | {key: msgspec.Raw(text) for key, text in texts.items()})
+    for key, value in values.items():
+        if isinstance(value, np.ndarray):
+            # As 64 bits, because a client reads the digits of a number as 64 bits.
+            wide = value.astype(np.float64) if value.dtype == np.float32 else value
+            values[key] = wide if key == "scores" else np.split(wide, ends)
+    return orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def _values(group: TrajectoryGroup) -> dict[str, Any]:
