@@ -56,6 +56,16 @@ def test_conversion_to_json_and_back_is_the_same_group() -> None:
     assert found.texts == {}, "the binary group alone has all values"
 
 
+@pytest.mark.parametrize("name", ["scores", "inference_logprobs", "advantages", "ref_logprobs"])
+def test_a_number_of_32_bits_is_returned_with_the_digits_of_64(name: str) -> None:
+    # 32 bits need fewer digits for 0.1, and a client that reads those digits as 64 bits gets another number.
+    number = float(np.float32(-0.1))
+    found = converted(small() | {name: [number] if name == "scores" else [[1.0, number]]})
+    assert found.texts == {}
+    value = json.loads(returned(found))[name]
+    assert value == ([number] if name == "scores" else [[1.0, number]])
+
+
 def test_group_of_v1_converts_to_json() -> None:
     group = make_group(lengths=((2, 2), (1, 3)), rewards=(1.0, 0.0))
     text = json.loads(to_json(group.encode()))
