@@ -23,7 +23,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import struct
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
@@ -207,16 +208,21 @@ def _uncertain(scored: Scored, flat: Mapping[str, F64 | None], mask: Bool) -> di
     }
 
 
-def _integers(name: str, rows: Iterable[Sequence[int]]) -> npt.NDArray[np.int64]:
+def _integers(name: str, rows: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
     try:
-        return np.fromiter(itertools.chain.from_iterable(rows), np.int64)
-    except OverflowError as error:
+        return np.frombuffer(_packed(rows, "q"), np.int64)
+    except struct.error as error:
         raise Mismatch((name,), "holds a number beyond 64 bits") from error
 
 
 def _floats(rows: Sequence[Sequence[float]] | None) -> F64 | None:
     """Returns the values of all sequences; None for an absent field, and for the empty list that BaseEnv may send."""
-    return np.fromiter(itertools.chain.from_iterable(rows), np.float64) if rows else None
+    return np.frombuffer(_packed(rows, "d"), np.float64) if rows else None
+
+
+def _packed(rows: Sequence[Sequence[float]], code: str) -> bytes:
+    # numpy takes twice as long for a list of Python's numbers.
+    return b"".join(struct.pack(f"{len(row)}{code}", *row) for row in rows)
 
 
 def _narrow(values: Any) -> Any:

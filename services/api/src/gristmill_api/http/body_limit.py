@@ -10,6 +10,7 @@ import asyncio
 import itertools
 from bisect import insort
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar, TypeVarTuple, Unpack
 
 from starlette.datastructures import Headers
@@ -26,6 +27,9 @@ IN_LOOP: Final = 512 * 1024
 """Bytes. On two cores of an EPYC, to check and hash a native group of this size takes 0.5 ms. To inflate as much gzip
 takes 1 ms, and to read as much of Atropos' JSON 2 ms. A thread adds 0.4 ms, three times the check of a group of
 67 kB."""
+_THREADS: Final = ThreadPoolExecutor(2, "body")
+"""Threads that read large bodies. Reading needs Python's lock, so a third thread would only take memory: several times
+the body. While one thread inflates or hashes, which needs no lock, the other one reads."""
 _WAIT_S: Final = 10.0
 """Seconds that a request waits for room before it is refused. The client keeps the body meanwhile."""
 _SLOWEST: Final = 16 * 1024
@@ -38,7 +42,7 @@ async def offload(size: int, work: Callable[[Unpack[Args]], T], *args: *Args) ->
     """Returns `work(*args)`, run on a thread if `size`, the bytes to work on, is more than IN_LOOP."""
     if size <= IN_LOOP:
         return work(*args)
-    return await asyncio.to_thread(work, *args)
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, work, *args)
 
 
 class Bodies:
