@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import AsyncIterator
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import cast
 
@@ -114,12 +115,16 @@ async def test_run_id_cannot_name_a_folder_outside_the_roots(source: RunSource, 
 
 
 @pytest.mark.slow
-async def test_reading_process_that_is_killed_is_replaced(source: RunSource) -> None:
+@pytest.mark.parametrize("noticed", [False, True], ids=["at the question", "before it"])
+async def test_reading_process_that_is_killed_is_replaced(source: RunSource, noticed: bool) -> None:
     await source.overview("sums")
     pool = source._pool
     assert pool is not None
     (pid,) = cast(dict[int, object], pool._processes)
     os.kill(pid, 9)
+    with contextlib.suppress(BrokenProcessPool):
+        while noticed:
+            pool.submit(os.getpid)
     with pytest.raises(ViewError) as caught:
         await source.overview("sums")
     assert (caught.value.code, caught.value.status) == ("reader_ended", 503)

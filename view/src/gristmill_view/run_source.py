@@ -90,8 +90,8 @@ class RunSource:
             self._pool = ProcessPoolExecutor(max_workers=1, mp_context=context, initializer=_begin)
             self._process = self._pool.submit(os.getpid)
         pool, process = self._pool, self._process
-        answer = asyncio.wrap_future(pool.submit(_answer, question, self._roots, *arguments))
         try:
+            answer = asyncio.wrap_future(pool.submit(_answer, question, self._roots, *arguments))
             return await asyncio.wait_for(answer, self.answer_s)
         except TimeoutError as error:
             if self._pool is pool:
