@@ -333,8 +333,10 @@ class PermitSession:
             except ApiError as error:
                 if error.code != ErrorCode.OTHER_REGISTRATION:
                     raise
+                # Before the question, because the answer may travel for longer than the predecessor is silent.
+                waited = time.monotonic() - refused_at
                 silent = await self._silent_for()
-                if silent is not None and silent < time.monotonic() - refused_at - _ROUNDING:
+                if silent is not None and silent < waited - _ROUNDING:
                     raise
                 if not logged:
                     _LOG.warning("waiting until the registration of an earlier process expires: %s", error)

@@ -12,6 +12,7 @@ from tests.support.errors import raises
 from gristmill import (
     ApiError,
     ApiUnreachable,
+    Environment,
     ErrorCode,
     GristmillError,
     Permit,
@@ -124,6 +125,25 @@ class Api:
 
 def _session(api: Any) -> PermitSession:
     return PermitSession(api, "run", "env", heartbeat=0.01)
+
+
+async def test_answer_that_travels_long_does_not_make_a_dead_predecessor_alive() -> None:
+    class Away(Api):
+        """Its environment of this name called for the last time before this process was refused."""
+
+        async def environments(self, run: str) -> list[Environment]:
+            answer = [Environment(env_id="env", weight=1.0, alive=True, last_seen_s=0.05)]
+            await asyncio.sleep(0.5)
+            return answer
+
+        async def register_env(self, *arguments: object, **named: object) -> None:
+            await super().register_env(*arguments, **named)
+            if self.calls.count("register_env") == 1:
+                raise ApiError(ErrorCode.OTHER_REGISTRATION, 409, "another environment has the name")
+
+    async with _session(api := Away()):
+        pass
+    assert api.calls.count("register_env") == 2
 
 
 async def _permits(session: PermitSession) -> list[Permit]:
