@@ -60,8 +60,10 @@ def test_reward_rises_on_the_screen_while_the_run_trains(page: Any, demo: Demo) 
     label = page.locator(".panel:first-child .plot").get_attribute("aria-label")
     demo.clock.now += 200  # 100 steps
     page.wait_for_function("() => document.querySelector('.facts b').textContent === '124 / 200'")
+    page.wait_for_function(
+        "label => document.querySelector('.panel:first-child .plot').getAttribute('aria-label') !== label", arg=label
+    )
     assert float(fact(page, "reward")) > before + 0.3
-    assert page.locator(".panel:first-child .plot").get_attribute("aria-label") != label
 
 
 def test_killed_environment_shows_and_the_page_stays_in_place(page: Any, demo: Demo) -> None:

@@ -71,7 +71,7 @@ def new_page(browser: Any, seen: Seen) -> Any:
         viewport={"width": 1280, "height": 900}, color_scheme="light", reduced_motion="reduce"
     )
     page = context.new_page()
-    page.set_default_timeout(10_000)
+    page.set_default_timeout(60_000)
     seen.watch(page)
     return page
 

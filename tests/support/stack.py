@@ -58,7 +58,7 @@ def start_api(stack: LocalStack, redis_port: int, port: int, **environ: str) -> 
     """`environ`: more variables of the API, such as API_VIEW_SERVERS."""
     command = [sys.executable, "-m", "gristmill_api", "--host", "127.0.0.1", "--port", str(port)]
     api = stack.start("api", command, {"REDIS_URL": f"redis://127.0.0.1:{redis_port}/0", **environ})
-    stack.wait_until(api, lambda: answers(f"http://127.0.0.1:{port}/readyz"), timeout=30)
+    stack.wait_until(api, lambda: answers(f"http://127.0.0.1:{port}/readyz"), timeout=120)
     return api
 
 

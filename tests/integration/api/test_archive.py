@@ -116,12 +116,12 @@ async def test_acked_groups_are_readable_from_the_runs_folder(
 async def test_stopping_the_api_archives_all_waiting_groups(
     redis: Redis, redis_url: str, tmp_path: Path, loop_at: Callable[..., Awaitable[Loop]]
 ) -> None:
-    await redis.set(keys.ARCHIVER, "another process", px=60_000)
+    await redis.set(keys.ARCHIVER, "another process")
     with ApiServer(redis_url, GRISTMILL_RUNS_DIR=str(tmp_path)) as server:
         loop = await loop_at(server)
-        for _ in range(20):
-            await loop.step(10, length=1000)
-        assert await redis.llen(keys.archive(RUN)) == 200
+        for _ in range(7):
+            await loop.step(10)
+        assert await redis.llen(keys.archive(RUN)) == 70, "more than the archiver writes at once"
         await redis.delete(keys.ARCHIVER)
         server.stop()
     assert await empty(redis)
@@ -164,7 +164,7 @@ async def test_waiting_groups_are_released_when_archiving_is_turned_off(
 ) -> None:
     with RedisServer() as own:  # no other API exists that could release them
         async with Redis.from_url(own.url) as redis:
-            await redis.set(keys.ARCHIVER, "another process", px=60_000)
+            await redis.set(keys.ARCHIVER, "another process")
             with ApiServer(own.url, GRISTMILL_RUNS_DIR=str(tmp_path)) as server:
                 await (await loop_at(server)).step(3)
                 assert not await empty(redis)
@@ -222,7 +222,7 @@ async def test_archive_reads_each_group_once_after_a_crash_between_disk_and_redi
 ) -> None:
     with ApiServer(redis_url, GRISTMILL_RUNS_DIR=str(tmp_path)) as server:
         loop = await loop_at(server)
-        await redis.set(keys.ARCHIVER, "another process", px=60_000)
+        await redis.set(keys.ARCHIVER, "another process")
         await loop.step(3)
         before = await redis.lrange(keys.archive(RUN), 0, -1)
         names = [name for i in before for name in (keys.payload(RUN, text(i)), keys.group(RUN, text(i)))]

@@ -212,7 +212,7 @@ class Expected:
 async def killable() -> AsyncIterator[tuple[RedisServer, StoreHarness]]:
     with RedisServer() as server:
         async with connect(server.url, {}) as client:
-            harness = StoreHarness(Store(client, Limits()), client)
+            harness = StoreHarness(Store(client, Limits(permit_ttl_s=3600)), client)
             await harness.create()
             yield server, harness
 

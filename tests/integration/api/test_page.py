@@ -73,6 +73,7 @@ async def test_run_of_the_api_is_live(page: httpx.AsyncClient) -> None:
 async def test_page_receives_a_new_step_within_seconds(page: httpx.AsyncClient) -> None:
     await train(page, range(1, 2))
     seen: list[tuple[str, Any]] = []
+    listens = asyncio.Event()
 
     async def listen() -> None:
         async with page.stream("GET", f"/view/api/runs/{RUN}/events?after=1") as stream:
@@ -82,13 +83,14 @@ async def test_page_receives_a_new_step_within_seconds(page: httpx.AsyncClient) 
                     kind = line.removeprefix("event: ")
                 elif line.startswith("data: "):
                     seen.append((kind, json.loads(line.removeprefix("data: "))))
+                    listens.set()
                     if kind == "step":
                         return
 
     async with asyncio.timeout(30):
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(listen())
-            await asyncio.sleep(2)
+            await listens.wait()
             tasks.create_task(train(page, range(2, 3)))
     assert [data["reward_mean"] for kind, data in seen if kind == "step"] == [0.5]
     assert "services" in {kind for kind, _ in seen}

@@ -20,7 +20,9 @@ RUN = "run-1"
 
 @pytest.fixture
 def server(redis_url: str, tmp_path: Path) -> Iterator[ApiServer]:
-    with ApiServer(redis_url, GRISTMILL_RUNS_DIR=str(tmp_path), API_ARCHIVE_MIN_FREE_BYTES="0") as server:
+    with ApiServer(
+        redis_url, GRISTMILL_RUNS_DIR=str(tmp_path), API_ARCHIVE_MIN_FREE_BYTES="0", API_ENV_TTL_S="3600"
+    ) as server:
         yield server
 
 

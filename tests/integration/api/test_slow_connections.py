@@ -88,7 +88,7 @@ def test_client_with_complete_requests_keeps_its_connection(api: ApiServer) -> N
 
 def test_unfinished_requests_leave_room_for_others(shared_redis: RedisServer) -> None:
     """The API raises its limit of open files, refuses requests beyond it with 503, and recovers without a restart."""
-    environ = {"API_REQUEST_TIMEOUT_S": "3"}
+    environ = {"API_REQUEST_TIMEOUT_S": "10"}
     with ApiServer(shared_redis.api_url, None, None, (64, 260), **environ) as server, contextlib.ExitStack() as stack:
         limits = Path(f"/proc/{server.pid}/limits").read_text()
         assert limits.split("Max open files")[1].split()[:2] == ["260", "260"]

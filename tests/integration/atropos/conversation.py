@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,9 +65,6 @@ def expand(value: Any) -> Any:
 
 def say(http: httpx.Client, step: dict[str, Any]) -> list[Answer]:
     """Runs one step on a separate connection, because the reference breaks the connection with every 500."""
-    if "sleep" in step:
-        time.sleep(step["sleep"])
-        return []
     method, path = step["say"].split()
     headers = {"Accept-Encoding": step.get("accept", "identity"), "Connection": "close"}
     body = b""

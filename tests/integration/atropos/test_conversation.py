@@ -14,7 +14,10 @@ from tests.support.api_server import ApiServer
 from tests.support.atropos_reference import FRESH, AtroposReference
 from tests.support.redis_server import RedisServer
 
+from gristmill_api.store import keys
+
 CONVERSATIONS = conversations()
+ENVS = keys.prefix("default") + "envs"
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +29,7 @@ def reference() -> Iterator[httpx.Client]:
 @pytest.fixture(scope="module")
 def ours(shared_redis: RedisServer) -> Iterator[httpx.Client]:
     with (
-        ApiServer(shared_redis.api_url, API_ENV_TTL_S="4", API_MAX_BODY_BYTES="200000") as server,
+        ApiServer(shared_redis.api_url, API_MAX_BODY_BYTES="200000") as server,
         httpx.Client(base_url=server.url, timeout=30) as client,
     ):
         yield client
@@ -41,8 +44,10 @@ def test_answers_equal_the_reference_except_for_the_fixes(
         client.flushall()
     for number, step in enumerate(conversation["steps"]):
         at = f"step {number}, {step.get('say')}"
-        if "sleep" in step:
-            say(ours, step)
+        if "expire" in step:
+            with redis.Redis.from_url(shared_redis.url) as client:
+                names = client.zrange(ENVS, 0, -1)
+                client.zadd(ENVS, dict.fromkeys(names, 1))
             continue
         theirs = [answer.shown() for answer in say(reference, step)]
         answers = say(ours, step)

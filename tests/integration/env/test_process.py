@@ -27,7 +27,7 @@ def test_stopped_environment_returns_every_permit(environments: Environments, tr
     # The next environment gets the same rows, at once.
     environments.here(trainer.url)
     trainer.label("2.0")
-    assert sorted(group.row for group in trainer.lease(wait=20)) == [0, 1]
+    assert sorted(group.row for group in trainer.lease(wait=60)) == [0, 1]
     assert "Traceback" not in environments.output.of("env")
 
 

@@ -28,6 +28,8 @@ def test_serve_runs_from_the_first_permit_to_the_end_of_the_run(
     env = environments.here(trainer.url, "--no-shuffle_dataset", "--testing")
     trainer.take()
     groups = trainer.train(until=4)
+    while caplog.text.count("submit run=sums group=g0000000") < 8:  # It may come after the trainer has the group.
+        time.sleep(0.05)
     trainer.api.finish("sums", trainer.incarnation)
     env.join()
 
@@ -64,6 +66,8 @@ def test_serve_saves_groups_as_text_if_configured(environments: Environments, tr
     env = environments.here(trainer.url, "--data_path_to_save_groups", str(path))
     trainer.take()
     groups = trainer.train(until=2)
+    while not path.exists() or len(path.read_text().splitlines()) < len(groups):  # Groups are saved after their submit.
+        time.sleep(0.05)
     trainer.api.finish("sums", trainer.incarnation)
     env.join()
     saved = {group.row: group for group in read_groups(path)}

@@ -45,7 +45,7 @@ class Run:
         self.incarnation = 0
 
     async def take(self) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while await self.api.open_run(5) is None:
                 pass
         self.incarnation, _ = await self.api.take("sums", {**TRAINER, "publisher": "none"}, [])
@@ -55,7 +55,7 @@ class Run:
         """Pretends to train to step `until`, and returns the rows."""
         rows = []
         for step in range(1, until + 1):
-            groups = await self.api.lease("sums", self.incarnation, f"b{step}", 2, wait=30)
+            groups = await self.api.lease("sums", self.incarnation, f"b{step}", 2, wait=60)
             assert groups is not None
             rows += [group.row for group in groups]
             await self.api.ack("sums", self.incarnation, [f"b{step}"])
@@ -67,7 +67,7 @@ class Run:
         return sum(body["sampling_params"]["n"] == count for body in self.model.bodies)
 
     async def until_asked(self, count: int) -> None:
-        for _ in range(1500):
+        for _ in range(6000):
             if self.asked(count):
                 return
             await asyncio.sleep(0.02)
@@ -305,7 +305,7 @@ from gristmill_env.environments import Environment, StepResult
 RESETS = Counter()
 
 class LosesOne(Environment):
-    def reset(self, item):
+    async def reset(self, item):
         RESETS[item.row] += 1
         if RESETS[item.row] == 2:
             raise KeyError("no board")
@@ -370,7 +370,7 @@ async def test_generation_of_a_group_ends_when_its_weights_are_too_old(
     begun = (await run.api.status("sums")).outstanding
     # One step later the groups are as old as the trainer accepts none any more (max_staleness: 0).
     await run.api.record_version("sums", PolicyVersion(run.incarnation, 1))
-    for _ in range(1500):
+    for _ in range(6000):
         if (await run.api.status("sums")).dropped.get("stale", 0) == begun:
             break
         await asyncio.sleep(0.02)

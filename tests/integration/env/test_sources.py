@@ -249,10 +249,14 @@ async def test_solved_rows_rest_in_each_source_although_their_groups_are_dropped
     found, schedule = await issued(redis_url), Schedule(WEIGHTS)
     await trainer.api.finish("mixed", trainer.incarnation)
     await asyncio.wait_for(serving, 120)
-    epochs = {
-        number: (row // ROWS[source], row % ROWS[source]) for number in found for source, row in [schedule.at(number)]
-    }
-    assert all(epoch % 3 == 0 for epoch, index in epochs.values() if index % 2 == 0)
+    for number in found:
+        source, row = schedule.at(number)
+        epoch, index = divmod(row, ROWS[source])
+        if index % 2 == 0 and epoch % 3 != 0:
+            # The row's next turn was issued before its result arrived: the environment holds up to four permits.
+            before = schedule.number(source, row - ROWS[source])
+            assert epoch % 3 == 1
+            assert sum(before < other < number for other in found) < 4, (source, row)
 
 
 @pytest.mark.long

@@ -61,7 +61,7 @@ def test_api_started_without_redis_logs_the_redis_address(tmp_path: Path) -> Non
         port, nothing = free_port(), free_port()
         command = [sys.executable, "-m", "gristmill_api", "--host", "127.0.0.1", "--port", str(port)]
         stack.start("api", command, {"REDIS_URL": f"redis://127.0.0.1:{nothing}/0"})
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while f"127.0.0.1:{nothing}" not in output.of("api"):
             assert time.monotonic() < deadline, output.lines
             time.sleep(0.1)

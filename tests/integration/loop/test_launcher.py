@@ -55,7 +55,7 @@ def test_output_without_a_terminal_is_one_line_per_step_and_a_summary(tmp_path: 
     (tmp_path / "state" / "models").symlink_to(MODELS_DIR)
     command = [sys.executable, str(SCRIPT), "--training_steps", "3", "--runs_dir", str(tmp_path / "runs")]
     command += [f"--api_port={free_port()}", f"--model_port={free_port()}", f"--state_dir={tmp_path / 'state'}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=420, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=560, check=False)
     output = done.stdout + done.stderr
     assert done.returncode == 0, output
     lines = output.splitlines()

@@ -192,7 +192,9 @@ def test_launcher_waits_for_the_report_of_this_start_and_the_summary_names_it(ru
     run.wait_for_report(seconds=0.5)
     assert time.monotonic() - began >= 0.5
     assert str(report) not in "\n".join(line.plain for line in run.end([]))
-    writer = threading.Timer(0.5, report.write_text, ["new"])
+    new = tmp_path / "new.html"
+    new.write_text("new")
+    writer = threading.Timer(0.5, new.replace, [report])
     writer.start()
     run.wait_for_report(seconds=60)
     assert report.read_text() == "new"

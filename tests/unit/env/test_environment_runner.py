@@ -134,11 +134,14 @@ async def test_turns_of_a_rollout_stay_on_the_server_of_its_first_turn(
     two_servers: tuple[FailingServer, FailingServer],
 ) -> None:
     made: list[Environment] = []
+    both = asyncio.Barrier(2)
 
     class Talks(Environment):
         async def play(self, item: Item, model: Model) -> float:
             made.append(self)
-            await model.say(f"{item.prompt} {len(made)}")
+            number = len(made)
+            await both.wait()  # Otherwise the first request may be over before the second one is sent.
+            await model.say(f"{item.prompt} {number}")
             for _ in range(3):
                 await model.say("again")
             return 1.0

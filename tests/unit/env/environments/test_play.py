@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.support.errors import raises
+from tests.unit.env.conftest import PassTime
 from tests.unit.env.environments.conftest import ITEM, Roll, text, trained
 from tests.unit.env.gateway.conftest import SAMPLING, ScriptedModel
 
@@ -243,13 +244,14 @@ async def test_environment_that_says_nothing_has_failed(roll: Roll) -> None:
         await roll(play)
 
 
-async def test_play_that_takes_too_long_between_two_replies_has_failed(roll: Roll) -> None:
+async def test_play_that_takes_too_long_between_two_replies_has_failed(roll: Roll, pass_time: PassTime) -> None:
     async def play(item: Item, model: Model) -> None:
         await model.say(item.messages)
+        asyncio.get_running_loop().call_later(0.2, pass_time, 60)
         await asyncio.Event().wait()
 
-    with raises(EpisodeError, "call_overran", method="Playing.play", seconds=0.5) as failed:
-        await roll(play, step_timeout=0.5)
+    with raises(EpisodeError, "call_overran", method="Playing.play", seconds=60.0) as failed:
+        await roll(play, step_timeout=60.0)
     assert failed.value.unfinished is not None
     assert failed.value.unfinished.finish_reason == "error"
 

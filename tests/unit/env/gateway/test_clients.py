@@ -325,7 +325,7 @@ async def test_client_that_gives_up_and_repeats_gets_the_reply_in_work(running: 
     body, headers = {"model": "tiny", "messages": QUESTION}, {"Authorization": f"Bearer {running.session.key}"}
     async with httpx.AsyncClient(base_url=running.url, headers=headers) as plain:
         with pytest.raises(httpx.ReadTimeout):
-            await plain.post("/chat/completions", json=body, timeout=0.3)
+            await plain.post("/chat/completions", json=body, timeout=httpx.Timeout(30, read=1.0))
         go_on.set()
         answer = await plain.post("/chat/completions", json=body, headers={"x-stainless-retry-count": "1"}, timeout=30)
     assert answer.json()["choices"][0]["message"]["content"] == "one"
@@ -337,7 +337,9 @@ async def test_reply_that_nobody_received_is_not_trained(running: Running, model
     model.hold = lambda: (go_on.wait(30), None)[1]
     async with httpx.AsyncClient(base_url=running.gateway.base_url(running.session)) as plain:
         with pytest.raises(httpx.ReadTimeout):
-            await plain.post("/chat/completions", json={"model": "tiny", "messages": QUESTION}, timeout=0.3)
+            await plain.post(
+                "/chat/completions", json={"model": "tiny", "messages": QUESTION}, timeout=httpx.Timeout(30, read=1.0)
+            )
     go_on.set()
     await until(lambda: len(running.session.turns) == 1)
     assert running.session.branches() == []

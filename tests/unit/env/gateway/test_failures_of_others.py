@@ -188,7 +188,7 @@ async def test_client_that_repeats_a_request_by_itself_gets_the_one_reply(
         return first(*given, **more)
 
     monkeypatch.setattr(running.session, "reply", reply)
-    await say(client(running, max_retries=5, timeout=1.0), QUESTION)
+    await say(client(running, max_retries=5, timeout=httpx.Timeout(30, read=1.0)), QUESTION)
     assert requests[:2] == [False, True]
     assert len(running.session.turns) == len(running.session.branches()) == 1
 

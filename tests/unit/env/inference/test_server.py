@@ -126,11 +126,11 @@ async def test_failing_server_is_asked_again_until_patience_ends(
     failing_server: FailingServer, answer: tuple[int, Any], told: str
 ) -> None:
     failing_server.answers[GENERATE] = lambda: answer
-    async with client(failing_server, patience=2.0) as server:
+    async with client(failing_server, patience=4.0) as server:
         await server.connect(patience=1)
         with raises(InferenceError, "model_server_unreachable", urls=[failing_server.url]) as raised:
             await server.generate(ASK)
-    assert raised.value.values["seconds"] >= 2.0
+    assert raised.value.values["seconds"] >= 4.0
     [problem] = raised.value.values["problems"]
     assert problem.startswith(GENERATE)
     assert told in problem

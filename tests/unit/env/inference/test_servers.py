@@ -140,7 +140,7 @@ async def test_server_that_fails_every_request_is_asked_less_and_less_often(two_
         until = time.monotonic() + 3
         while time.monotonic() < until:
             await servers.generate(ASK)
-    assert worked(well) > 50
+    assert worked(well) > 2 * worked(sick)
     assert worked(sick) <= 6  # rests of 0.25 s, 0.5 s, 1 s, 2 s, each times 0.5 to 1.5
 
 
@@ -160,7 +160,8 @@ async def test_call_without_reachable_servers_waits_and_logs_once(
         assert caplog.text.count(line("model servers", state="away")) == 1
         bad(two_servers[1])
         call = asyncio.create_task(servers.generate(ASK))
-        await asyncio.sleep(1.0)
+        while caplog.text.count(line("model servers", state="away")) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
         call.cancel()
     assert caplog.text.count(line("model servers", state="away")) == 2  # that was another time
     assert caplog.text.count(" 30 s") == 2
@@ -204,11 +205,22 @@ async def test_request_has_no_time_limit_by_default_while_its_server_answers(
 ) -> None:
     monkeypatch.setattr(server_module, "_CHECK_EVERY", 0.2)
     assert ServerConfig().timeout is None
-    slow_for(failing_server, 1.5, list(ASK.token_ids))
+    checked = threading.Semaphore(0)
+    models = failing_server.answers["/v1/models"]
+
+    def answer() -> tuple[int, Any]:
+        for _ in range(2):
+            assert checked.acquire(timeout=30)
+        return answers(choice())
+
+    def check() -> tuple[int, Any]:
+        checked.release()
+        return models()
+
     async with client(failing_server, patience=0.1) as servers:
         await servers.connect(patience=5)
+        failing_server.answers |= {GENERATE: answer, "/v1/models": check}
         assert len(await servers.generate(ASK)) == 1
-    assert failing_server.asked.count("/v1/models") > 2, "it was checked meanwhile"
 
 
 async def test_request_without_a_time_limit_ends_if_its_server_answers_nothing(
@@ -319,7 +331,8 @@ async def test_server_that_returns_with_another_model_gets_no_requests(
         await servers.generate(ASK)
         good(changed)
         before = worked(changed)
-        await asyncio.sleep(1.5)
+        while "[models_differ]" not in caplog.text:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
         await many(servers, 10)
         assert worked(changed) == before
     assert caplog.text.count("[models_differ]") == 1
@@ -413,7 +426,7 @@ async def test_waiting_for_the_trainer_has_no_end(failing_server: FailingServer)
             GENERATE: lambda: answers(by("2.0")),
             "/weight_info": lambda: (200, {"weight_version": "2.0"}),
         }
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await call
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 from urllib.parse import urlsplit
 
 from tests.support.http_server import Answer, HttpServer, Request
+from tests.support.ports import free_port
 
 
 class ModelServerStandIn:
@@ -18,14 +18,18 @@ class ModelServerStandIn:
         """Between the beginning and the end of a publication."""
         self.refusal: tuple[int, str] | None = None
         """Status and code of every answer to a publication."""
-        self.load_seconds = 0.0
         self.broken = False
         """Answers with text that is not valid JSON."""
+        self.begun: list[str] = []
+        """Folders of the loads that have begun. They end in this order."""
         self.loads: list[str] = []
+        """Folders of the loads that have ended."""
+        self._order = threading.Condition()
+        self._holds = False
         self._runs = threading.Event()
         self._runs.set()
         self._http: HttpServer | None = None
-        self._port = 0
+        self._port = free_port()
         self.start()
 
     @property
@@ -34,12 +38,20 @@ class ModelServerStandIn:
 
     def start(self) -> None:
         self._http = HttpServer(self._answer, ("127.0.0.1", self._port))
-        self._port = self._http.port
 
     def stop(self) -> None:
         assert self._http is not None
         self._http.close()
         self.version, self.paused = "default", False
+
+    def hold_loads(self) -> None:
+        """Loads that begin do not end until `release_loads`."""
+        self._holds = True
+
+    def release_loads(self) -> None:
+        with self._order:
+            self._holds = False
+            self._order.notify_all()
 
     def hang(self) -> None:
         """Accepts connections, but answers no request until `resume`, as a process after SIGSTOP."""
@@ -53,10 +65,14 @@ class ModelServerStandIn:
         self._runs.wait()
         if urlsplit(request.path).path == "/gristmill/publish" and self.refusal is None:
             asked = request.json
-            self.paused = True
-            time.sleep(self.load_seconds)
-            self.loads.append(asked["path"])
-            self.version, self.paused = asked["version"], False
+            with self._order:
+                turn = len(self.begun)
+                self.begun.append(asked["path"])
+                self.paused = True
+                self._order.wait_for(lambda: not self._holds and len(self.loads) == turn)
+                self.loads.append(asked["path"])
+                self.version, self.paused = asked["version"], len(self.begun) > len(self.loads)
+                self._order.notify_all()
         status, answer = 200, {"is_paused": self.paused, "weight_version": self.version, "data": [{"id": "tiny"}]}
         if request.method == "POST" and self.refusal is not None:
             status, answer = self.refusal[0], {"error": {"code": self.refusal[1], "message": "no", "remedy": ""}}

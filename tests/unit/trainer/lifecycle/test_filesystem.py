@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -42,19 +43,25 @@ def test_publisher_keeps_the_versions_of_a_new_run_with_an_old_id(tmp_path: Path
     server.stop()
 
 
+def _until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        time.sleep(0.01)
+
+
 def test_publisher_keeps_the_version_that_a_server_still_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gristmill_trainer.publish.pool._OTHERS_LEAST", 0.3)
     pair = [ModelServerStandIn(), ModelServerStandIn()]
     servers = ModelServers([ModelServer(server.url, "token") for server in pair])
     publisher = FilesystemTransport(servers, tmp_path, None)
     publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, 0))
-    pair[1].load_seconds = 4.0
+    monkeypatch.setattr("gristmill_trainer.publish.pool._OTHERS_LEAST", 0.3)
+    pair[1].hold_loads()
     for step in range(1, 5):
         publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, step))
+        _until(lambda: len(pair[1].begun) == 2)
     kept = {path.name for path in tmp_path.iterdir()}
     assert kept == {"1.0", "1.1", "1.3", "1.4"}, "it loads 1.1, and has 1.0 if that fails"
-    while pair[1].version != "1.4":
-        time.sleep(0.01)
+    pair[1].release_loads()
+    _until(lambda: servers.in_use == {tmp_path / "1.4"})
     publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, 5))
     assert {path.name for path in tmp_path.iterdir()} == {"1.4", "1.5"}
     for server in pair:
@@ -63,20 +70,21 @@ def test_publisher_keeps_the_version_that_a_server_still_loads(tmp_path: Path, m
 
 def test_publisher_keeps_the_version_whose_load_timed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server executes a request to its end, also when the trainer waits no longer."""
+    pair = [ModelServerStandIn(), ModelServerStandIn()]
+    servers = ModelServers([ModelServer(one.url, "token") for one in pair])
+    publisher = FilesystemTransport(servers, tmp_path, None)
+    publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, 0))
     monkeypatch.setattr("gristmill_trainer.publish.pool._OTHERS_LEAST", 0.1)
     monkeypatch.setattr("gristmill_trainer.publish.servers.LOAD_TIMEOUT", 0.5)
-    pair = [ModelServerStandIn(), ModelServerStandIn()]
-    publisher = FilesystemTransport(ModelServers([ModelServer(one.url, "token") for one in pair]), tmp_path, None)
-    publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, 0))
-    pair[1].load_seconds = 5.0
+    pair[1].hold_loads()
     publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, 1))
-    time.sleep(2.0)
+    _until(lambda: len(pair[1].begun) > 2)  # The request timed out, and another one came.
     for step in range(2, 6):
         publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, step))
     assert {path.name for path in tmp_path.iterdir()} == {"1.0", "1.1", "1.4", "1.5"}
-    pair[1].load_seconds = 0.0
-    while pair[1].version != "1.5":
-        time.sleep(0.01)
+    pair[1].release_loads()
+    _until(lambda: servers.in_use == {tmp_path / "1.5"})
+    monkeypatch.undo()
     publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, 6))
     assert {path.name for path in tmp_path.iterdir()} == {"1.5", "1.6"}
     for server in pair:

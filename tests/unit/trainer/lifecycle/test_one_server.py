@@ -94,7 +94,7 @@ def test_stop_request_ends_the_wait_for_a_hanging_server(server: ModelServerStan
     stop.grace = 60.0 if synchronous else 1.0
     model_server = ModelServer(server.url, "token", lambda: 0.5 if stop.requested else 600.0)
     target = ModelServers([model_server], background=not synchronous, closing=lambda: stop.seconds_left)
-    server.load_seconds = 60.0
+    server.hold_loads()
 
     def stop_during_the_load() -> None:
         _until(lambda: server.paused)
@@ -107,15 +107,16 @@ def test_stop_request_ends_the_wait_for_a_hanging_server(server: ModelServerStan
     assert stop.requested
     assert (stop.seconds_left > 0) == synchronous
     assert server.paused, "and it does not keep the process from its end"
-    server.load_seconds = 0.0
+    server.release_loads()
 
 
 def test_load_in_progress_may_end_before_the_process(server: ModelServerStandIn) -> None:
     target = ModelServers([ModelServer(server.url, "token", 0.2)], closing=lambda: 30.0)
-    server.load_seconds = 1.5
+    server.hold_loads()
     with raises(PublishError, "model_server_loading", url=server.url):
         target.load(FOLDER, VERSION)
     assert server.paused
+    threading.Timer(0.5, server.release_loads).start()
     target.close()
     assert server.version == "1.4"
     assert not server.paused

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.support.errors import raises
@@ -41,8 +42,9 @@ def test_publisher_load_returns_when_all_servers_have_the_weights(
     pair: list[ModelServerStandIn], background: bool
 ) -> None:
     target = _target(pair, background)
-    pair[1].load_seconds = 0.3
     for step in range(3):
+        pair[1].hold_loads()
+        threading.Timer(0.3, pair[1].release_loads).start()
         target.load(FOLDER / f"1.{step}", PolicyVersion(1, step))
         assert [server.version for server in pair] == [f"1.{step}"] * 2
         assert not any(server.paused for server in pair)
@@ -90,9 +92,9 @@ def test_publisher_without_a_server_that_answers_fails_with_a_servers_name(pair:
 def test_server_that_hangs_before_a_load_is_left_out(
     pair: list[ModelServerStandIn], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gristmill_trainer.publish.servers._ALIVE_TIMEOUT", 0.5)
     target = _target(pair)
     target.load(FOLDER / "1.0", PolicyVersion(1, 0))
+    monkeypatch.setattr("gristmill_trainer.publish.servers._ALIVE_TIMEOUT", 0.5)
     pair[1].hang()
     target.load(FOLDER / "1.1", PolicyVersion(1, 1))
     assert [server.loads[-1] for server in pair] == [str(FOLDER / "1.1"), str(FOLDER / "1.0")]
@@ -104,15 +106,17 @@ def test_server_that_hangs_before_a_load_is_left_out(
 def test_server_that_hangs_in_a_load_delays_one_publication_and_no_other(
     pair: list[ModelServerStandIn], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gristmill_trainer.publish.pool._OTHERS_LEAST", 0.5)
     caplog.set_level("INFO")
     target = _target(pair)
     target.load(FOLDER / "1.0", PolicyVersion(1, 0))
-    pair[1].load_seconds = 4.0
+    monkeypatch.setattr("gristmill_trainer.publish.pool._OTHERS_LEAST", 0.5)
+    pair[1].hold_loads()
     for step in (1, 2, 3):
         target.load(FOLDER / f"1.{step}", PolicyVersion(1, step))
         assert [server.version for server in pair] == [f"1.{step}", "1.0"]
         monkeypatch.setattr("gristmill_trainer.publish.pool._OTHERS_LEAST", 60.0)
+        _until(lambda: len(pair[1].begun) == 2)
+    pair[1].release_loads()
     _until(lambda: pair[1].version == "1.3")
     assert pair[1].loads == [str(FOLDER / version) for version in ("1.0", "1.1", "1.3")]
     target.load(FOLDER / "1.3", PolicyVersion(1, 3))
@@ -152,15 +156,18 @@ def test_server_that_refuses_later_is_left_out_while_another_serves(pair: list[M
 def test_training_continues_when_one_server_is_away_for_longer_than_its_patience(
     pair: list[ModelServerStandIn], monkeypatch: pytest.MonkeyPatch, hangs: bool
 ) -> None:
-    monkeypatch.setattr("gristmill_trainer.publish.pool._OTHERS_LEAST", 0.2)
-    target = _target(pair, patience=1.0)
+    later = 0.0
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + later)
+    monkeypatch.setattr("gristmill_trainer.publish.pool.time", clock)
+    target = _target(pair, patience=50.0)
     target.load(FOLDER / "1.0", PolicyVersion(1, 0))
+    monkeypatch.setattr("gristmill_trainer.publish.pool._OTHERS_LEAST", 0.2)
     if hangs:
-        pair[1].load_seconds = 5.0
+        pair[1].hold_loads()
     else:
         pair[1].stop()
     target.load(FOLDER / "1.1", PolicyVersion(1, 1))
-    time.sleep(1.5)
+    later = 100.0
     for step in (2, 3):
         target.load(FOLDER / f"1.{step}", PolicyVersion(1, step))
         assert pair[0].version == f"1.{step}"
@@ -172,6 +179,7 @@ def test_training_continues_when_one_server_is_away_for_longer_than_its_patience
         pair[0].start()
         pair[1].start()
         _until(lambda: pair[0].version == "1.3")
+    pair[1].release_loads()
     _until(lambda: pair[1].version == "1.3")
     target.close()
 
