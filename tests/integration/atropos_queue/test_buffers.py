@@ -143,6 +143,15 @@ async def test_store_accepts_groups_up_to_each_cap_and_refuses_more(
         assert (await harness.store.runs.status(RUN)).bytes == 300
 
 
+@pytest.mark.parametrize("limits", [Limits(max_stored_bytes=100), Limits(max_run_bytes=100)], ids=["store", "run"])
+async def test_the_first_group_may_have_as_many_bytes_as_the_cap(redis_url: str, limits: Limits) -> None:
+    async with Redis.from_url(redis_url) as client:
+        harness = StoreHarness(client, limits)
+        await harness.start()
+        await harness.submit(scored(4))
+        assert await harness.ready() == names(0)
+
+
 async def test_groups_in_every_state_count_against_the_cap(redis_url: str) -> None:
     async with Redis.from_url(redis_url) as client:
         harness = StoreHarness(client, Limits(max_run_groups=4, max_attempts=1), archive=True)
@@ -204,6 +213,17 @@ async def test_full_buffer_releases_its_oldest_pieces(harness: StoreHarness) -> 
     assert await harness.submit(scored(3, number), scored(3, number)) == [192, 192]
     assert await harness.ready() == names(0, 1), "the oldest go as they are"
     assert (await harness.store.runs.status(RUN)).bytes == 6600
+
+
+async def test_pieces_with_too_many_sums_are_released_from_the_oldest(harness: StoreHarness) -> None:
+    """Five times 60,000 sums are more than a script may try while all other calls wait."""
+    await harness.start()
+    number = await harness.env(group_size=60_000)
+    pieces = [scored(size, number) for size in (40_000, 31_000, 32_000, 33_000)]
+    assert await harness.submit(*pieces) == [40_000, 71_000, 103_000, 136_000]
+    assert await harness.ready() == []
+    assert await harness.submit(scored(29_000, number)) == [125_000]
+    assert await harness.ready() == names(0), "31,000 and 29,000 are the group size, and were not tried"
 
 
 def summing(sizes: Sequence[int], target: int) -> set[int] | None:

@@ -26,7 +26,7 @@ local function largest_first(counts, target)
     of[one.size] = math.min(one.count, math.floor(left / one.size))
     left = left - of[one.size] * one.size
   end
-  return left == 0 and of or nil
+  if left == 0 then return of end
 end
 
 -- How many of each size sum to `target`: of the first sizes as many as can be. counts: {size, count} in order. nil: no
