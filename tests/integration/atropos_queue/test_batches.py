@@ -65,6 +65,21 @@ async def test_ack_of_a_lent_batch_begins_the_next_step(harness: StoreHarness, l
     assert await harness.redis.hgetall(START + "atropos") != {}
 
 
+@pytest.mark.parametrize(
+    ("sizes", "batch"),
+    [((7, 29_000, 5, 31_000, 3), names(1, 3)), ((7, 29_000, 5, 31_000, 40_000), None)],
+    ids=["the largest first sum", "they miss the sum"],
+)
+async def test_batch_of_many_large_sizes_takes_the_largest_groups_first(
+    harness: StoreHarness, sizes: tuple[int, ...], batch: list[str] | None
+) -> None:
+    """Five times 60,000 sums are more than a script may try while all other calls wait."""
+    await harness.start(batch_size=60_000)
+    await harness.submit(*map(scored, sizes))
+    assert await harness.lend("atropos:1") == batch
+    assert len(await harness.ready()) == 5 - len(batch or ())
+
+
 async def test_batch_lease_expires_and_can_be_extended(harness: StoreHarness) -> None:
     await harness.start()
     await harness.submit(*[scored()] * 4)
