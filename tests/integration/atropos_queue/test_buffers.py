@@ -226,6 +226,14 @@ async def test_pieces_with_too_many_sums_are_released_from_the_oldest(harness: S
     assert await harness.ready() == names(0), "31,000 and 29,000 are the group size, and were not tried"
 
 
+async def test_sums_are_tried_up_to_their_limit(harness: StoreHarness) -> None:
+    await harness.start()
+    number = await harness.env(group_size=65_536)  # Four times as many sums are the limit.
+    pieces = [scored(size, number) for size in (40_000, 33_000, 36_000, 32_536)]
+    assert await harness.submit(*pieces) == [40_000, 73_000, 109_000, 76_000]
+    assert await harness.ready() == names(1, 3)
+
+
 def summing(sizes: Sequence[int], target: int) -> set[int] | None:
     """Returns indices. If the first groups that fit sum to the target, it returns those. Otherwise it returns any
     groups that do, with the last group as early as possible, then the group before it, and so on."""
