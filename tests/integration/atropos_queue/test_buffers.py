@@ -234,6 +234,14 @@ async def test_sums_are_tried_up_to_their_limit(harness: StoreHarness) -> None:
     assert await harness.ready() == names(1, 3)
 
 
+async def test_sums_of_a_call_are_tried_up_to_their_limit(harness: StoreHarness) -> None:
+    """Each environment's pieces cost ten times 65,536 sums, and a call may try 64 times as many."""
+    await harness.start()
+    numbers = [await harness.env(group_size=65_536, name=f"e{index}") for index in range(7)]
+    await harness.submit(*(scored(size, number) for number in numbers for size in (40_000, 33_000, 36_000, 32_536)))
+    assert await harness.ready() == names(*(row for row in range(6 * 4) if row % 2 == 1))
+
+
 def summing(sizes: Sequence[int], target: int) -> set[int] | None:
     """Returns indices. If the first groups that fit sum to the target, it returns those. Otherwise it returns any
     groups that do, with the last group as early as possible, then the group before it, and so on."""
