@@ -247,6 +247,7 @@ def _fast_reader(
         except NeedsSlowPath:
             if len(body) <= UNCOUNTED:
                 raise
+            # Not on the threads of `offload`: for this body, one of them would be busy ten times as long.
             groups = await asyncio.to_thread(read_slowly, body)
         return await received(request.app.state.atropos, request, groups)
 
