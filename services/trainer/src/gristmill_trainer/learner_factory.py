@@ -70,6 +70,7 @@ def build_learner(plan: LearnerPlan, dist: DistContext) -> tuple[Learner, Learne
         checkpointing=settings.gradient_checkpointing,
         compiled=settings.compile,
         lora=Lora(settings.lora_rank, settings.lora_alpha) if settings.lora_rank else None,
+        dist=dist,
     )
     parameters = sum(one.numel() for one in policy.model.parameters())
     memory = Memory.of(policy.model.config, parameters, settings, cuda=policy.device.type == "cuda", gpus=dist.size)
@@ -81,9 +82,9 @@ def build_learner(plan: LearnerPlan, dist: DistContext) -> tuple[Learner, Learne
     budget = None if memory is None else _budget(memory, settings, policy.device, dist)
     if plan.weights is not None and settings.lora_rank:
         _compare_alpha(Path(plan.weights), settings.lora_alpha)
-    reference = _reference(plan)
+    reference = _reference(plan, dist)
     if dist.size > 1:
-        shard(policy, dist)
+        shard(policy, dist, _longest(plan))
     optimizer = build_optimizer(settings, policy.trained_parameters())
     schedule = build_schedule(optimizer, settings, settings.training_steps)
     learner = Learner(
@@ -175,8 +176,8 @@ def _compare_alpha(folder: Path, asked: float) -> None:
         )
 
 
-def _reference(plan: LearnerPlan) -> Policy | None:
-    """Returns the reference model, whole on every rank and never trained.
+def _reference(plan: LearnerPlan, dist: DistContext) -> Policy | None:
+    """Returns the reference model, which is never trained. With several ranks it is sharded as the policy is.
 
     None without a KL penalty, or if the reference is the base model of the LoRA adapters.
     """
@@ -184,6 +185,8 @@ def _reference(plan: LearnerPlan) -> Policy | None:
     if plan.settings.kl_beta == 0 or (plan.settings.lora_rank and named is None):
         return None
     source = plan.source if named is None else replace(plan.source, weights=named)
-    reference = Policy(source, plan.settings.device, packing=plan.settings.packing, seq_len=_longest(plan))
+    reference = Policy(source, plan.settings.device, packing=plan.settings.packing, seq_len=_longest(plan), dist=dist)
     reference.freeze()
+    if dist.size > 1:
+        shard(reference, dist, _longest(plan))
     return reference

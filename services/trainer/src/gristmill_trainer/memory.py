@@ -48,7 +48,7 @@ _HEAD_BUFFERS: Final = 3
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that a process needs, by part. With several GPUs, weights, gradients and moments are divided among them."""
+    """Bytes that a process needs, by part. Several GPUs divide weights, gradients, moments and reference."""
 
     weights: int
     gradients: int
@@ -56,7 +56,7 @@ class Memory:
     casts: int
     """Copies of the trained weights in bfloat16, which autocast keeps until the backward pass."""
     reference: int
-    """The reference model of a KL penalty. On CUDA, the weights of its linear layers are bfloat16."""
+    """The reference model of a KL penalty. On one GPU, the weights of its linear layers are bfloat16."""
     staged: int
     """The copy of the state that a thread writes as a checkpoint, on a CPU. On CUDA this copy is in main memory."""
     head: int
@@ -107,13 +107,14 @@ class Memory:
         wanted = settings.kl_beta > 0 and (not lora or settings.ref_model is not None)
         table = shape.vocabulary * shape.hidden
         linear = parameters - table
-        reference = (_BFLOAT16 if cuda else _FLOAT32) * linear + _FLOAT32 * table
+        # A reference that GPUs share stays float32, because FSDP does not mix dtypes.
+        reference = (_BFLOAT16 if cuda and gpus == 1 else _FLOAT32) * linear + _FLOAT32 * table
         return cls(
             weights=weights // gpus,
             gradients=_FLOAT32 * trained // gpus,
             moments=MOMENTS * trained // gpus,
             casts=_BFLOAT16 * linear if cuda and not lora else 0,
-            reference=reference if wanted else 0,
+            reference=reference // gpus if wanted else 0,
             staged=(_FLOAT32 + MOMENTS) * trained if not cuda and gpus == 1 else 0,
             head=_HEAD_BUFFERS * CHUNK_BYTES["cuda" if cuda else "cpu"],
             per_token=shape.activations(

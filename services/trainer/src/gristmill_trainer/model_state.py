@@ -11,10 +11,11 @@ from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
+    set_model_state_dict,
     set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
 from gristmill import Hyperparameters
@@ -24,6 +25,7 @@ from gristmill_trainer.optimizer import kept_hyperparameters, load_schedule
 from gristmill_trainer.policy import Policy
 from gristmill_trainer.policy.lora import adapter_tensors, save_adapters
 from gristmill_trainer.policy.model import as_in_files, in_type, tied_head
+from gristmill_trainer.policy.scoring import check
 
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _FROM_RANK_0 = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
@@ -182,18 +184,28 @@ def check_shardable(settings: Hyperparameters) -> None:
         )
 
 
-def shard(policy: Policy, dist: DistContext) -> None:
-    """Shards the policy: each layer, then the remaining parameters together. Every rank has loaded the same weights.
+def shard(policy: Policy, dist: DistContext, seq_len: int = 0) -> None:
+    """Shards the policy: each layer, then the remaining parameters together. Then rank 0 sends every rank its part of
+    the weights, and all ranks check the scores (`scoring.check`, with this `seq_len`). Raises ModelError.
 
-    Call it before building the optimizer, which must get the shards. Gradients are means over the ranks, in float32.
+    Main memory holds the weights on rank 0 only, and a GPU at most one layer that is not sharded yet. Call it before
+    building the optimizer, which must get the shards. Gradients are means over the ranks, in float32.
     """
+    weights = policy.model.state_dict() if dist.is_main else {}
     mesh = init_device_mesh(policy.device.type, (dist.size,))
     cuda = policy.device.type == "cuda"
     precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if cuda else None, reduce_dtype=torch.float32)
     for layer in policy.scorer.layers():
         fully_shard(layer, mesh=mesh, mp_policy=precision)
     # The inputs of the scorer must stay float32: bfloat16 cannot represent a temperature of 0.7 exactly.
-    fully_shard(policy.scorer, mesh=mesh, mp_policy=replace(precision, cast_forward_inputs=False))
+    precision = replace(precision, cast_forward_inputs=False)
+    # Only a backward pass would free the gathered embeddings and head of a policy.
+    frozen = not policy.trained_parameters()
+    whole = fully_shard(policy.scorer, mesh=mesh, mp_policy=precision, reshard_after_forward=frozen or None)
+    set_model_state_dict(policy.model, weights, options=_FROM_RANK_0)
+    register_fsdp_forward_method(policy.scorer, "own_logprobs")
+    check(policy.scorer, seq_len, policy.compute)
+    whole.reshard()
 
 
 class ShardedState(LearnerState):

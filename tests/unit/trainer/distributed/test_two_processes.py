@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -44,8 +45,12 @@ def start(what: str, folder: Path, program: Sequence[str], output: IO[str], **en
 
 
 def train(folder: Path, jobs: Sequence[Job]) -> None:
-    """Runs the jobs with two processes, without torchrun, whose own process imports torch too."""
-    (folder / "jobs").write_bytes(pickle.dumps(list(jobs)))
+    """Runs the jobs with two processes, without torchrun, whose own process imports torch too.
+
+    Rank 1 finds only the config of its model.
+    """
+    for rank in range(2):
+        (folder / f"jobs{rank}").write_bytes(pickle.dumps([_of_rank(job, rank) for job in jobs]))
     group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     with (folder / "output").open("w+") as output:
         ranks = [start("train", folder, [], output, **group, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(2)]
@@ -56,6 +61,15 @@ def train(folder: Path, jobs: Sequence[Job]) -> None:
                 process.kill()
         output.seek(0)
         assert codes == [0, 0], output.read()
+
+
+def _of_rank(job: Job, rank: int) -> Job:
+    if rank == 0:
+        return job
+    folder = job.folder / f"model{rank}"
+    folder.mkdir(parents=True)
+    shutil.copy((job.resume or job.model) / "config.json", folder)
+    return replace(job, model=folder, resume=job.resume and folder)
 
 
 @dataclass(frozen=True)
@@ -168,7 +182,8 @@ def test_whole_model_of_two_processes_loads_in_transformers(trainings: Trainings
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["killed", "error"])
 def test_other_ranks_end_with_rank_0_and_report_the_reason(how: str, model_dir: Path, tmp_path: Path) -> None:
-    (tmp_path / "jobs").write_bytes(pickle.dumps([Job("plain", model_dir, tmp_path / "job")]))
+    for rank in range(2):
+        (tmp_path / f"jobs{rank}").write_bytes(pickle.dumps([Job("plain", model_dir, tmp_path / "job")]))
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     with (tmp_path / "output").open("w+") as output:
         code = start(how, tmp_path, torchrun, output).wait(timeout=240)

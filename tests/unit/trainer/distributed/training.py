@@ -106,8 +106,9 @@ def run(job: Job, dist: DistContext) -> None:
     """Trains, on every rank. Writes steps.json (one row per step), a checkpoint, served.safetensors and whole/."""
     learner, state = build_learner(job.plan, dist)
     store = dist.on_main(lambda: CheckpointStore(job.folder / "checkpoints", kept=5))
-    if job.resume is not None:
-        store.restore(store.load(job.resume), state)
+    resume = job.resume
+    if resume is not None:
+        store.restore(dist.on_main(lambda: store.load(resume)), state)
     step_rows = []
     for step in range(RESUMED + 1 if job.resume else 1, STEPS + 1):
         step_rows.append(_step(job, learner, step))

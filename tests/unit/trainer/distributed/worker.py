@@ -1,7 +1,7 @@
 """The process that torchrun starts: `python -m torch.distributed.run ... -m tests.unit.trainer.distributed.worker WHAT
 FOLDER`.
 
-WHAT is `train`, for the jobs pickled in FOLDER, or a way for rank 0 to die while the other rank waits for it.
+WHAT is `train`, for the jobs pickled in FOLDER/jobsRANK, or a way for rank 0 to die while the other rank waits for it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main(what: str, folder: Path) -> int:
     """Returns the exit code, as in the trainer."""
     setup(f"rank{os.environ['RANK']}")
     dist = join(os.environ, "cpu")
-    jobs: list[Job] = pickle.loads((folder / "jobs").read_bytes())
+    jobs: list[Job] = pickle.loads((folder / f"jobs{dist.rank}").read_bytes())
     try:
         if what == "train":
             for job in jobs:

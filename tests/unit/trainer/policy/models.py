@@ -9,6 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from gristmill_trainer.data.types import Layout, MicroBatch
+from gristmill_trainer.policy.scoring import Scorer, check
 
 VOCABULARY = 61
 ARCHITECTURES = {
@@ -34,6 +35,13 @@ def tiny(name: str = "qwen2", *, tied: bool = True, dtype: torch.dtype = torch.f
     }
     torch.manual_seed(0)
     return model_class(config_class(**(shape | changes))).to(dtype).train()
+
+
+def checked_scorer(model: Any, *, packing: bool, **options: Any) -> Scorer:
+    """Returns the scorer that a policy uses, after its check. Raises ModelError if the check fails."""
+    scorer = Scorer(model, packing=packing)
+    check(scorer, **options)
+    return scorer
 
 
 def sequences(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:

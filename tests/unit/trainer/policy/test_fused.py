@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 from tests.support.errors import raises
-from tests.unit.trainer.policy.models import micro_batch, sequences, tiny
+from tests.unit.trainer.policy.models import checked_scorer, micro_batch, sequences, tiny
 from torch._dynamo.utils import counters
 from torch.nn.functional import scaled_dot_product_attention
 
 from gristmill_trainer.errors import ModelError
 from gristmill_trainer.policy import attention
 from gristmill_trainer.policy.attention import packed_attention
-from gristmill_trainer.policy.scoring import Scorer, prepare
+from gristmill_trainer.policy.scoring import Scorer
 
 
 def _kernel(
@@ -73,13 +73,13 @@ def test_kernel_that_mixes_sequences_is_found_before_the_training(monkeypatch: p
         return torch.autocast("cpu", dtype=torch.bfloat16)
 
     with torch.autocast("cpu", enabled=False):
-        prepare(tiny(), packing=True, compute=half)
-        prepare(tiny().to(torch.bfloat16), packing=True, compute=half)
+        checked_scorer(tiny(), packing=True, compute=half)
+        checked_scorer(tiny().to(torch.bfloat16), packing=True, compute=half)
         monkeypatch.setattr(attention, "_fused", leaks)
-        prepare(tiny(), packing=True)
+        checked_scorer(tiny(), packing=True)
         for model in (tiny(), tiny().to(torch.bfloat16)):  # The second as LoRA's frozen weights.
             with raises(ModelError, "logprobs_differ"):
-                prepare(model, packing=True, compute=half)
+                checked_scorer(model, packing=True, compute=half)
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.errors import raises
-from tests.unit.trainer.policy.models import ARCHITECTURES, VOCABULARY, micro_batch, sequences, tiny
+from tests.unit.trainer.policy.models import ARCHITECTURES, VOCABULARY, checked_scorer, micro_batch, sequences, tiny
 from transformers import (
     CohereConfig,
     CohereForCausalLM,
@@ -26,7 +26,7 @@ from gristmill_trainer.data.types import MicroBatch
 from gristmill_trainer.errors import ModelError
 from gristmill_trainer.policy.head import Entropy, Scores
 from gristmill_trainer.policy.model import cast_linear_weights
-from gristmill_trainer.policy.scoring import Scorer, prepare
+from gristmill_trainer.policy.scoring import Scorer
 
 RAGGED = (7, 2, 19, 1, 11)
 
@@ -157,14 +157,14 @@ def test_scorer_refuses_a_batch_in_the_other_layout() -> None:
 
 def test_model_with_a_short_attention_window_can_be_padded_but_not_packed() -> None:
     window: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
-    scorer = prepare(tiny("qwen2", **window | {"sliding_window": 16}), packing=True)
+    scorer = checked_scorer(tiny("qwen2", **window | {"sliding_window": 16}), packing=True)
     scorer(micro_batch(sequences((16, 3)), packing=True))
     with raises(ModelError, "sequence_over_window", longest=17, window=16) as raised:
         scorer(micro_batch(sequences((17, 3)), packing=True))
     assert "--packing false" in str(raised.value)
     with raises(ModelError, "sequence_over_window", longest=17, window=16):
-        prepare(tiny("qwen2", **window | {"sliding_window": 16}), packing=True, seq_len=17)
-    padded = prepare(tiny("qwen2", **window), packing=False, seq_len=17)
+        checked_scorer(tiny("qwen2", **window | {"sliding_window": 16}), packing=True, seq_len=17)
+    padded = checked_scorer(tiny("qwen2", **window), packing=False, seq_len=17)
     tokens = sequences((20, 3))
     ours = padded(micro_batch(tokens, packing=False)).logprobs[:19]
     logits = padded.model(input_ids=torch.tensor(tokens[:1])).logits[0, :-1]
@@ -199,23 +199,23 @@ def test_heads_that_scale_their_logits_are_scored_exactly(model: Any) -> None:
     tokens = sequences((9,))
     logits = model(input_ids=torch.tensor(tokens)).logits[0, :-1] / 0.7
     wanted = logits.log_softmax(dim=1).gather(1, torch.tensor(tokens[0][1:])[:, None]).squeeze(1)
-    scorer = prepare(model, packing=True)
+    scorer = checked_scorer(model, packing=True)
     ours = scorer(micro_batch(tokens, packing=True, temperatures=[0.7])).logprobs
     torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_heads_that_are_not_a_plain_matrix_are_refused() -> None:
     with raises(ModelError, "logits_capped"):
-        prepare(Gemma2ForCausalLM(Gemma2Config(**SHAPE, head_dim=8)), packing=False)
+        checked_scorer(Gemma2ForCausalLM(Gemma2Config(**SHAPE, head_dim=8)), packing=False)
     with raises(ModelError, "head_unsupported"):
-        prepare(PhiForCausalLM(PhiConfig(**{**SHAPE, "num_key_value_heads": 4})), packing=False)
+        checked_scorer(PhiForCausalLM(PhiConfig(**{**SHAPE, "num_key_value_heads": 4})), packing=False)
 
 
 def test_scorer_detects_an_unconfigured_logit_scale_before_training() -> None:
     model = tiny(tied=False)
     model.lm_head.register_forward_hook(lambda _module, _inputs, logits: logits * 1.1)
     with raises(ModelError, "logprobs_differ") as raised:
-        prepare(model, packing=True)
+        checked_scorer(model, packing=True)
     assert raised.value.values["difference"] > 1e-3
 
 

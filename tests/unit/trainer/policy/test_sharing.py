@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.trainer.policy.models import ARCHITECTURES, VOCABULARY, tiny
+from tests.unit.trainer.policy.models import ARCHITECTURES, VOCABULARY, checked_scorer, tiny
 from tests.unit.trainer.policy.test_scoring import SHAPE, assert_same, learn
 from transformers import (
     AutoConfig,
@@ -27,7 +27,7 @@ from gristmill_trainer.data.micro_batches import collate
 from gristmill_trainer.data.types import MicroBatch, Sample, Teacher
 from gristmill_trainer.policy.head import Scores
 from gristmill_trainer.policy.lora import Lora, attach
-from gristmill_trainer.policy.scoring import Scorer, prepare
+from gristmill_trainer.policy.scoring import Scorer
 
 
 def sample(tokens: Sequence[int], prompt: int, group_id: str = "g") -> Sample:
@@ -120,7 +120,7 @@ def build(name: str, dtype: torch.dtype = torch.float32) -> Any:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_shared_prompt_gives_the_scores_and_gradients_of_whole_sequences(name: str) -> None:
-    scorer = prepare(build(name), packing=True)
+    scorer = checked_scorer(build(name), packing=True)
     assert scorer.sharing
     for case, samples in CASES.items():
         shared, whole = batch(samples, sharing=True), batch(samples, sharing=False)
@@ -196,11 +196,11 @@ def test_model_that_mixes_tokens_without_attention_computes_each_prompt_and_logs
     model = build("qwen2")
     shift_within_sequences(model)
     with caplog.at_level(logging.INFO):
-        scorer = prepare(model, packing=True)
+        scorer = checked_scorer(model, packing=True)
     assert not scorer.sharing
     assert "Qwen2ForCausalLM after a shared prompt differ" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.INFO):
-        assert prepare(build("qwen2"), packing=True).sharing
-        assert not prepare(build("qwen2"), packing=False).sharing
+        assert checked_scorer(build("qwen2"), packing=True).sharing
+        assert not checked_scorer(build("qwen2"), packing=False).sharing
     assert "prompt" not in caplog.text

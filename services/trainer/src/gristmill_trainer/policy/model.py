@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.initialization import no_init_weights
 
+from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import ModelError
 from gristmill_trainer.policy.lora import (
     Lora,
@@ -24,11 +26,10 @@ from gristmill_trainer.policy.lora import (
     save_adapters,
     without_adapters,
 )
-from gristmill_trainer.policy.scoring import prepare
+from gristmill_trainer.policy.scoring import Scorer, check
 from gristmill_trainer.policy.source import ModelSource, config_without_attention
 
 _LOG = logging.getLogger(__name__)
-_Revert = Callable[[Any, dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 
 
 class Policy:
@@ -45,12 +46,15 @@ class Policy:
         checkpointing: bool = False,
         compiled: bool | None = False,
         lora: Lora | None = None,
+        dist: DistContext | None = None,
     ) -> None:
         """Loads `source`, or the checkpoint folder `weights` of the same model.
 
         `packing`: layout of the scorer's micro-batches. `seq_len`: its longest sequence, or 0 if unknown.
         `checkpointing`, `compiled`: apply to the layers; `compiled` None means on CUDA. With `lora`, only adapters are
-        trained, and `weights` is a folder with adapters. Raises ModelError.
+        trained, and `weights` is a folder with adapters. `dist`: with several ranks, rank 0 loads the weights into main
+        memory, the others read the config only, and `model_state.shard` distributes and checks the weights. Raises
+        ModelError.
         """
         there = torch.cuda.is_available()
         wanted = ("cuda" if there else "cpu") if device == "auto" else device
@@ -67,19 +71,18 @@ class Policy:
             _compare_ranks(Path(weights), lora)
         # A checkpoint of adapters does not contain the base model's weights.
         whole = source.weights if lora is not None or weights is None else weights
+        self._several = dist is not None and dist.size > 1
+        load = _load if dist is None or dist.is_main else _without_weights
         try:
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                whole,
-                dtype=weights_dtype(self.device, lora),
-                trust_remote_code=False,
-                config=config_without_attention(whole),
-            )
+            model = load(whole, weights_dtype(self.device, lora))
         except (OSError, ValueError) as error:
             raise ModelError("model_unreadable", f"cannot load the model '{whole}': {error}", model=whole) from error
-        self.model = model.to(self.device).train()
+        self.model = (model if self._several else model.to(self.device)).train()
         # With dropout, the trainer's policy would differ from the server's policy.
         _without_dropout(self.model)
-        self.scorer = prepare(self.model, packing=packing, seq_len=seq_len, compute=self.compute)
+        self.scorer = Scorer(self.model, packing=packing)
+        if not self._several:
+            check(self.scorer, seq_len, self.compute)
         if lora is not None:
             attach(self.model, lora)
             if weights is not None:
@@ -128,9 +131,12 @@ class Policy:
         return nullcontext()
 
     def freeze(self) -> None:
-        """Makes the policy a reference, which is never trained. On CUDA, its linear weights take half of the memory."""
+        """Makes the policy a reference, which is never trained.
+
+        On CUDA, its linear weights then take half of the memory, unless ranks share them.
+        """
         self.model.requires_grad_(False)
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and not self._several:
             cast_linear_weights(self.model, torch.bfloat16)
 
     def without_adapters(self) -> AbstractContextManager[None]:
@@ -181,6 +187,23 @@ class Policy:
         model.tie_weights()
         model.generation_config = self.model.generation_config
         return model
+
+
+def _load(folder: str, dtype: torch.dtype) -> Any:
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, trust_remote_code=False, config=config_without_attention(folder)
+    )
+
+
+def _without_weights(folder: str, dtype: torch.dtype) -> Any:
+    """Returns the model with weights of any values. They take no main memory, because nothing writes them.
+
+    On torch's meta device, the buffers would have no values either.
+    """
+    with no_init_weights():
+        model = AutoModelForCausalLM.from_config(config_without_attention(folder), dtype=dtype, trust_remote_code=False)
+    model.tie_weights()
+    return model
 
 
 def cast_linear_weights(model: Any, dtype: torch.dtype) -> None:
@@ -254,15 +277,7 @@ def as_in_files(model: Any, tensors: dict[str, torch.Tensor], tied: str | None) 
     transformers 5 joins some tensors at loading, such as expert weights, and renames others. Joined tensors are split
     on the CPU, because the device may have too little memory for them next to the model.
     """
-    revert = _revert() if getattr(model, "_weight_conversions", None) else None
-    named = tensors if revert is None else revert(model, {name: tensor.cpu() for name, tensor in tensors.items()})
+    named = tensors
+    if getattr(model, "_weight_conversions", None):
+        named = revert_weight_conversion(model, {name: tensor.cpu() for name, tensor in tensors.items()})
     return named if tied is None else {**named, "lm_head.weight": tensors[tied].clone()}
-
-
-def _revert() -> _Revert | None:
-    """Returns the conversion of transformers 5; None for older versions, which use the files' names in memory."""
-    try:
-        revert: _Revert = import_module("transformers.core_model_loading").revert_weight_conversion
-    except ImportError:
-        return None
-    return revert

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.distributed.tensor import DTensor
 
 from gristmill_trainer.data.micro_batches import collate
 from gristmill_trainer.data.types import MicroBatch, Sample
@@ -41,15 +42,16 @@ class Scorer(torch.nn.Module):
 
     def __init__(self, model: Any, *, packing: bool) -> None:
         """`model`: a transformers causal LM. Raises ModelError if the scorer cannot compute the model's head exactly,
-        or its attention with `packing`. `prepare` finds differences that the configuration does not show."""
+        or its attention with `packing`. `check` finds differences that the configuration does not show."""
         super().__init__()
         self.model = model
         self.packing = packing
         self.sharing = False
-        """Whether a prefix that samples of a group share may be computed once. `prepare` finds out."""
+        """Whether a prefix that samples of a group share may be computed once. `check` finds out."""
         self._scale = logit_scale(model)
         self.compiled = False
         """Whether torch.compile compiles the layers and the head."""
+        self._own_attention = model.config._attn_implementation
         if packing:
             register()
             try:
@@ -91,6 +93,19 @@ class Scorer(torch.nn.Module):
             compiled=self.compiled,
         )
 
+    def own_logprobs(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Returns float32[L - 1]: the log-probabilities of tokens[1:] by the model's own attention and logits.
+
+        `tokens`: int[L].
+        """
+        attention = self.model.config._attn_implementation
+        self.model.set_attn_implementation(self._own_attention)
+        try:
+            logits: torch.Tensor = self.model(input_ids=tokens[None].long(), use_cache=False).logits[0, :-1].float()
+        finally:
+            self.model.set_attn_implementation(attention)
+        return logits.log_softmax(dim=1).gather(1, tokens[1:, None].long()).squeeze(1)
+
     def layers(self) -> torch.nn.ModuleList:
         """Returns the decoder's layers in order. Raises ModelError if the decoder has no `layers` list."""
         layers = getattr(self.model.get_decoder(), "layers", None)
@@ -104,10 +119,8 @@ class Scorer(torch.nn.Module):
 
     def checkpoint_layers(self) -> None:
         """Enables gradient checkpointing: only layer inputs are kept, and the backward pass recomputes the layers."""
-        # Named gradient_checkpointing_enable before transformers 5.
-        enable = getattr(self.model, "activation_checkpointing_enable", self.model.gradient_checkpointing_enable)
         try:
-            enable({"use_reentrant": False})
+            self.model.activation_checkpointing_enable({"use_reentrant": False})
         except ValueError as error:
             raise ModelError(
                 "gradient_checkpointing_unsupported",
@@ -151,18 +164,18 @@ def logit_scale(model: Any) -> float:
     return float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
 
 
-def prepare(
-    model: Any, *, packing: bool, seq_len: int = 0, compute: Callable[[], AbstractContextManager[Any]] = nullcontext
-) -> Scorer:
-    """Returns the model's `Scorer` after a comparison with the model's own logits on three short sequences.
+def check(scorer: Scorer, seq_len: int = 0, compute: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
+    """Compares the scores of three short sequences with the model's own logits.
 
     `seq_len`: tokens of the longest sequence to score. `compute`: context of the training's forward passes. The
-    comparison is exact if the weights are float32. If the training computes in bfloat16, a second comparison runs
-    through the kernels that train. Raises ModelError if the scores differ, or if packed rows do not support a sequence
-    of this length. If only the scores of a shared prefix differ, sharing stays off. Call it before sharding and
-    compiling; it draws no random numbers.
+    comparison is exact if the model can compute in float32. If the training computes in bfloat16, a second comparison
+    runs through the kernels that train. Raises ModelError if the scores differ, or if packed rows do not support a
+    sequence of this length. If only the scores of a shared prefix differ, sharing stays off. It draws no random
+    numbers. Every rank calls it for a sharded model.
     """
+    model, packing = scorer.model, scorer.packing
     weight = model.get_output_embeddings().weight
+    device = weight.device
     # The tokens are arbitrary, but the sequences must differ.
     sequences = [(np.arange(length, dtype=np.int32) * 7 + 3 * length + 1) % len(weight) for length in _LENGTHS]
     sequences[1][:_SHARED] = sequences[0][:_SHARED]
@@ -170,33 +183,30 @@ def prepare(
     def batch(*, sharing: bool) -> MicroBatch:
         samples = [Sample.scored(tokens, np.arange(len(tokens)) > 0) for tokens in sequences]
         micro = collate(
-            samples, range(len(samples)), np.ones(len(samples)), packing=packing, sharing=sharing, device=weight.device
+            samples, range(len(samples)), np.ones(len(samples)), packing=packing, sharing=sharing, device=device
         )
         return _as_long(micro, seq_len) if packing else micro
 
     micro = batch(sharing=False)
-    exact = weight.dtype.itemsize >= _FLOAT32_BYTES
-    with torch.no_grad():
+    # On CUDA, FSDP gathers float32 weights as bfloat16.
+    exact = weight.dtype.itemsize >= _FLOAT32_BYTES and not (isinstance(weight, DTensor) and device.type == "cuda")
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         with nullcontext() if exact else compute():
-            wanted = torch.cat(
-                [_own_logprobs(model, torch.from_numpy(tokens).to(weight.device)) for tokens in sequences]
-            )
-        scorer = Scorer(model, packing=packing)
+            wanted = torch.cat([scorer.own_logprobs(torch.from_numpy(tokens).to(device)) for tokens in sequences])
         if exact:
             _compare(model, float((wanted - scorer(micro).logprobs).abs().max()), _TOLERANCE, packing=packing)
         with compute():
-            if not exact or torch.is_autocast_enabled(weight.device.type):
+            if not exact or torch.is_autocast_enabled(device.type):
                 difference = float((wanted - scorer(micro).logprobs).square().mean().sqrt())
                 _compare(model, difference, _TOLERANCE_BFLOAT16, packing=packing)
         if packing:
-            reason = f"shared prompts are not tested on {weight.device.type}"
-            if exact and weight.device.type in _SHARING_DEVICES:
+            reason = f"shared prompts are not tested on {device.type}"
+            if exact and device.type in _SHARING_DEVICES:
                 difference = float((wanted - scorer(batch(sharing=True)).logprobs).abs().max())
                 scorer.sharing = difference <= _TOLERANCE
                 reason = f"log-probabilities of {type(model).__name__} after a shared prompt differ by {difference:.2g}"
             if not scorer.sharing:
                 _LOG.info("each sequence computes its own prompt: %s", reason)
-    return scorer
 
 
 def _compare(model: Any, difference: float, tolerance: float, *, packing: bool) -> None:
@@ -216,11 +226,6 @@ def _compare(model: Any, difference: float, tolerance: float, *, packing: bool) 
         model=model.config.name_or_path,
         difference=difference,
     )
-
-
-def _own_logprobs(model: Any, tokens: torch.Tensor) -> torch.Tensor:
-    logits: torch.Tensor = model(input_ids=tokens[None].long(), use_cache=False).logits[0, :-1].float()
-    return logits.log_softmax(dim=1).gather(1, tokens[1:, None].long()).squeeze(1)
 
 
 def _as_long(micro: MicroBatch, seq_len: int) -> MicroBatch:
