@@ -137,6 +137,7 @@ def test_step_on_the_card_is_the_step_on_a_cpu(folder: Path) -> None:
         {"token_budget": 520},
         {"batch_size": 1, "gradient_accumulation_steps": 8},
         {"gradient_checkpointing": True},
+        {"gradient_checkpointing": "offload"},
         {"compile": True},
         {"compile": True, "gradient_checkpointing": True, "token_budget": 520},
     ],

@@ -172,8 +172,9 @@ class Hyperparameters(Settings):
     packing: bool = True
     """Sequences of a micro-batch share one row without padding, and each attends only to itself. false: padded rows,
     for models whose attention does not support packing."""
-    gradient_checkpointing: bool = False
-    """Compute layers again in the backward pass instead of keeping their activations: less memory, more time."""
+    gradient_checkpointing: bool | Literal["offload"] = False
+    """Compute layers again in the backward pass instead of keeping their activations: less memory, more time.
+    offload: keep the inputs of the layers in main memory, not on the GPU."""
     compile: bool | None = None
     """Compile the model's layers and head with torch.compile. Default: on CUDA."""
 

@@ -120,7 +120,8 @@ class Memory:
             per_token=shape.activations(
                 cuda=cuda,
                 lora=lora,
-                recompute=settings.gradient_checkpointing,
+                recompute=bool(settings.gradient_checkpointing),
+                offload=settings.gradient_checkpointing == "offload" and cuda,
                 compiled=cuda and settings.compile is not False,
             ),
             per_copied_key=2
@@ -177,8 +178,8 @@ class Shape:
         ends += [(hidden, wide), (hidden, wide), (wide, hidden)]
         return self.layers * rank * sum(map(sum, ends))
 
-    def activations(self, *, cuda: bool, lora: bool, recompute: bool, compiled: bool) -> int:
-        """Returns the bytes that autograd saves per token."""
+    def activations(self, *, cuda: bool, lora: bool, recompute: bool, offload: bool, compiled: bool) -> int:
+        """Returns the bytes that autograd saves per token on the device."""
         if compiled:
             factors, norms = (12 if lora else 10, 4, 4, 6), 2
         elif cuda:
@@ -191,7 +192,7 @@ class Shape:
             layer += norms * (self.queries + self.keys)
         once = 8 * (self.hidden + self.head)
         if recompute:  # each layer keeps its input, and one layer at a time is computed again
-            return once + layer + self.layers * _FLOAT32 * self.hidden
+            return once + layer + (0 if offload else self.layers * _FLOAT32 * self.hidden)
         return once + self.layers * layer
 
 

@@ -43,7 +43,7 @@ class Policy:
         *,
         packing: bool = False,
         seq_len: int = 0,
-        checkpointing: bool = False,
+        checkpointing: bool | Literal["offload"] = False,
         compiled: bool | None = False,
         lora: Lora | None = None,
         dist: DistContext | None = None,
@@ -88,7 +88,7 @@ class Policy:
             if weights is not None:
                 load_adapters(self.model, Path(weights))
         if checkpointing:
-            self.scorer.checkpoint_layers()
+            self.scorer.checkpoint_layers(offload=checkpointing == "offload" and self.device.type == "cuda")
         if self.device.type == "cuda" if compiled is None else compiled:
             self.scorer.compile_layers()
         counts = [parameter.numel() for parameter in self.model.parameters()]

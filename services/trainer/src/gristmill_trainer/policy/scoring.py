@@ -117,10 +117,13 @@ class Scorer(torch.nn.Module):
             )
         return layers
 
-    def checkpoint_layers(self) -> None:
-        """Enables gradient checkpointing: only layer inputs are kept, and the backward pass recomputes the layers."""
+    def checkpoint_layers(self, *, offload: bool = False) -> None:
+        """Enables gradient checkpointing: only layer inputs are kept, and the backward pass recomputes the layers.
+
+        `offload`: keeps the inputs in pinned main memory. Raises ModelError.
+        """
         try:
-            self.model.activation_checkpointing_enable({"use_reentrant": False})
+            self.model.activation_checkpointing_enable({"use_reentrant": False}, offload=offload)
         except ValueError as error:
             raise ModelError(
                 "gradient_checkpointing_unsupported",
