@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.support.ports import free_port
 from tests.support.stack import MODELS_DIR, ROOT, VLLM_PYTHON, Output, Vllm, start_api, start_redis
@@ -17,9 +18,11 @@ from gristmill import Manifest, PolicyVersion
 from gristmill_cli.local.processes import LocalStack, answers
 from gristmill_model import server
 from gristmill_model.settings import Settings as ModelSettings
+from gristmill_trainer.doctor import made_up_probes
 from gristmill_trainer.publish.publisher import claim_publishing
 from gristmill_trainer.publish.servers import ModelServer
 from gristmill_trainer.receipts.diagnosis import Cause
+from gristmill_trainer.receipts.probes import served_scores
 from gristmill_view import sql
 from gristmill_view.pack import open_run
 
@@ -114,6 +117,14 @@ def test_doctor_and_pack_of_a_real_run(here: None, run: Path, tmp_path: Path) ->
     assert (code, damaged["archive"]) == (1, "failed")
 
 
+def _has_rounded_logits(server: ModelServer) -> bool:
+    """Whether the logits of a server are numbers of bfloat16, whose differences are multiples of 2^-9 if no logit is
+    below 1/2."""
+    (scores,) = served_scores(server, made_up_probes(256, 1.0).each_time())
+    steps = (scores.sampled - scores.sampled[0]) * 2.0**9
+    return bool(np.abs(steps - steps.round()).max() < 0.05)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
@@ -144,6 +155,8 @@ def test_vllm_with_other_settings_fails_with_the_cause(
         vllm = stack.start("model", [str(VLLM_PYTHON), *options, *setting], environ)
         stack.wait_until(vllm, lambda: answers(f"{url}/health"), timeout=900)
         done = gristmill_command("doctor", "--config", "quickstart", "--json")
+        if cause is Cause.DTYPE:
+            assert not _has_rounded_logits(ModelServer(url))
     found = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
     assert done.returncode == 1
     assert found["trainer and server"]["state"] == "failed"

@@ -52,6 +52,7 @@ def test_vllm_command_has_the_options_that_rl_needs(tmp_path: Path, manifest: Ma
     assert options["--logprobs-mode"] == "processed_logprobs"
     assert options["--middleware"] == "gristmill_model.gate.DeveloperGate"
     assert json.loads(options["--override-generation-config"])["top_p"] == 1.0
+    assert json.loads(options["--hf-overrides"]) == {"head_dtype": "float32"}
     assert {"--enable-scale-out", "--enforce-eager"} <= set(command)
 
 
@@ -107,6 +108,7 @@ def test_extra_arguments_reach_vllm(tmp_path: Path, manifest: Manifest) -> None:
     command = arguments(settings(tmp_path, VLLM_ARGS=extra), manifest)
     assert command[-5:] == ["--max_num_seqs", "8", "--hf-overrides", '{"a": 1}', "--seed=7"]
     assert "--max-num-seqs" not in command, "given twice, vLLM would warn"
+    assert command.count("--hf-overrides") == 1
 
 
 @pytest.mark.parametrize(
@@ -147,7 +149,7 @@ def test_every_option_that_the_service_sets_is_rejected_as_an_extra_argument(
     chosen = settings(tmp_path, DEVICE=device, LORA_RANK=lora_rank, MODEL_CUDA_GRAPHS="0")
     manifest = manifest.model_copy(update={"tool_parser": "hermes", "reasoning_parser": "qwen3"})
     command = arguments(chosen, manifest, tmp_path if lora_rank else None)
-    ours = {word for word in command if word.startswith("--")} - {"--max-num-seqs"}
+    ours = {word for word in command if word.startswith("--")} - {"--max-num-seqs", "--hf-overrides"}
     for option in ours:
         with raises(ModelError, "vllm_option_taken", option=option):
             Settings.read({"VLLM_ARGS": option}, cuda_available=False)

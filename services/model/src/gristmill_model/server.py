@@ -28,6 +28,8 @@ IN_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 second after every batch on a core that the trainer then needs. On two cores this made the gradient of a quickstart step
 take five times as long. vLLM does not accept the executor's short name "uni" on a CPU. It prefers a worker process,
 which can bind threads to cores and helps on machines with many cores."""
+FLOAT32_HEAD = {"head_dtype": "float32"}
+"""Logits are not rounded to bfloat16, as in the trainer on CUDA (gristmill_trainer.policy.head)."""
 SEQUENCES = {"cpu": 128, "cuda": 256}
 
 
@@ -71,8 +73,11 @@ def arguments(settings: Settings, manifest: Manifest, adapter: Path | None = Non
         command += ["--reasoning-parser", manifest.reasoning_parser]
     if not settings.cuda_graphs:
         command += ["--enforce-eager"]
-    if not any(argument.replace("_", "-").startswith("--max-num-seqs") for argument in settings.vllm_args):
-        command += ["--max-num-seqs", str(SEQUENCES[settings.device])]
+    # vLLM takes only the last value of an option, so an option of VLLM_ARGS replaces these.
+    replaceable = {"--max-num-seqs": str(SEQUENCES[settings.device]), "--hf-overrides": json.dumps(FLOAT32_HEAD)}
+    for option, value in replaceable.items():
+        if not any(argument.replace("_", "-").startswith(option) for argument in settings.vllm_args):
+            command += [option, value]
     return [*command, *settings.vllm_args]
 
 
