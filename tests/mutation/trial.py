@@ -57,12 +57,15 @@ class Trial:
                 os.killpg(process.pid or 0, signal.SIGKILL)
                 process.join()
                 return Verdict.TIMED_OUT, ""
-            output = (Path(scratch) / "output").read_text()
-            if process.exitcode == pytest.ExitCode.OK:
+            output, code = (Path(scratch) / "output").read_text(), Path(scratch) / "code"
+            # Not the exit code of the process: another thread that starts a trial may read it first (`_cleanup` of
+            # multiprocessing), and this thread would get 255.
+            ended = int(code.read_text()) if code.exists() else None
+            if ended == pytest.ExitCode.OK:
                 return Verdict.SURVIVED, output
-            if process.exitcode == pytest.ExitCode.TESTS_FAILED:
+            if ended == pytest.ExitCode.TESTS_FAILED:
                 return Verdict.KILLED, output
-            raise RuntimeError(f"pytest ended with {process.exitcode}:\n{output[-4000:]}")
+            raise RuntimeError(f"pytest ended with {ended}:\n{output[-4000:]}")
 
 
 def _run(folder: Path, tests: tuple[str, ...], scratch: Path) -> None:
@@ -74,7 +77,8 @@ def _run(folder: Path, tests: tuple[str, ...], scratch: Path) -> None:
     tempfile.tempdir = str(scratch)
     redis_server.MEMORY = _REDIS_MEMORY
     with scripts_from(folder):
-        sys.exit(pytest.main([*_OPTIONS, *tests]))
+        code = pytest.main([*_OPTIONS, *tests])
+    (scratch / "code").write_text(str(int(code)))
 
 
 @contextlib.contextmanager
