@@ -80,6 +80,12 @@ async def test_batch_of_many_large_sizes_takes_the_largest_groups_first(
     assert len(await harness.ready()) == 5 - len(batch or ())
 
 
+async def test_sums_of_a_batch_are_tried_up_to_their_limit(harness: StoreHarness) -> None:
+    await harness.start(65_536)  # Four times as many sums are the limit.
+    await harness.submit(*(scored(size) for size in (40_000, 33_000, 36_000, 32_536)))
+    assert await harness.lend("atropos:1") == names(1, 3), "the largest groups first would find none"
+
+
 async def test_batch_lease_expires_and_can_be_extended(harness: StoreHarness) -> None:
     await harness.start()
     await harness.submit(*[scored()] * 4)

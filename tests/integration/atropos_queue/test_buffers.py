@@ -169,6 +169,18 @@ async def test_groups_in_every_state_count_against_the_cap(redis_url: str) -> No
         assert all(value in str(refused.value) for value in (repr(RUN), " 4 ", "API_MAX_RUN_GROUPS"))
 
 
+async def test_released_pieces_count_once_against_the_cap(redis_url: str) -> None:
+    async with Redis.from_url(redis_url) as client:
+        harness = StoreHarness(client, Limits(max_run_groups=4))
+        await harness.start()
+        number = await harness.env(group_size=2)
+        for _ in range(2):
+            assert await harness.submit(scored(1, number), scored(1, number)) == [1, 0]
+        assert await harness.ready() == names(0, 1, 2, 3)
+        with raises(ApiProblem, "store_full"):
+            await harness.submit(scored(1, number))
+
+
 async def test_pieces_wait_until_they_make_a_group(harness: StoreHarness) -> None:
     await harness.start()
     number, other = await harness.env(group_size=4), await harness.env(group_size=4)

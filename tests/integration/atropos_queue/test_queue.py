@@ -95,6 +95,7 @@ async def test_reset_removes_everything_that_came_before_it(harness: StoreHarnes
     assert not await harness.queue.ack("atropos:1")
     assert await harness.queue.trainer() is None
     assert await harness.queue.env(number) is None
+    assert await harness.redis.zcard(START + "envs") == 0
     assert not [name for name in await harness.redis.keys(START + "atropos*") if b"receipt" not in name]
     status = await harness.store.runs.status(RUN)
     assert (status.leased, status.bytes) == (0, 100 * len(audit.ready))

@@ -44,7 +44,7 @@ class EnvView:
 
 def status(env: EnvView) -> dict[str, int | float]:
     """Returns the answer of /status-env, each key as Atropos computes it."""
-    total = sum(facts.max_context_len * max(0.0, facts.weight) for facts in env.connected)
+    total = math.fsum(facts.max_context_len * max(0.0, facts.weight) for facts in env.connected)
     weight = env.own.max_context_len * env.own.weight / total if total else 0.0
     largest = max([1, *(size for _, size, _ in env.ready)])
     sequences: defaultdict[str, int] = defaultdict(int)
@@ -62,7 +62,7 @@ def status(env: EnvView) -> dict[str, int | float]:
         "current_step": env.step,
         # BaseEnv has no message for the end of a run. It stops generating while more batches wait than its limit.
         "queue_size": NO_ROOM if env.finished else (own_sequences + others) // group_size,
-        "unallocated_fraction": 1.0 - min(sum(env.shares.values()), 1.0),
+        "unallocated_fraction": 1.0 - min(math.fsum(env.shares.values()), 1.0),
         "self_queue_size": own_sequences // group_size,
         "max_group_size": largest,
         "env_weight": max(MIN_WEIGHT, weight),

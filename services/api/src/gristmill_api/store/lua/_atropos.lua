@@ -25,13 +25,6 @@ local function write_refusal()
   return nil
 end
 
--- Numbers of the environments that are alive, in order.
-local function alive_numbers(at)
-  local numbers = alive(at)
-  table.sort(numbers, function(a, b) return tonumber(a) < tonumber(b) end)
-  return numbers
-end
-
 -- A buffered group leaves its buffer. Returns its facts; the payload stays.
 local function leave_buffer(id)
   local facts = redis.call('HMGET', held(id), 'sequences', 'tokens', 'bytes', 'step', 'unusable')

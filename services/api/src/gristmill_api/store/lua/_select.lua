@@ -24,7 +24,7 @@ end
 -- {env_id, part} of the living environments with a share, in sequences; together at most the batch.
 local function parts_of_batch(wanted, at)
   local parts, sum = {}, 0
-  for _, number in ipairs(alive_numbers(at)) do
+  for _, number in ipairs(alive(at)) do
     local share = tonumber(redis.call('HGET', env(number), 'min_batch_allocation')) or 0
     local part = math.floor(wanted * share)
     if part > 0 then

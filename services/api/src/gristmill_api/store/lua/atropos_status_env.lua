@@ -22,7 +22,7 @@ end
 if largest > size then redis.call('HSET', env(number), 'group_size', largest) end
 
 local envs = {}
-for _, name in ipairs(alive_numbers(at)) do
+for _, name in ipairs(alive(at)) do
   local facts = redis.call('HMGET', env(name), 'max_context_len', 'weight', 'min_batch_allocation')
   envs[#envs + 1] = name
   for i = 1, 3 do envs[#envs + 1] = facts[i] end
