@@ -52,9 +52,13 @@ class AnyGroup:
 
 
 def scored(
-    sequences: int = 2, env_id: int | None = None, body: bytes = b"x" * 100, unusable: str = ""
+    sequences: int = 2,
+    env_id: int | None = None,
+    body: bytes = b"x" * 100,
+    left_out: tuple[str, ...] = (),
+    unusable: str = "",
 ) -> SubmittedGroup:
-    return cast(SubmittedGroup, AnyGroup(sequences, env_id, body, unusable=unusable))
+    return cast(SubmittedGroup, AnyGroup(sequences, env_id, body, left_out, unusable))
 
 
 def as_stored(row: int, body: bytes, version: str = "0.0") -> bytes:

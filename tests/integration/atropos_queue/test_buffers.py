@@ -90,6 +90,12 @@ async def test_group_records_the_version_served_at_its_arrival(harness: StoreHar
     assert bodies == expected, "the version is in the bytes"
 
 
+async def test_fields_that_groups_lack_are_counted(harness: StoreHarness) -> None:
+    await harness.start()
+    await harness.submit(scored(left_out=("advantages", "images")), scored(left_out=("images",)), scored())
+    assert (await harness.store.runs.status(RUN)).left_out == {"advantages": 1, "images": 2}
+
+
 async def test_id_that_does_not_fit_in_a_group_is_refused(harness: StoreHarness) -> None:
     await harness.start()
     await harness.redis.hset(START + "counters", "rows", 10**8 - 2)
