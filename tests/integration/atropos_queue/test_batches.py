@@ -67,8 +67,12 @@ async def test_ack_of_a_lent_batch_begins_the_next_step(harness: StoreHarness, l
 
 @pytest.mark.parametrize(
     ("sizes", "batch"),
-    [((7, 29_000, 5, 31_000, 3), names(1, 3)), ((7, 29_000, 5, 31_000, 40_000), None)],
-    ids=["the largest first sum", "they miss the sum"],
+    [
+        ((7, 29_000, 5, 31_000, 3), names(1, 3)),
+        ((7, 29_000, 5, 31_000, 40_000), None),
+        ((20_000, 40_000, 50_000, 5, 3), names(0, 1)),
+    ],
+    ids=["the largest first sum", "they miss the sum", "the oldest sum, and the largest first do not"],
 )
 async def test_batch_of_many_large_sizes_takes_the_largest_groups_first(
     harness: StoreHarness, sizes: tuple[int, ...], batch: list[str] | None
