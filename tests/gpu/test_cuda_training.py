@@ -250,8 +250,8 @@ def test_kernel_that_mixes_sequences_is_found_before_the_training(
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("recompute", [False, True])
-def test_computed_memory_is_enough_and_not_much_too_large(folder: Path, recompute: bool, compiled: bool) -> None:
+@pytest.mark.parametrize("recompute", [False, True, "offload"])
+def test_computed_memory_is_enough_and_not_much_too_large(folder: Path, recompute: bool | str, compiled: bool) -> None:
     settings: dict[str, Any] = {"gradient_checkpointing": recompute, "compile": compiled, "token_budget": 1 << 17}
     learner, _ = build(folder, **settings)
     config, parameters = learner.policy.model.config, learner.policy.model.num_parameters()

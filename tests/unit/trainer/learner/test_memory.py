@@ -115,6 +115,22 @@ def test_computed_memory_is_within_a_tenth_of_the_peaks_on_a_card(results: str) 
         assert found["peak"] == pytest.approx(memory.fixed + memory.per_token * found["tokens"], rel=0.1), case
 
 
+def test_memory_leaves_out_what_is_on_other_gpus_or_in_main_memory() -> None:
+    config = AutoConfig.for_model("qwen2", **SHAPE)
+
+    def memory(*, gpus: int = 1, **settings: Any) -> Memory:
+        found = Memory.of(config, 10**6, TrainerSettings(**settings), cuda=True, gpus=gpus)
+        assert found is not None
+        return found
+
+    inputs = 4 * SHAPE["num_hidden_layers"] * SHAPE["hidden_size"]
+    kept, offloaded = memory(gradient_checkpointing=True), memory(gradient_checkpointing="offload")
+    assert kept.per_token - offloaded.per_token == inputs
+    assert memory(kl_beta=0.1, gpus=4).reference == 4 * 10**6 // 4, "float32, divided"
+    table = SHAPE["vocab_size"] * SHAPE["hidden_size"]
+    assert memory(kl_beta=0.1).reference == 2 * 10**6 + 2 * table
+
+
 @pytest.mark.parametrize("kind", ["gpt2", "gpt_neox", "opt", "bloom", "falcon", "phi", "gemma3", "mixtral"])
 def test_memory_of_architectures_with_other_names_in_their_config(kind: str) -> None:
     memory = Memory.of(AutoConfig.for_model(kind), 10**9, TrainerSettings(lora_rank=4), cuda=False)
