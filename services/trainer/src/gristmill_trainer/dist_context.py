@@ -98,6 +98,22 @@ class DistContext:
             dist.all_gather_object(values, value, group=self.objects)
         return values
 
+    def raise_if_lost(self, error: Exception) -> None:
+        """Raises RankLostError if `error` is of a collective of tensors: gloo's errors have no class of their own."""
+        if isinstance(error, dist.DistError) or (self.size > 1 and "gloo" in str(error)):
+            raise self.lost(error) from error
+
+    def lost(self, error: Exception) -> RankLostError:
+        """Returns the error of a rank whose collective failed with `error`."""
+        first_line = str(error).partition("\n")[0]
+        return RankLostError(
+            "rank_lost",
+            f"rank {self.rank} of {self.size} lost another process of this training, whose own last lines say "
+            f"why ({first_line}). Start all of them again; they continue from the last checkpoint",
+            rank=self.rank,
+            size=self.size,
+        )
+
     def close(self) -> None:
         """Leaves the process group."""
         if self.size > 1 and dist.is_initialized():
@@ -137,11 +153,4 @@ def _noticing_losses(context: DistContext) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        first_line = str(error).partition("\n")[0]
-        raise RankLostError(
-            "rank_lost",
-            f"rank {context.rank} of {context.size} lost another process of this training, whose own last lines say "
-            f"why ({first_line}). Start all of them again; they continue from the last checkpoint",
-            rank=context.rank,
-            size=context.size,
-        ) from error
+        raise context.lost(error) from error

@@ -50,7 +50,7 @@ class RankLostError(TrainerError):
 
 
 class OutOfMemoryError(TrainerError):
-    """One sequence alone, or a micro-batch of one of several ranks, does not fit in memory."""
+    """One sequence alone, the model or the optimizer's state does not fit in memory."""
 
 
 class AbandonedError(TrainerError):

@@ -8,8 +8,8 @@ policy before the first update. All sums are over all micro-batches and ranks. P
 number of processes therefore change a result only by rounding.
 
 So an update that runs out of memory is repeated with half the tokens per micro-batch, and has the same result. The
-smaller budget stays for the rest of the process. With several ranks an error ends the training instead, because the
-other ranks wait in a collective.
+smaller budget stays for the rest of the process. With several ranks an error ends the process instead, and the next
+start has the smaller budget (out_of_memory.py).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch.distributed.tensor import DTensor
 
 from gristmill import Hyperparameters
@@ -38,6 +39,7 @@ from gristmill_trainer.hooks import load_function
 from gristmill_trainer.metrics import ModelFlops, StepResult, TokenStats
 from gristmill_trainer.objectives import Objective, TrainedTokens, token_weights
 from gristmill_trainer.objectives.losses import of_user
+from gristmill_trainer.out_of_memory import MemoryLimits, RankOutOfMemoryError, is_out_of_memory
 from gristmill_trainer.policy import Policy
 from gristmill_trainer.settings import TrainerSettings
 
@@ -68,15 +70,16 @@ class Learner:
         schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
         max_completion_length: int | None = None,
         budget: int | None = None,
+        limits: MemoryLimits | None = None,
         copied_key: float = 0.0,
         reference: Policy | None = None,
         dist: DistContext | None = None,
     ) -> None:
         """`max_completion_length`: the divisor of dr_grpo, unless the settings have one. `budget`: most tokens of a
-        micro-batch, unless the settings have a token_budget; a longer sequence is one micro-batch. `copied_key`: the
-        share of a token's memory that a copied key of a shared prefix takes. `reference`: scores samples without
-        reference log-probabilities for the KL penalty. LoRA does not need it: the reference is then the policy without
-        its adapters."""
+        micro-batch, unless the settings have a token_budget; a longer sequence is one micro-batch. `limits`: of earlier
+        starts with several ranks. `copied_key`: the share of a token's memory that a copied key of a shared prefix
+        takes. `reference`: scores samples without reference log-probabilities for the KL penalty. LoRA does not need
+        it: the reference is then the policy without its adapters."""
         self.policy = policy
         self.optimizer = optimizer
         self.schedule = schedule
@@ -89,7 +92,8 @@ class Learner:
         self.sharing = policy.scorer.sharing and (reference is None or reference.scorer.sharing)
         """Whether a prefix that samples of a group share is computed once."""
         self._copied_key = copied_key
-        self._budget = settings.token_budget or budget
+        self._limits = limits or MemoryLimits()
+        self._budget = min(filter(None, (settings.token_budget or budget, self._limits.token_budget)), default=None)
         """Most tokens of a micro-batch; halved after an update that ran out of memory."""
         self._halved = 0
         """How often the budget was halved in the current step."""
@@ -116,8 +120,6 @@ class Learner:
             if settings.updates_per_step > 1:
                 samples = self._with_old_logprobs(samples, should_continue)
         except OutOfMemoryError as error:
-            if self._dist.size > 1:
-                raise
             return self._nothing(str(error))
         rollouts = rollouts_of(samples)
         groups = [samples[first].group_id for first in np.unique(rollouts, return_index=True)[1]]
@@ -137,8 +139,6 @@ class Learner:
                     accumulate = partial(self._update, members, should_continue, untouched=not updates)
                     update = self._in_memory(members, accumulate)
                 except OutOfMemoryError as error:
-                    if self._dist.size > 1:
-                        raise
                     problem = str(error)
                     too_large += 1
                     _LOG.error("step %d: %s; this update is left out", step, problem)
@@ -179,7 +179,7 @@ class Learner:
         try:
             self.optimizer.step()
         except (RuntimeError, MemoryError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             reason = str(error).partition("\n")[0]
             raise OutOfMemoryError(
@@ -230,9 +230,12 @@ class Learner:
         """Returns the result of `call`, which computes micro-batches of `samples`.
 
         Halves the tokens per micro-batch and repeats the call while the memory runs out. Repeats the call without
-        torch.compile if that fails. Raises OutOfMemoryError if the longest sequence alone does not fit, and with
-        several ranks.
+        torch.compile if that fails. Raises OutOfMemoryError if the longest sequence alone does not fit. With several
+        ranks, raises RankOutOfMemoryError in place of a repetition.
         """
+        longest = max((self._tokens(samples, unit) for unit in self._units(samples)), default=0)
+        if self._limits.too_long is not None and longest >= self._limits.too_long:
+            raise self._does_not_fit(longest, longest, "in an earlier start of this training")
         while True:
             try:
                 return call()
@@ -247,7 +250,8 @@ class Learner:
                     self.policy.scorer.run_eagerly()
                     self.optimizer.zero_grad(set_to_none=True)
                     continue
-                if not _is_out_of_memory(error):
+                if not is_out_of_memory(error):
+                    self._dist.raise_if_lost(error)
                     raise
                 reason = str(error).partition("\n")[0]
             # Only here, behind the handler, nothing refers to the tensors of the failed micro-batch any more.
@@ -255,23 +259,26 @@ class Learner:
             gc.collect()
             if self.policy.device.type == "cuda":
                 torch.cuda.empty_cache()
-            self._halve_budget(samples, reason)
+            self._halve_budget(samples, longest, reason)
 
-    def _halve_budget(self, samples: Sequence[Sample], reason: str) -> None:
-        tokens = max(self._tokens(samples, micro or ()) for micro in self._plan(samples)[0])
-        longest = max(self._tokens(samples, unit) for unit in self._units(samples))
+    def _halve_budget(self, samples: Sequence[Sample], longest: int, reason: str) -> None:
+        """`longest`: tokens of the longest of the samples that are computed alone."""
+        tokens = max(self._tokens(samples, micro or ()) for share in self._plan(samples) for micro in share)
         # With shared prefixes, parts of a group may cost a little more together than apart. So a budget of the longest
         # sequence may have a larger micro-batch, and is not halved again.
-        if self._dist.size > 1 or min(tokens, self._budget or tokens) <= longest:
-            raise OutOfMemoryError(
-                "out_of_memory",
+        fits = min(tokens, self._budget or tokens) > longest
+        half = max(tokens // 2, longest)
+        if self._dist.size > 1:
+            limits = replace(self._limits, token_budget=half) if fits else replace(self._limits, too_long=longest)
+            raise RankOutOfMemoryError(
                 f"a micro-batch of {tokens} tokens, whose longest sequence has {longest}, does not fit in the memory of"
-                f" {self.policy.device} ({reason}); lower token_budget or max_token_length, or set "
-                "gradient_checkpointing: true or lora_rank",
-                tokens=tokens,
-                longest=longest,
+                f" {self.policy.device} ({reason}). Start all ranks again, unless that happens by itself. They continue"
+                f" from the last checkpoint, and {limits}",
+                limits,
             )
-        self._budget = max(tokens // 2, longest)
+        if not fits:
+            raise self._does_not_fit(tokens, longest, reason)
+        self._budget = half
         self._halved += 1
         _LOG.warning(
             "a micro-batch of %d tokens does not fit in memory (%s); the update is repeated with token_budget: %d, and "
@@ -280,6 +287,16 @@ class Learner:
             reason,
             self._budget,
             self._budget,
+        )
+
+    def _does_not_fit(self, tokens: int, longest: int, reason: str) -> OutOfMemoryError:
+        return OutOfMemoryError(
+            "out_of_memory",
+            f"a micro-batch of {tokens} tokens, whose longest sequence has {longest}, does not fit in the memory of"
+            f" {self.policy.device} ({reason}); lower token_budget or max_token_length, or set "
+            "gradient_checkpointing: true or lora_rank",
+            tokens=tokens,
+            longest=longest,
         )
 
     def _update(self, samples: Sequence[Sample], should_continue: Callable[[], bool], *, untouched: bool) -> _Update:
@@ -414,21 +431,6 @@ def sample_weights(samples: Sequence[Sample], settings: Hyperparameters, max_com
     rollouts = rollouts_of(samples)
     trained = np.bincount(rollouts, [sample.trained_tokens for sample in samples]).astype(np.int64)
     return token_weights(settings.objective, trained, settings.batch_size, max_completion_length)[rollouts]
-
-
-_OUT_OF_MEMORY = (
-    "can't allocate memory",
-    "CUDA error: out of memory",
-    "CUDA driver error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-)
-"""Texts of errors that are not a torch.OutOfMemoryError: of the process, the driver, and cuBLAS for its workspace."""
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether an allocation failed, on a GPU or in the process."""
-    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return known or any(text in str(error) for text in _OUT_OF_MEMORY)
 
 
 def _is_of_the_compiler(error: BaseException) -> bool:

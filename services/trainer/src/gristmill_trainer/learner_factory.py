@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -15,6 +15,7 @@ from gristmill_trainer.learner import Learner
 from gristmill_trainer.memory import Memory, gigabytes
 from gristmill_trainer.model_state import LearnerState, ShardedState, check_shardable, shard
 from gristmill_trainer.optimizer import build_optimizer, build_schedule
+from gristmill_trainer.out_of_memory import MemoryLimits
 from gristmill_trainer.policy import Lora, ModelSource, Policy
 from gristmill_trainer.policy.lora import saved_lora
 from gristmill_trainer.settings import TrainerSettings
@@ -37,6 +38,8 @@ class LearnerPlan:
     settings: TrainerSettings
     max_completion_length: int | None
     """Most tokens of a completion in this run, or None if unknown."""
+    limits: MemoryLimits = field(default_factory=MemoryLimits)
+    """Of earlier starts with several ranks."""
 
 
 def build_learner(plan: LearnerPlan, dist: DistContext) -> tuple[Learner, LearnerState]:
@@ -94,6 +97,7 @@ def build_learner(plan: LearnerPlan, dist: DistContext) -> tuple[Learner, Learne
         schedule=schedule,
         max_completion_length=plan.max_completion_length,
         budget=budget,
+        limits=plan.limits,
         copied_key=0.0 if memory is None else memory.per_copied_key / memory.per_token,
         reference=reference,
         dist=dist,

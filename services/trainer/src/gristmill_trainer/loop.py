@@ -31,6 +31,7 @@ from gristmill_trainer.errors import AbandonedError, WeightsError
 from gristmill_trainer.export import RunFacts, export_model
 from gristmill_trainer.hooks import StepEvent
 from gristmill_trainer.metrics import StepResult
+from gristmill_trainer.out_of_memory import RankOutOfMemoryError
 from gristmill_trainer.receipts.probes import ANY_PROBES, Probes, own_scores
 from gristmill_trainer.receipts.receipts import Expectation, receipt_metrics
 from gristmill_trainer.receipts.sums import published_sums
@@ -73,9 +74,12 @@ def end(training: Training, done: int, error: BaseException) -> None:
     - A stop request: writes a checkpoint. Within a step, also returns the groups of the step and raises StoppedError.
     - A suspended run: writes a checkpoint without an ack, which the API refuses. The trainer that resumes the run
       reports the covered groups.
+    - A rank without memory: writes what did not fit, so that the next start has smaller micro-batches.
     - Any other error: completes the checkpoint in progress. After a GristmillError its groups get no ack, because the
       API may be unreachable or the run may have another trainer. The run's next trainer names them.
     """
+    if isinstance(error, RankOutOfMemoryError):
+        error.limits.write(training.run_dir, training.settings, training.dist.size)
     if isinstance(error, AbandonedError):
         if error.untouched:
             checkpoint(training, done)

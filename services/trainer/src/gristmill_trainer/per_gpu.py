@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from pathlib import Path
 
-from gristmill import GristmillError
+from gristmill import Deployment, GristmillError
 from gristmill_trainer.errors import TrainerError
 from gristmill_trainer.settings import read_flags
 
@@ -16,7 +16,7 @@ SHUTDOWN_SECONDS = "55"
 
 
 def command(gpus: int, arguments: Sequence[str]) -> list[str]:
-    """Returns the command for `gpus` GPUs. One GPU does not need torchrun. Raises TrainerError for 0 GPUs."""
+    """Returns the arguments of Python for one GPU, of torchrun for several. Raises TrainerError for 0 GPUs."""
     if gpus == 0:
         raise TrainerError(
             "no_gpu",
@@ -25,24 +25,49 @@ def command(gpus: int, arguments: Sequence[str]) -> list[str]:
         )
     trainer = ["-m", "gristmill_trainer", "--device", "cuda", *arguments]
     if gpus == 1:
-        return [sys.executable, *trainer]
+        return trainer
     # With --standalone, torchrun would also listen on a port whose clients can have it read pickles.
-    torchrun = ["-m", "torch.distributed.run", "--nnodes", "1", "--master-addr", "127.0.0.1"]
-    return [sys.executable, *torchrun, "--nproc-per-node", str(gpus), *trainer]
+    return ["--nnodes", "1", "--master-addr", "127.0.0.1", "--nproc-per-node", str(gpus), *trainer]
 
 
-def main() -> NoReturn:
-    """Replaces this process with the trainer or torchrun, which then gets the signals and sets the exit code."""
+def torchrun(arguments: Sequence[str], runs_dir: Path) -> None:
+    """Runs torchrun in this process, again as often as a rank ran out of memory. Raises ChildFailedError.
+
+    `runs_dir`: where that rank left its MemoryLimits. Its exit code would not do, because another rank may notice the
+    loss and end first.
+    """
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main as run
+
+    from gristmill_trainer.out_of_memory import written_limits
+
+    while True:
+        before = written_limits(runs_dir)
+        try:
+            run(arguments)
+        except ChildFailedError:
+            if written_limits(runs_dir) == before:
+                raise
+        else:
+            return
+
+
+def main() -> None:
+    """Replaces this process with the trainer, or becomes torchrun. Either gets the signals and sets the exit code."""
     try:
         read_flags(sys.argv[1:])  # before torch, whose import takes seconds
         import torch
 
-        started = command(torch.cuda.device_count(), sys.argv[1:])
+        gpus = torch.cuda.device_count()
+        arguments = command(gpus, sys.argv[1:])
     except GristmillError as error:
         sys.exit(f"gristmill-trainer: {error.report()}")
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(started[0], started, {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": SHUTDOWN_SECONDS, **os.environ})
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SHUTDOWN_SECONDS)
+    if gpus == 1:
+        os.execv(sys.executable, [sys.executable, *arguments])
+    torchrun(arguments, Deployment.read(os.environ).runs_dir)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ from gristmill_trainer.hooks import load_function
 from gristmill_trainer.learner_factory import LearnerPlan, build_learner
 from gristmill_trainer.metrics import peak_of, step_metrics
 from gristmill_trainer.observers import open_observers
+from gristmill_trainer.out_of_memory import MemoryLimits
 from gristmill_trainer.policy import ModelSource, Policy, check_publishable, find_model
 from gristmill_trainer.publish.pool import ModelServers
 from gristmill_trainer.publish.publisher import FilesystemTransport, NoTransport, Publisher, claim_publishing
@@ -179,7 +180,10 @@ class _MainStart:
             resumption = find_resumption(checkpoints, settings.resume)
             self._skipped = SkippedSteps(settings.max_skipped_steps, resumption.skipped)
             self._skipped.raise_if_too_many()
-        learner = LearnerPlan(source, resumption.weights, settings, longest_completion(run))
+            limits = MemoryLimits.read(run_dir, settings, self._ranks)
+            if limits != MemoryLimits():
+                _LOG.warning("an earlier start with these settings ran out of memory: %s now", limits)
+        learner = LearnerPlan(source, resumption.weights, settings, longest_completion(run), limits)
         probes = None if settings.publisher == "none" or resumption.checkpoint is None else Probes.read(run_dir)
         return _Plan(learner, resumption, checkpoints, run_dir, probes)
 

@@ -1,4 +1,5 @@
 """One rank of a training, in every scenario: `python -m tests.unit.trainer.distributed.endings FOLDER MODEL PORTS`.
+With the name of one scenario in place of PORTS, runs it in this process, as torchrun starts it.
 
 Each rank runs all scenarios, one after the other. A scenario runs the whole trainer in a forked process, with a
 stand-in for the API. Its output is FOLDER/<scenario>/rank<RANK>.log, and its exit code is rank<RANK>.code ("hangs"
@@ -17,22 +18,28 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import msgspec
 import numpy as np
+import torch
+from tests.support.groups import make_group
 from tests.unit.trainer.lifecycle.api_stand_in import ApiStandIn
 from tests.unit.trainer.lifecycle.conftest import progress, step_groups
 
 from gristmill import ApiError, PolicyVersion, RunRecord, RunState, TrajectoryGroup
 from gristmill_trainer import __main__ as trainer
 from gristmill_trainer.checkpoint.contents import STATE
+from gristmill_trainer.data.types import MicroBatch
+from gristmill_trainer.policy.scoring import Scorer
 
 RUN = "run"
 TIMEOUT = 60.0
+LONG = 15
 _FLAGS = {
     "publisher": "none", "device": "cpu", "training_steps": "4", "batch_size": "4", "checkpoint_interval": "100",
     "learning_rate": "1e-2",
@@ -45,6 +52,10 @@ class Run(ApiStandIn):
     def __init__(self, folder: Path, at: Callable[[str, int, Run], None]) -> None:
         super().__init__([group for step in range(1, 6) for group in step_groups(step)])
         self.folder = folder
+        self.state = folder / "acked"
+        """Ids of the groups that earlier starts acked."""
+        self.acked_before = self.state.read_text().split() if self.state.exists() else []
+        self.ready = [group for group in self.ready if group.group_id not in self.acked_before]
         self.taker = ""
         self.is_open = True
         self.training_steps = 2
@@ -82,6 +93,7 @@ class Run(ApiStandIn):
     def ack(self, *arguments: Any, **named: Any) -> None:
         self._at("ack", 0, self)
         super().ack(*arguments)
+        self.state.write_text(" ".join([*self.acked_before, *self.acked]))
 
     def report_metrics(self, run_id: str, source: str, step: int, values: Any, **named: Any) -> None:
         self._at("report", step, self)
@@ -157,6 +169,10 @@ class Scenario:
     """Seconds from a stop request to the end."""
     spoilt: tuple[int, ...] = ()
     """Steps of whose groups nothing is left to train on."""
+    room: int | None = None
+    """Tokens of a micro-batch that fit in the memory of rank 1."""
+    long: tuple[int, ...] = ()
+    """Steps whose first group has a sequence of LONG tokens."""
 
 
 SCENARIOS = {
@@ -176,11 +192,39 @@ SCENARIOS = {
     "full disk, export": Scenario("served", 4, _fill_disk(30_000)),
     "rank 0 killed": Scenario("lease", 3, _die),
     "rank 1 killed": Scenario("lease", 3, _kill_rank_1),
+    "rank 1 out of memory": Scenario("", 0, _stop, {"batch_size": "2"}, room=10),
 }
+ONE_BY_ONE = {
+    # The micro-batch of step 1 has 16 tokens. One sequence of step 2 does not fit alone.
+    "continued": Scenario("", 0, _stop, {"batch_size": "2", "checkpoint_interval": "1"}, room=10, long=(2,)),
+}
+"""Scenarios that torchrun starts again."""
+
+
+@contextmanager
+def small_memory(room: int) -> Iterator[None]:
+    """Lets micro-batches of more than `room` tokens run out of memory in the forward pass."""
+    forward = Scorer.forward
+
+    def scored(scorer: Scorer, micro: MicroBatch, **options: Any) -> Any:
+        if torch.is_grad_enabled() and micro.layout.tokens.numel() > room:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return forward(scorer, micro, **options)
+
+    with mock.patch.object(Scorer, "forward", scored):
+        yield
 
 
 def _spoil(group: TrajectoryGroup) -> TrajectoryGroup:
     return dataclasses.replace(group, tokens=group.tokens + np.int32(10**6))
+
+
+def _lengthen(group: TrajectoryGroup) -> TrajectoryGroup:
+    return make_group(group.group_id, lengths=[(3, LONG - 3), (3, 6)])
+
+
+def _step(group: TrajectoryGroup) -> int:
+    return int(group.group_id[1:]) // 2
 
 
 def _run(scenario: Scenario, folder: Path, model: str) -> int:
@@ -190,7 +234,12 @@ def _run(scenario: Scenario, folder: Path, model: str) -> int:
 
     api = Run(folder, at)
     api.ready = [
-        _spoil(group) if number // 2 + 1 in scenario.spoilt else group for number, group in enumerate(api.ready)
+        _spoil(group)
+        if _step(group) in scenario.spoilt
+        else _lengthen(group)
+        if _step(group) in scenario.long
+        else group
+        for group in api.ready
     ]
     flags = _FLAGS | {"model_name": model} | scenario.flags
     sys.argv = ["trainer", *(part for name, value in flags.items() if value for part in (f"--{name}", value))]
@@ -199,6 +248,7 @@ def _run(scenario: Scenario, folder: Path, model: str) -> int:
         with (
             mock.patch("gristmill_trainer.startup.SyncClient", return_value=api),
             mock.patch("gristmill_trainer.startup.ServerList.served", return_value=served),
+            small_memory(scenario.room) if scenario.room and os.environ["RANK"] == "1" else nullcontext(),
         ):
             return trainer.main()
     finally:
@@ -247,4 +297,7 @@ def main(rank: int, folder: Path, model: str, ports: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[3] in ONE_BY_ONE:
+        os.environ["GRISTMILL_RUNS_DIR"] = str(Path(sys.argv[1]) / "runs")
+        sys.exit(_run(ONE_BY_ONE[sys.argv[3]], Path(sys.argv[1]), sys.argv[2]))
     main(int(os.environ["RANK"]), Path(sys.argv[1]), sys.argv[2], sys.argv[3].split(","))

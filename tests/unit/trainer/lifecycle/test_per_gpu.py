@@ -16,14 +16,15 @@ TRAINER = ["-m", "gristmill_trainer", "--device", "cuda", "--training_steps", "3
 
 
 def test_one_gpu_needs_one_process() -> None:
-    assert command(1, ["--training_steps", "3"]) == [sys.executable, *TRAINER]
+    assert command(1, ["--training_steps", "3"]) == TRAINER
 
 
 def test_several_gpus_get_a_process_each() -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--master-addr", "127.0.0.1"]
-    assert command(4, ["--training_steps", "3"]) == [*torchrun, "--nproc-per-node", "4", *TRAINER]
+    one_machine = ["--nnodes", "1", "--master-addr", "127.0.0.1"]
+    assert command(4, ["--training_steps", "3"]) == [*one_machine, "--nproc-per-node", "4", *TRAINER]
 
 
+TORCHRUN = [sys.executable, "-c", "import sys; from gristmill_trainer.per_gpu import *; torchrun(sys.argv[1:], Path())"]
 LISTENERS = """
 import os, sys
 from pathlib import Path
@@ -50,13 +51,23 @@ dist.close()
 def test_processes_of_one_machine_exchange_objects_on_loopback_only(tmp_path: Path) -> None:
     """Whoever reaches their ports could send pickles."""
     (tmp_path / "rank.py").write_text(LISTENERS)
-    torchrun = command(2, [])[: -len(TRAINER) + 2]
-    ranks = [*torchrun, "--master-port", str(free_port()), str(tmp_path / "rank.py"), str(tmp_path)]
+    one_machine = command(2, [])[: -len(TRAINER) + 2]
+    ranks = [*TORCHRUN, *one_machine, "--master-port", str(free_port()), str(tmp_path / "rank.py"), str(tmp_path)]
     environ = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"}
     subprocess.run(ranks, env=environ, check=True, timeout=240)
     listened = [(tmp_path / str(rank)).read_text().split() for rank in range(2)]
     assert all(listened)
     assert {address for rank in listened for address in rank} == {"0100007F"}, "127.0.0.1"
+
+
+@pytest.mark.long
+def test_processes_that_fail_are_not_started_again(tmp_path: Path) -> None:
+    """Except after `rank_out_of_memory`, see distributed/test_endings.py."""
+    (tmp_path / "rank.py").write_text("import sys\nprint('started')\nsys.exit(3)")
+    ranks = [*TORCHRUN, *command(2, [])[: -len(TRAINER)], str(tmp_path / "rank.py")]
+    done = subprocess.run(ranks, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 1
+    assert 1 <= done.stdout.count("started") <= 2
 
 
 @pytest.mark.long
