@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import torch
 from torch._dynamo.utils import counters
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from gristmill import PolicyVersion
 from gristmill_trainer.data.types import Sample
 from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import ModelError
@@ -21,6 +24,8 @@ from gristmill_trainer.learner_factory import LearnerPlan, build_learner
 from gristmill_trainer.memory import CHUNK_BYTES, Memory
 from gristmill_trainer.model_state import LearnerState
 from gristmill_trainer.policy import ModelSource, attention
+from gristmill_trainer.publish.device_memory import DeviceMemoryTransport
+from gristmill_trainer.publish.pool import ModelServers
 from gristmill_trainer.settings import TrainerSettings
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA card here")
@@ -231,6 +236,40 @@ def test_served_tensors_are_the_weights_in_the_servers_dtype(folder: Path) -> No
     for name, tensor in learner.policy.model.state_dict().items():
         if name in served:
             assert torch.equal(served[name].cpu(), tensor.bfloat16().cpu())
+
+
+MAP = """
+import sys
+from pathlib import Path
+import torch
+from gristmill_model.device_memory import mapped
+device = torch.device(sys.argv[1])
+with mapped(Path(sys.argv[2]), device) as tensors:
+    found = {name: tensor.clone() for name, tensor in tensors}
+torch.save({name: tensor.cpu() for name, tensor in found.items()}, sys.argv[3])
+"""
+
+
+def test_another_process_copies_the_published_weights_from_the_cards_memory(folder: Path, tmp_path: Path) -> None:
+    """As a model server does with publisher: ipc. The buffer is written and exported again for each version."""
+    _, state = build(folder)
+    device = torch.device("cuda", torch.cuda.current_device())
+    loaded: list[dict[str, torch.Tensor]] = []
+
+    class Servers:
+        in_use: frozenset[Path] = frozenset()
+
+        def load(self, path: Path, version: PolicyVersion) -> None:
+            command = [sys.executable, "-c", MAP, str(device), str(path), str(tmp_path / "loaded")]
+            subprocess.run(command, check=True, timeout=120)
+            loaded.append(torch.load(tmp_path / "loaded"))
+
+    transport = DeviceMemoryTransport(cast("ModelServers", Servers()), tmp_path / "weights", None, device=device)
+    for step in range(3):
+        served = {name: tensor + step for name, tensor in state.served_tensors().items()}
+        transport.publish(served, PolicyVersion(1, step))
+        assert loaded[step].keys() == served.keys()
+        assert all(torch.equal(loaded[step][name], tensor.cpu()) for name, tensor in served.items())
 
 
 def test_kernel_that_mixes_sequences_is_found_before_the_training(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -15,12 +17,15 @@ from tests.support.errors import raises
 from tests.support.stack import Vllm
 
 from gristmill import Manifest, PolicyVersion
+from gristmill.internal.device_memory import BUFFER
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.policy import ModelSource, Policy
+from gristmill_trainer.publish.device_memory import DeviceMemoryTransport
 from gristmill_trainer.publish.pool import ModelServers
 from gristmill_trainer.publish.publisher import FilesystemTransport, claim_publishing
 from gristmill_trainer.publish.servers import ModelServer, ServerList
 
+IN_MEMORY = partial(DeviceMemoryTransport, device=torch.device("cpu"))
 PROMPT = [40 + place % 20 for place in range(300)]
 """Longer than a block of the prefix cache (128 tokens on a CPU), so that the cache takes part."""
 
@@ -37,10 +42,11 @@ def policy(vllm: Vllm) -> Policy:
 
 
 @pytest.fixture
-def publisher(vllm: Vllm) -> FilesystemTransport:
+def publisher(vllm: Vllm, request: pytest.FixtureRequest) -> FilesystemTransport:
     server = ModelServer(vllm.url, claim_publishing(vllm.weights_dir), patience=30)
     manifest = Manifest.read(vllm.models_dir)
-    return FilesystemTransport(ModelServers([server]), vllm.weights_dir / "perturbed", Path(manifest.serve_path))
+    kind: Callable[..., FilesystemTransport] = getattr(request, "param", FilesystemTransport)
+    return kind(ModelServers([server]), vllm.weights_dir / "perturbed", Path(manifest.serve_path))
 
 
 def _served(vllm: Vllm) -> tuple[list[int], np.ndarray[tuple[int], np.dtype[np.float64]]]:
@@ -61,6 +67,7 @@ def _computed(policy: Policy, completion: list[int]) -> np.ndarray[tuple[int], n
     return np.array(values)
 
 
+@pytest.mark.parametrize("publisher", [FilesystemTransport, IN_MEMORY], indirect=True, ids=["filesystem", "ipc"])
 def test_server_applies_published_weights_of_every_kind(
     vllm: Vllm, policy: Policy, publisher: FilesystemTransport
 ) -> None:
@@ -84,7 +91,8 @@ def test_server_applies_published_weights_of_every_kind(
         difference = np.abs(_computed(policy, completion) - after).max()
         assert difference < 0.001, f"{kind}: the server did not follow; log-probabilities are {difference} apart"
     assert httpx.get(f"{vllm.url}/weight_info").json()["weight_version"] == f"1.{step}"
-    assert sorted(path.name for path in (vllm.weights_dir / "perturbed").iterdir()) == [f"1.{step - 1}", f"1.{step}"]
+    kept = [path.name for path in (vllm.weights_dir / "perturbed").iterdir() if path.name != BUFFER]
+    assert sorted(kept) == [f"1.{step - 1}", f"1.{step}"]
 
 
 def test_server_loads_weights_published_in_bfloat16(vllm: Vllm, policy: Policy, publisher: FilesystemTransport) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 import torch
 from tests.support.errors import raises
@@ -22,10 +23,12 @@ from tests.support.ports import free_port
 from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis
 
 from gristmill import Manifest, PolicyVersion, SyncClient
+from gristmill.internal.device_memory import FILE, DeviceMemory
 from gristmill.internal.lines import read_jsonl
 from gristmill_cli.local.processes import LocalStack
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.policy import ModelSource, Policy
+from gristmill_trainer.publish.device_memory import DeviceMemoryTransport
 from gristmill_trainer.publish.pool import ModelServers
 from gristmill_trainer.publish.publisher import FilesystemTransport, claim_publishing
 from gristmill_trainer.publish.servers import ModelServer
@@ -120,6 +123,46 @@ def test_reset_brings_back_the_first_weights_bit_for_bit(vllm: Vllm, policy: Pol
     shutil.rmtree(vllm.weights_dir / "halved")
     assert (_label(vllm), _scores(vllm)) == ("default", first)
     assert _sampled_under(vllm) == {"default"}
+
+
+def test_weights_that_are_no_longer_in_device_memory_are_not_served(vllm: Vllm, policy: Policy) -> None:
+    """The trainer writes the next version into its buffer while a server, which was slow, asks for the last one."""
+    token = claim_publishing(vllm.weights_dir)
+    reset = {"Authorization": f"Bearer {token}"}
+    assert httpx.post(f"{vllm.url}/gristmill/reset", headers=reset, timeout=60).is_success
+    first = _scores(vllm)
+    target = ModelServers([ModelServer(vllm.url, token, patience=30)])
+    folder = vllm.weights_dir / "memory"
+    transport = DeviceMemoryTransport(target, folder, None, device=torch.device("cpu"))
+    halved, tenth = ({name: tensor / part for name, tensor in policy.served_tensors().items()} for part in (2, 10))
+    transport.publish(halved, PolicyVersion(1, 1))
+    served = _scores(vllm)
+    assert (_label(vllm), served != first) == ("1.1", True)
+    copied = transport.copied(tenth)
+    assert (_label(vllm), _scores(vllm)) == ("1.1", served), "the server holds no view of the buffer"
+
+    assert _code(_ask(vllm, token, folder / "1.1", "1.1")) == (503, "weights_replaced")
+    assert (_label(vllm), _scores(vllm), _paused(vllm)) == ("1.1", served, False)
+    transport.publish(copied, PolicyVersion(1, 2))
+    assert _label(vllm) == "1.2"
+    assert (newest := _scores(vllm)) not in (first, served)
+
+    description = folder / "1.2" / FILE
+    memory = DeviceMemory.read(description.parent)
+    description.write_bytes(msgspec.json.encode(msgspec.structs.replace(memory, device="GPU-0")))
+    refused = _ask(vllm, token, description.parent, "1.3")
+    assert _code(refused) == (422, "device_memory_unusable")
+    assert "GPU-0" in refused.json()["error"]["message"]
+    assert (_label(vllm), _scores(vllm)) == ("1.2", newest)
+
+    # A failure within the load: the server goes back to the weights that it was started with.
+    last = list(memory.tensors)[-1]
+    wrong = memory.tensors | {last: msgspec.structs.replace(memory.tensors[last], offset=memory.size)}
+    description.write_bytes(msgspec.json.encode(msgspec.structs.replace(memory, tensors=wrong)))
+    assert _code(_ask(vllm, token, description.parent, "1.3")) == (500, "publish_failed")
+    assert (_label(vllm), _scores(vllm), _paused(vllm)) == ("default", first, False)
+    target.close()
+    shutil.rmtree(folder)
 
 
 def test_trainer_paused_during_its_request_is_refused_after_its_successor(vllm: Vllm, folder: Path) -> None:
@@ -262,12 +305,13 @@ _STOPS_ITSELF = """
 import os, signal, sys
 from gristmill_trainer.__main__ import main
 from gristmill_trainer.publish.publisher import FilesystemTransport
-check = FilesystemTransport._check
-def stop_before_the_server_hears(self, path):
-    check(self, path)
+write = FilesystemTransport._write
+def stop_before_the_server_hears(self, tensors, version):
+    path = write(self, tensors, version)
     if path.name == "1.2":
         os.kill(os.getpid(), signal.SIGSTOP)
-FilesystemTransport._check = stop_before_the_server_hears
+    return path
+FilesystemTransport._write = stop_before_the_server_hears
 sys.exit(main())
 """
 

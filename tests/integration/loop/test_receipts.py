@@ -34,10 +34,11 @@ def _run(stack: LocalStack, vllm: Vllm, folder: Path, command: list[str]) -> tup
 
 
 @pytest.mark.long
-def test_every_publication_of_a_run_is_proven(vllm: Vllm, tmp_path: Path) -> None:
+@pytest.mark.parametrize("publisher", ["filesystem", "ipc"])
+def test_every_publication_of_a_run_is_proven(vllm: Vllm, tmp_path: Path, publisher: str) -> None:
     output = Output()
     with LocalStack(output.add) as stack:
-        trainer, _ = _run(stack, vllm, tmp_path, ["-m", "gristmill_trainer"])
+        trainer, _ = _run(stack, vllm, tmp_path, ["-m", "gristmill_trainer", "--publisher", publisher])
     assert trainer.exit_code == 0, output.lines[-40:]
     run = tmp_path / "runs" / "quickstart"
     receipts = read_receipts(run / RECEIPTS_FILE)

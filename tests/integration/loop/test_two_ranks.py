@@ -75,7 +75,8 @@ def test_two_processes_finish_a_run(vllm: Vllm, tmp_path: Path) -> None:
         stack.wait_until(refused, lambda: refused.exit_code == 1, timeout=120)
         assert "[one_process_only]" in output.of("lora")
         assert "lora_rank is 4" in output.of("lora")
-        two = stack.start("two", [sys.executable, *TORCHRUN, *TRAINER[:2], "--training_steps", "2"], places)
+        flags = ["--training_steps", "2", "--publisher", "ipc"]
+        two = stack.start("two", [sys.executable, *TORCHRUN, *TRAINER[:2], *flags], places)
         stack.wait_until(two, lambda: two.exit_code == 0, timeout=180)
         stack.wait_until(env, lambda: env.exit_code == 0, timeout=240)
     assert "ERROR" not in output.of("two")

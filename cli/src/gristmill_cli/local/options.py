@@ -78,7 +78,10 @@ def read_options(arguments: Sequence[str], prog: str) -> argparse.Namespace:
     parser.add_argument("--resume", help="auto (default), never, or a checkpoint's folder; see docs/operations.md")
     parser.add_argument("--policy_loss", metavar="FILE.py:NAME", help="a loss of your own; see docs/trainer.md")
     parser.add_argument("--ref_model", help="reference of the KL divergence: a hub id or a folder")
-    parser.add_argument("--publisher", choices=["filesystem", "none"], help="none: the server may not be updated")
+    parser.add_argument(
+        "--publisher", choices=["filesystem", "ipc", "none"],
+        help="ipc: a server on the trainer's GPU copies its memory; none: the server may not be updated",
+    )  # fmt: skip
     parser.add_argument("--fresh", action="store_true", help="start the run again; its files so far are set apart")
     parser.add_argument("--verbose", action="store_true", help="print the output of all services")
     parser.add_argument("--close", metavar="RUN", help="end a run and exit: no training")

@@ -1,6 +1,7 @@
 """POST /gristmill/publish: one request makes the server pause, load new weights and resume.
 
-    {"path": "/weights/RUN/1.20", "version": "1.20"}   a folder with whole weights, or with a LoRA adapter
+    {"path": "/weights/RUN/1.20", "version": "1.20"}   a folder with whole weights, a LoRA adapter, or the description
+                                                       of weights in the trainer's device memory
  -> {"weight_version": "1.20"}
 
 POST /gristmill/reset does the same with the weights that the server was started with. A server that stays between runs
@@ -14,7 +15,8 @@ its turn comes: it refuses a request of a trainer that was replaced while the re
 
 While weights are loaded, the server's label is `INVALID`, which is not a policy version. Environments reject samples
 with this label. If loading fails, vLLM has no usable weights, and its engine would crash on the next token. The server
-then loads the previous weights again and serves them under their own label.
+then loads the previous weights again and serves them under their own label. The trainer's device memory does not keep
+previous weights, so the server then loads those that it was started with.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from gristmill.internal.device_memory import FILE as DEVICE_MEMORY
 from gristmill_model.asgi import App, Receive, Refusal, Scope, Send, read_body, send_json, with_body
 
 PATH: Final = "/gristmill/publish"
@@ -45,6 +48,10 @@ class _CallError(Exception):
     """One of vLLM's endpoints failed."""
 
 
+class _RefusedError(Exception):
+    """The weights cannot be loaded, and the server still has those before. `args`: of the Refusal."""
+
+
 class Publications:
     """Loads published weights into the vLLM whose ASGI application is `app`."""
 
@@ -52,6 +59,9 @@ class Publications:
         """`first_weights`: the folder with which vLLM was started, a model's or an adapter's folder."""
         self._app = app
         self._first = self._served = (first_weights, FIRST)
+        """Folder and version of the newest weights that are in files, for a load that fails."""
+        self._label = FIRST
+        """Of the weights that are served."""
         self._turn = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, refusal: Callable[[], Refusal | None]) -> None:
@@ -63,6 +73,8 @@ class Publications:
             if not isinstance(asked, Refusal):
                 try:
                     await self._paused(scope, *asked)
+                except _RefusedError as error:
+                    asked = Refusal(*error.args)
                 except _CallError as error:
                     asked = Refusal(500, "publish_failed", f"version {asked[1]}: {error}")
         if isinstance(asked, Refusal):
@@ -77,25 +89,35 @@ class Publications:
             await self._call(scope, "/update_weight_version", {"new_version": INVALID})
             try:
                 await self._swap(scope, path, version)
+            except _RefusedError:
+                await self._call(scope, "/update_weight_version", {"new_version": self._label})
+                raise
             except _CallError as error:
                 _LOG.error("publishing version %s: %s; going back to version %s", version, error, self._served[1])
                 await self._swap(scope, *self._served)
                 raise
-            self._served = (path, version)
+            self._served = self._first if (path / DEVICE_MEMORY).is_file() else (path, version)
         finally:
             await self._call(scope, "/resume")
 
     async def _swap(self, scope: Scope, path: Path, version: str) -> None:
         if (path / _ADAPTER).is_file():
             load = {"method": "load_adapter", "kwargs": {"path": str(path)}}
+        elif (path / DEVICE_MEMORY).is_file():
+            load = {"method": "load_device_memory", "kwargs": {"path": str(path)}}
         else:
             load = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
-        await self._call(scope, "/collective_rpc", load)
+        answer = await self._call(scope, "/collective_rpc", load)
+        if load["method"] == "load_device_memory" and (refusals := [one for one in answer["results"] if one]):
+            if len(refusals) < len(answer["results"]):
+                raise _CallError(f"only a part of the workers can load the weights: {refusals[0]}")
+            raise _RefusedError(*refusals[0])
         # Also resets the blocks of paused requests, which vLLM then computes again with the new weights.
         reset = await self._call(scope, "/reset_prefix_cache", query="reset_running_requests=true")
         if not reset.get("success"):
             raise _CallError("the prefix cache, which is of the old weights, was kept")
         await self._call(scope, "/update_weight_version", {"new_version": version})
+        self._label = version
 
     async def _call(self, outer: Scope, path: str, body: Any = None, query: str = "") -> dict[str, Any]:
         """Calls one of vLLM's endpoints behind the gate. Raises _CallError."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 
+from gristmill_model.device_memory import UnusableError, mapped
 from gristmill_model.lora import ADAPTER_NUMBER, NAME
 
 _PART: Final = {"cpu": 1 << 14, "cuda": 1 << 22}
@@ -17,7 +19,9 @@ class Worker:
     """A base class of vLLM's worker at run time."""
 
     add_lora: Any
+    device: torch.device
     model_runner: Any
+    reload_weights: Any
 
     def weight_sums(self) -> dict[str, list[Any]]:
         """Returns dtype and `weight_sum` of each tensor of the model by vLLM's name.
@@ -42,6 +46,20 @@ class Worker:
 
         request = LoRARequest(lora_name=NAME, lora_int_id=ADAPTER_NUMBER, lora_path=path, load_inplace=True)
         return bool(self.add_lora(request))
+
+    def load_device_memory(self, path: str) -> list[Any]:
+        """Replaces the weights by those in the trainer's device memory, which folder `path` describes.
+
+        Returns an empty list; or status, code and message of a refusal that changed no tensor.
+        """
+        try:
+            with mapped(Path(path), self.device) as tensors:
+                self.reload_weights(weights_iterator=tensors)
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)
+        except UnusableError as refusal:
+            return list(refusal.args)
+        return []
 
 
 def weight_sum(tensor: torch.Tensor) -> int:

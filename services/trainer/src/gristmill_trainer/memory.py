@@ -59,6 +59,8 @@ class Memory:
     """The reference model of a KL penalty. On one GPU, the weights of its linear layers are bfloat16."""
     staged: int
     """The copy of the state that a thread writes as a checkpoint, on a CPU. On CUDA this copy is in main memory."""
+    published: int
+    """The buffer of weights for a model server on the same GPU, with `publisher: ipc` and without LoRA; on rank 0."""
     head: int
     """Logits: a few chunks, however many tokens there are."""
     per_token: int
@@ -74,7 +76,7 @@ class Memory:
     @property
     def state(self) -> int:
         """Bytes that exist during the whole training."""
-        return self.weights + self.gradients + self.moments + self.reference + self.staged
+        return self.weights + self.gradients + self.moments + self.reference + self.staged + self.published
 
     def tokens(self, room: float) -> int:
         """Returns the most tokens of a micro-batch that fit in `room` bytes; 0 if not even the fixed part does."""
@@ -116,6 +118,7 @@ class Memory:
             casts=_BFLOAT16 * linear if cuda and not lora else 0,
             reference=reference // gpus if wanted else 0,
             staged=(_FLOAT32 + MOMENTS) * trained if not cuda and gpus == 1 else 0,
+            published=_BFLOAT16 * parameters if settings.publisher == "ipc" and cuda and not lora else 0,
             head=_HEAD_BUFFERS * CHUNK_BYTES["cuda" if cuda else "cpu"],
             per_token=shape.activations(
                 cuda=cuda,

@@ -39,8 +39,9 @@ class TrainerSettings(Hyperparameters):
     """Train on the run that Atropos' environments feed, by its id: the API's ATROPOS_RUN, usually `default`. Default:
     the run that an environment of this stack opens."""
 
-    publisher: Literal["filesystem", "none"] = "filesystem"
-    """How weights reach the model server. none: for a server whose weights may not be updated."""
+    publisher: Literal["filesystem", "ipc", "none"] = "filesystem"
+    """How weights reach the model server. ipc: a server on the trainer's GPU copies them from the trainer's memory
+    (docs/gpu.md). none: for a server whose weights may not be updated."""
     policy_loss: str | None = None
     """A loss of your own in place of the objective's, as path/to/file.py:function or package.module:function: from
     gristmill_trainer.objectives.TrainedTokens to the loss of each token (docs/trainer.md)."""

@@ -43,6 +43,7 @@ from gristmill_trainer.metrics import peak_of, step_metrics
 from gristmill_trainer.observers import open_observers
 from gristmill_trainer.out_of_memory import MemoryLimits
 from gristmill_trainer.policy import ModelSource, Policy, check_publishable, find_model
+from gristmill_trainer.publish.device_memory import DeviceMemoryTransport
 from gristmill_trainer.publish.pool import ModelServers
 from gristmill_trainer.publish.publisher import FilesystemTransport, NoTransport, Publisher, claim_publishing
 from gristmill_trainer.publish.servers import ServerList
@@ -284,7 +285,10 @@ class _MainStart:
             )
             describe = policy.describe_adapters if policy.publishes_adapters else None
             folder = self._deployment.weights_dir / run_id
-            transport = FilesystemTransport(servers, folder, source.served_weights, describe)
+            kind: Callable[..., FilesystemTransport] = FilesystemTransport
+            if settings.publisher == "ipc":
+                kind = partial(DeviceMemoryTransport, device=policy.device)
+            transport = kind(servers, folder, source.served_weights, describe)
         publisher = Publisher(transport, partial(announce, session), stop, background=ahead)
         self._stack.callback(publisher.close)
         return publisher, receipts

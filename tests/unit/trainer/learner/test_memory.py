@@ -138,6 +138,17 @@ def test_memory_of_architectures_with_other_names_in_their_config(kind: str) -> 
     assert memory.per_token > 0
 
 
+def test_memory_counts_the_buffer_for_a_server_on_the_same_gpu() -> None:
+    found = {
+        (publisher, rank): Memory.of(SHAPE, 10**6, TrainerSettings(publisher=publisher, lora_rank=rank), cuda=True)
+        for publisher in ("filesystem", "ipc")
+        for rank in (0, 8)
+    }
+    sizes = {key: memory.state for key, memory in found.items() if memory is not None}
+    assert sizes["ipc", 0] - sizes["filesystem", 0] == 2 * 10**6, "bfloat16"
+    assert sizes["ipc", 8] == sizes["filesystem", 8], "adapters are published as files"
+
+
 def test_memory_counts_the_widest_layer_and_is_unknown_without_a_shape() -> None:
     lists: dict[str, Any] = {**SHAPE, "intermediate_size": [64, 384, 128], "num_key_value_heads": [2, 1, 2]}
     settings = TrainerSettings()

@@ -1,6 +1,7 @@
 """Publication of new weights, at once or in the background; the shared folder; the token to publish.
 
-The transport writes files under a temporary name, renames them, and lets the servers load them.
+The transport writes files under a temporary name, renames them, and lets the servers load them. device_memory.py has
+the transport that writes no weights.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ class NoTransport:
 
     Completions become more off-policy with every step then; importance weights correct this.
     """
+
+    def copied(self, tensors: Tensors) -> Tensors:
+        """Returns a copy of the tensors that `publish` takes later. At most one copy is in use."""
+        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
     def publish(self, tensors: Tensors, version: PolicyVersion) -> None:
         """Returns when these weights are served under this version. Raises PublishError.
@@ -95,7 +100,7 @@ class Publisher:
             self._announce(version)
             return
         self._join()
-        copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        copies = self._transport.copied(tensors)
         self._thread = threading.Thread(target=self._run, args=(copies, version), name="publish", daemon=True)
         self._thread.start()
 
@@ -172,8 +177,8 @@ class FilesystemTransport(NoTransport):
         self._expected = None if served_weights is None or describe_adapters is not None else shapes(served_weights)
 
     def publish(self, tensors: Tensors, version: PolicyVersion) -> None:
+        self._check(tensors)
         path = self._write(tensors, version)
-        self._check(path)
         self._servers.load(path, version)
         self._prune()
 
@@ -191,22 +196,25 @@ class FilesystemTransport(NoTransport):
         temporary = self._folder / f".{version}.partial"
         for leftover in (temporary, target):
             shutil.rmtree(leftover, ignore_errors=True)
-        whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         with writing(target, PublishError, "Weights of other runs in the folder beside may go"):
             temporary.mkdir()
-            if self._describe_adapters is not None:
-                self._describe_adapters(temporary)
-            file = temporary / ("model.safetensors" if self._describe_adapters is None else ADAPTER_WEIGHTS)
-            save_file(whole, file, metadata={"format": "pt"})
-            file.chmod(0o644)  # The server runs as another user of the same group.
+            self._save(tensors, temporary)
             temporary.rename(target)
         return target
 
-    def _check(self, path: Path) -> None:
+    def _save(self, tensors: Tensors, folder: Path) -> None:
+        if self._describe_adapters is not None:
+            self._describe_adapters(folder)
+        whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        file = folder / ("model.safetensors" if self._describe_adapters is None else ADAPTER_WEIGHTS)
+        save_file(whole, file, metadata={"format": "pt"})
+        file.chmod(0o644)  # The server runs as another user of the same group.
+
+    def _check(self, tensors: Tensors) -> None:
         """Raises PublishError for wrong shapes, because loading them would kill the server's engine."""
         if self._expected is None:
             return
-        written = shapes(path)
+        written = {name: list(tensor.shape) for name, tensor in tensors.items()}
         wrong = sorted(
             name for name in self._expected.keys() | written.keys() if self._expected.get(name) != written.get(name)
         )
