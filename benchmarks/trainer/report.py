@@ -131,16 +131,16 @@ def _cases(cases: Sequence[Case], device: str) -> Iterator[str]:
         (_case(case, peak) for case in cases),
     )
     published = {
-        case.setting.shape.name: case.found.publish
+        case.setting.shape.name: (*case.found.publish, case.found.publish_ipc)
         for case in cases
-        if case.backend == "ours" and isinstance(case.found, Found)
+        if case.backend == "ours" and isinstance(case.found, Found) and case.found.publish is not None
     }
-    rows = [(name, *(f"{one:.2f}" for one in seconds)) for name, seconds in published.items() if seconds is not None]
+    rows = [(name, *("" if one is None else f"{one:.2f}" for one in seconds)) for name, seconds in published.items()]
     if rows:
         yield ""
-        yield "Publication by files, in the server's dtype, to a file system in memory:"
+        yield "Publication in the server's dtype, by files to a file system in memory, and by `publisher: ipc`:"
         yield ""
-        yield from _table(("model", "seconds to the host", "seconds to the file"), rows)
+        yield from _table(("model", "seconds to the host", "seconds to the file", "seconds to the buffer"), rows)
 
 
 def _case(case: Case, peak: float | None) -> Sequence[str]:

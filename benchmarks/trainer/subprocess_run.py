@@ -25,6 +25,8 @@ from safetensors.torch import save_file
 from gristmill_trainer.memory import Memory
 from gristmill_trainer.metrics import ModelFlops
 from gristmill_trainer.policy import Policy
+from gristmill_trainer.publish.device_memory import DeviceMemoryTransport
+from gristmill_trainer.publish.pool import ModelServers
 
 _NO_MEMORY = "out of memory"
 _LONGEST = 1800.0
@@ -54,6 +56,8 @@ class Found:
     publish: tuple[float, float] | None
     """On CUDA: seconds to copy the weights in the server's dtype to the host, and to write them to memory as a file of
     safetensors. The second publication, because the first one allocates pinned memory. None for TRL."""
+    publish_ipc: float | None
+    """On CUDA: seconds to copy the weights in the server's dtype into the buffer of publisher: ipc, the second time."""
     tokens: int
     trained_tokens: int
     real_share: float
@@ -160,6 +164,7 @@ def _run(name: Name, setting: Setting, steps: int) -> Result:
         peak=torch.cuda.max_memory_allocated() if on_card else peak_rss(os.getpid()),
         computed=None if memory is None else memory.fixed + memory.per_token * setting.load.tokens,
         publish=_published(learner.policy, Path(setting.folder)) if learner is not None and on_card else None,
+        publish_ipc=_published_ipc(learner.policy, Path(setting.folder)) if learner is not None and on_card else None,
         tokens=setting.load.tokens,
         trained_tokens=batches.trained_tokens(batch),
         real_share=batches.real_share(batch),
@@ -175,6 +180,16 @@ def _published(policy: Policy, folder: Path) -> tuple[float, float]:
     copied = time.monotonic()
     save_file(tensors, folder / "published")
     return copied - began, time.monotonic() - copied
+
+
+def _published_ipc(policy: Policy, folder: Path) -> float:
+    """Returns the seconds of `Found.publish_ipc`."""
+    transport = DeviceMemoryTransport(ModelServers([]), folder, None, device=policy.device)
+    for _ in range(2):
+        torch.cuda.synchronize()
+        began = time.monotonic()
+        transport.copied(policy.served_tensors(on_device=True))
+    return time.monotonic() - began
 
 
 def _free(setting: Setting) -> None:

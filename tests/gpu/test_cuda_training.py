@@ -266,7 +266,8 @@ def test_another_process_copies_the_published_weights_from_the_cards_memory(fold
 
     transport = DeviceMemoryTransport(cast("ModelServers", Servers()), tmp_path / "weights", None, device=device)
     for step in range(3):
-        served = {name: tensor + step for name, tensor in state.served_tensors().items()}
+        served = {name: tensor + step for name, tensor in state.served_tensors(on_device=True).items()}
+        assert {tensor.device for tensor in served.values()} == {device}
         transport.publish(served, PolicyVersion(1, step))
         assert loaded[step].keys() == served.keys()
         assert all(torch.equal(loaded[step][name], tensor.cpu()) for name, tensor in served.items())

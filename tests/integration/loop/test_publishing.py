@@ -18,6 +18,7 @@ import httpx
 import msgspec
 import pytest
 import torch
+from safetensors.torch import save_file
 from tests.support.errors import raises
 from tests.support.ports import free_port
 from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis
@@ -34,6 +35,8 @@ from gristmill_trainer.publish.publisher import FilesystemTransport, claim_publi
 from gristmill_trainer.publish.servers import ModelServer
 
 PUBLISH = "/gristmill/publish"
+KEYS = "model.layers.0.self_attn.k_proj.weight"
+"""vLLM joins this tensor with the queries, which a load has before it, and the values, which come after it."""
 
 
 @pytest.fixture
@@ -156,8 +159,7 @@ def test_weights_that_are_no_longer_in_device_memory_are_not_served(vllm: Vllm, 
     assert (_label(vllm), _scores(vllm)) == ("1.2", newest)
 
     # A failure within the load: the server goes back to the weights that it was started with.
-    last = list(memory.tensors)[-1]
-    wrong = memory.tensors | {last: msgspec.structs.replace(memory.tensors[last], offset=memory.size)}
+    wrong = memory.tensors | {KEYS: msgspec.structs.replace(memory.tensors[KEYS], offset=memory.size)}
     description.write_bytes(msgspec.json.encode(msgspec.structs.replace(memory, tensors=wrong)))
     assert _code(_ask(vllm, token, description.parent, "1.3")) == (500, "publish_failed")
     assert (_label(vllm), _scores(vllm), _paused(vllm)) == ("default", first, False)
@@ -241,14 +243,18 @@ def _until_not_paused(vllm: Vllm) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.parametrize("where", ["between layers", "within a layer"])
 def test_load_that_fails_half_way_restores_the_previous_weights_and_version(
-    vllm: Vllm, folder: Path, policy: Policy, tmp_path: Path
+    vllm: Vllm, folder: Path, policy: Policy, tmp_path: Path, where: str
 ) -> None:
-    served = Path(Manifest.read(vllm.models_dir).serve_path)
     torn = tmp_path / "torn"
-    shutil.copytree(served, torn)
+    shutil.copytree(Path(Manifest.read(vllm.models_dir).serve_path), torn)
     shards = sorted(torn.glob("*.safetensors"))
     assert len(shards) == 2
+    if where == "within a layer":
+        (torn / "model.safetensors.index.json").unlink(missing_ok=True)
+        halved = {name: tensor / 2 for name, tensor in policy.served_tensors().items() if name != KEYS}
+        save_file(halved, shards[0], metadata={"format": "pt"})
     os.truncate(shards[1], 1000)
 
     token = claim_publishing(vllm.weights_dir)

@@ -99,13 +99,13 @@ def test_backend_without_its_package_is_skipped_and_reported_on_the_page(monkeyp
     assert found == Skipped("trl is not installed")
     measured = Found(
         first=Stepped(0.1, 0.2), checkpointing=False, seconds=[2.0], before=10, peak=20, computed=30_000_000_000,
-        publish=(0.25, 0.5), tokens=120, trained_tokens=90, real_share=0.5, flops=989_000_000_000_000,
+        publish=(0.25, 0.5), publish_ipc=0.05, tokens=120, trained_tokens=90, real_share=0.5, flops=989_000_000_000_000,
     )  # fmt: skip
     results = Results(
         {"device": "NVIDIA H100 80GB HBM3"}, cases=[Case("ours", setting, measured), Case("trl", setting, found)]
     )
     assert "| 60 | 0.0 | 30.0 | 50.0% |" in page(results)
-    assert "| tiny | 0.25 | 0.50 |" in page(results)
+    assert "| tiny | 0.25 | 0.50 | 0.05 |" in page(results)
     assert "**skipped**: trl is not installed" in page(results)
     assert json.loads(results.json())["cases"][1]["found"]["why"] == "trl is not installed"
 

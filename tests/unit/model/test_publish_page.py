@@ -54,9 +54,9 @@ class Server:
         if scope["path"] == "/update_weight_version":
             self.label = asked["new_version"]
         elif scope["path"] == "/collective_rpc":
-            self.loaded.append(Path(asked["kwargs"]["weights_path"]))
+            self.loaded.append(Path(asked["kwargs"]["path"]))
         broken = scope["path"] == "/collective_rpc" and self.loaded[-1].name == "broken"
-        await send_json(send, 500 if broken else 200, {"success": True})
+        await send_json(send, 500 if broken else 200, {"success": True, "weight_version": self.label})
 
     def run(self, *arguments: str, program: str | None = None) -> subprocess.CompletedProcess[str]:
         environ = {"GRISTMILL_WEIGHTS_DIR": str(self.weights_dir), "GRISTMILL_MODEL_URL": self.url}

@@ -35,9 +35,18 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
+def assert_each_is_visited(policy: Policy) -> dict[str, torch.Tensor]:
+    """Returns the served tensors. Their sums for the receipts are those of the visited tensors."""
+    visited: dict[str, torch.Tensor] = {}
+    served = policy.served_tensors(visit=visited.__setitem__)
+    assert visited.keys() == served.keys()
+    assert all(torch.equal(tensor, visited[name]) for name, tensor in served.items())
+    return served
+
+
 def test_served_tensors_include_a_tied_head(policy: Policy) -> None:
     assert policy.model.get_output_embeddings().weight is policy.model.get_input_embeddings().weight
-    tensors = policy.served_tensors()
+    tensors = assert_each_is_visited(policy)
     assert torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"])
     assert tensors["lm_head.weight"].data_ptr() != tensors["model.embed_tokens.weight"].data_ptr()
 
@@ -49,7 +58,7 @@ def test_served_tensors_have_the_servers_dtype_and_the_policys_values(model_dir:
     whole = policy.served_tensors()
     assert {tensor.dtype for tensor in whole.values()} == {torch.float32}
     policy.source = dataclasses.replace(source, served_dtype="bfloat16")
-    served = policy.served_tensors()
+    served = assert_each_is_visited(policy)
     assert {tensor.dtype for tensor in served.values()} == {torch.bfloat16}
     assert served.keys() == whole.keys()
     assert all(torch.equal(tensor, whole[name].bfloat16()) for name, tensor in served.items())
@@ -62,7 +71,7 @@ def test_served_tensors_match_names_and_shapes_of_the_models_files(name: str, tm
     folder = tmp_path / name
     MODELS[name]().save_pretrained(folder)
     policy = Policy(ModelSource.of(str(folder)), "cpu", packing=False)
-    served = policy.served_tensors()
+    served = assert_each_is_visited(policy)
     files = load_file(folder / "model.safetensors")
     assert {name: tensor.shape for name, tensor in served.items()} == {
         name: tensor.shape for name, tensor in files.items()

@@ -60,8 +60,6 @@ class Publications:
         self._app = app
         self._first = self._served = (first_weights, FIRST)
         """Folder and version of the newest weights that are in files, for a load that fails."""
-        self._label = FIRST
-        """Of the weights that are served."""
         self._turn = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, refusal: Callable[[], Refusal | None]) -> None:
@@ -86,11 +84,12 @@ class Publications:
         """Swaps the weights while generation is paused. Running requests continue afterwards."""
         await self._call(scope, "/pause", query="mode=keep")
         try:
+            label = (await self._call(scope, "/weight_info", method="GET")).get("weight_version", INVALID)
             await self._call(scope, "/update_weight_version", {"new_version": INVALID})
             try:
                 await self._swap(scope, path, version)
             except _RefusedError:
-                await self._call(scope, "/update_weight_version", {"new_version": self._label})
+                await self._call(scope, "/update_weight_version", {"new_version": label})
                 raise
             except _CallError as error:
                 _LOG.error("publishing version %s: %s; going back to version %s", version, error, self._served[1])
@@ -106,7 +105,7 @@ class Publications:
         elif (path / DEVICE_MEMORY).is_file():
             load = {"method": "load_device_memory", "kwargs": {"path": str(path)}}
         else:
-            load = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
+            load = {"method": "load_files", "kwargs": {"path": str(path)}}
         answer = await self._call(scope, "/collective_rpc", load)
         if load["method"] == "load_device_memory" and (refusals := [one for one in answer["results"] if one]):
             if len(refusals) < len(answer["results"]):
@@ -117,13 +116,15 @@ class Publications:
         if not reset.get("success"):
             raise _CallError("the prefix cache, which is of the old weights, was kept")
         await self._call(scope, "/update_weight_version", {"new_version": version})
-        self._label = version
 
-    async def _call(self, outer: Scope, path: str, body: Any = None, query: str = "") -> dict[str, Any]:
+    async def _call(
+        self, outer: Scope, path: str, body: Any = None, query: str = "", method: str = "POST"
+    ) -> dict[str, Any]:
         """Calls one of vLLM's endpoints behind the gate. Raises _CallError."""
         headers = [(b"content-type", b"application/json")]
         scope = {
             **outer,
+            "method": method,
             "path": path,
             "raw_path": path.encode(),
             "query_string": query.encode(),

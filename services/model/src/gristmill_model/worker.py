@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,19 +49,44 @@ class Worker:
         request = LoRARequest(lora_name=NAME, lora_int_id=ADAPTER_NUMBER, lora_path=path, load_inplace=True)
         return bool(self.add_lora(request))
 
+    def load_files(self, path: str) -> None:
+        """Replaces the weights by those in the files of folder `path`."""
+        with self._whole_load():
+            self.reload_weights(weights_path=path)
+
     def load_device_memory(self, path: str) -> list[Any]:
         """Replaces the weights by those in the trainer's device memory, which folder `path` describes.
 
         Returns an empty list; or status, code and message of a refusal that changed no tensor.
         """
         try:
-            with mapped(Path(path), self.device) as tensors:
+            with mapped(Path(path), self.device) as tensors, self._whole_load():
                 self.reload_weights(weights_iterator=tensors)
                 if self.device.type == "cuda":
                     torch.cuda.synchronize(self.device)
         except UnusableError as refusal:
             return list(refusal.args)
         return []
+
+    @contextmanager
+    def _whole_load(self) -> Iterator[None]:
+        """If a load fails, drops the tensors that vLLM has kept for the layers that are not complete.
+
+        vLLM collects the tensors of a layer before it copies them. The next load would continue with them, and leave
+        tensors of that layer without values.
+        """
+        try:
+            yield
+        except BaseException:
+            from vllm.model_executor.model_loader.reload import layerwise
+
+            for layer in self.model_runner.get_model().modules():
+                info = layerwise.get_layerwise_info(layer)
+                if info.kernel_tensors is not None:
+                    layerwise._place_kernel_tensors(layer, info)
+                info.reset()
+            layerwise.LOADING_LAYERS.clear()
+            raise
 
 
 def weight_sum(tensor: torch.Tensor) -> int:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -45,6 +45,7 @@ from gristmill_trainer.settings import TrainerSettings
 
 _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
+_Limit = Literal["too_long", "too_long_to_score"]
 
 
 @dataclass(frozen=True)
@@ -199,7 +200,7 @@ class Learner:
         `policy`: default is the policy in training. `should_continue`: as in `step`.
         """
         scored = policy or self.policy
-        return self._in_memory(samples, lambda: self._scored(samples, scored, should_continue))
+        return self._in_memory(samples, lambda: self._scored(samples, scored, should_continue), "too_long_to_score")
 
     def _scored(self, samples: Sequence[Sample], scored: Policy, should_continue: Callable[[], bool]) -> list[F32]:
         found: dict[int, F32] = {}
@@ -226,15 +227,16 @@ class Learner:
             self.schedule.step()
         return learning_rate
 
-    def _in_memory(self, samples: Sequence[Sample], call: Callable[[], _T]) -> _T:
-        """Returns the result of `call`, which computes micro-batches of `samples`.
+    def _in_memory(self, samples: Sequence[Sample], call: Callable[[], _T], limit: _Limit = "too_long") -> _T:
+        """Returns the result of `call`, which computes micro-batches of `samples`. `limit`: the one that it observes.
 
         Halves the tokens per micro-batch and repeats the call while the memory runs out. Repeats the call without
         torch.compile if that fails. Raises OutOfMemoryError if the longest sequence alone does not fit. With several
         ranks, raises RankOutOfMemoryError in place of a repetition.
         """
         longest = max((self._tokens(samples, unit) for unit in self._units(samples)), default=0)
-        if self._limits.too_long is not None and longest >= self._limits.too_long:
+        too_long = getattr(self._limits, limit)
+        if too_long is not None and longest >= too_long:
             raise self._does_not_fit(longest, longest, "in an earlier start of this training")
         while True:
             try:
@@ -259,9 +261,9 @@ class Learner:
             gc.collect()
             if self.policy.device.type == "cuda":
                 torch.cuda.empty_cache()
-            self._halve_budget(samples, longest, reason)
+            self._halve_budget(samples, longest, limit, reason)
 
-    def _halve_budget(self, samples: Sequence[Sample], longest: int, reason: str) -> None:
+    def _halve_budget(self, samples: Sequence[Sample], longest: int, limit: _Limit, reason: str) -> None:
         """`longest`: tokens of the longest of the samples that are computed alone."""
         tokens = max(self._tokens(samples, micro or ()) for share in self._plan(samples) for micro in share)
         # With shared prefixes, parts of a group may cost a little more together than apart. So a budget of the longest
@@ -269,7 +271,7 @@ class Learner:
         fits = min(tokens, self._budget or tokens) > longest
         half = max(tokens // 2, longest)
         if self._dist.size > 1:
-            limits = replace(self._limits, token_budget=half) if fits else replace(self._limits, too_long=longest)
+            limits = replace(self._limits, token_budget=half) if fits else replace(self._limits, **{limit: longest})
             raise RankOutOfMemoryError(
                 f"a micro-batch of {tokens} tokens, whose longest sequence has {longest}, does not fit in the memory of"
                 f" {self.policy.device} ({reason}). Start all ranks again, unless that happens by itself. They continue"

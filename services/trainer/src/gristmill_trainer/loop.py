@@ -32,9 +32,10 @@ from gristmill_trainer.export import RunFacts, export_model
 from gristmill_trainer.hooks import StepEvent
 from gristmill_trainer.metrics import StepResult
 from gristmill_trainer.out_of_memory import RankOutOfMemoryError
+from gristmill_trainer.policy.model import no_visit
 from gristmill_trainer.receipts.probes import ANY_PROBES, Probes, own_scores
 from gristmill_trainer.receipts.receipts import Expectation, receipt_metrics
-from gristmill_trainer.receipts.sums import published_sums
+from gristmill_trainer.receipts.sums import PublishedSums
 from gristmill_trainer.settings import TrainerSettings
 from gristmill_trainer.stop import StoppedError
 from gristmill_trainer.training import MainRank, Training
@@ -225,9 +226,17 @@ def is_checkpoint_due(main: MainRank, settings: TrainerSettings, step: int) -> b
 
 def publish(training: Training, step: int, *, moved: bool = False) -> None:
     """Gathers the weights from every rank, and publishes them on rank 0. `moved`: the step changed the weights."""
-    tensors = training.state.served_tensors()
-    expect(training, step, tensors, moved=moved)
+    tensors, sums = served_tensors(training)
+    expect(training, step, sums, moved=moved)
     training.on_main(lambda main: main.publisher.publish(tensors, main.session.version(step)))
+
+
+def served_tensors(training: Training) -> tuple[dict[str, torch.Tensor], PublishedSums]:
+    """Returns the tensors to publish and their sums for the receipts, on rank 0; nothing on other ranks."""
+    sums = PublishedSums()
+    on_device = training.settings.publisher == "ipc"
+    visit = no_visit if training.probes is None else sums.add
+    return training.state.served_tensors(on_device=on_device, visit=visit), sums
 
 
 def begin_receipts(training: Training, samples: list[Sample], step: int) -> None:
@@ -239,14 +248,15 @@ def begin_receipts(training: Training, samples: list[Sample], step: int) -> None
         return
     training.probes = Probes.choose(samples)
     if training.probes is not None:
-        expect(training, step, training.state.served_tensors(), moved=False)
+        _, sums = served_tensors(training)
+        expect(training, step, sums, moved=False)
         training.on_main(lambda main: main.publisher.wait())
 
 
-def expect(training: Training, step: int, tensors: dict[str, torch.Tensor], *, moved: bool) -> None:
+def expect(training: Training, step: int, sums: PublishedSums, *, moved: bool) -> None:
     """Computes what a server of the version after `step` steps answers, now that the weights are of this version.
 
-    `tensors`: those that are published, on rank 0.
+    `sums`: of the published tensors, on rank 0.
     """
     probes = training.probes
     if probes is None:
@@ -255,7 +265,7 @@ def expect(training: Training, step: int, tensors: dict[str, torch.Tensor], *, m
 
     def receipts(main: MainRank) -> None:
         assert main.receipts is not None
-        main.receipts.expect(probes, main.session.version(step), Expectation(scores, moved, published_sums(tensors)))
+        main.receipts.expect(probes, main.session.version(step), Expectation(scores, moved, sums))
 
     training.on_main(receipts)
 

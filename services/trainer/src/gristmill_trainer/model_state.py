@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +25,7 @@ from gristmill_trainer.errors import TrainerError, WeightsError
 from gristmill_trainer.optimizer import kept_hyperparameters, load_schedule
 from gristmill_trainer.policy import Policy
 from gristmill_trainer.policy.lora import adapter_tensors, save_adapters
-from gristmill_trainer.policy.model import as_in_files, in_type, tied_head
+from gristmill_trainer.policy.model import Visit, as_in_files, no_visit, tied_head
 from gristmill_trainer.policy.scoring import check
 
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -103,9 +104,12 @@ class LearnerState:
                 tensors=len(values),
             )
 
-    def served_tensors(self) -> dict[str, torch.Tensor]:
-        """Returns all tensors in the server's format, on rank 0; an empty dict on other ranks."""
-        return self._policy.served_tensors()
+    def served_tensors(self, *, on_device: bool = False, visit: Visit = no_visit) -> dict[str, torch.Tensor]:
+        """Returns all tensors in the server's format, on rank 0; an empty dict on other ranks.
+
+        `on_device`, `visit`: as in `as_in_files`.
+        """
+        return self._policy.served_tensors(on_device=on_device, visit=visit)
 
     def save_model(self, folder: Path) -> None:
         """Writes a folder that a later policy loads as its weights."""
@@ -229,14 +233,18 @@ class ShardedState(LearnerState):
     def staged(self) -> None:
         return None
 
-    def served_tensors(self) -> dict[str, torch.Tensor]:
-        """Returns the tensors on the CPU, in the server's dtype, with the head even if it is tied."""
-        tensors: dict[str, torch.Tensor] = {}
+    def served_tensors(self, *, on_device: bool = False, visit: Visit = no_visit) -> dict[str, torch.Tensor]:
+        policy = self._policy
+        return as_in_files(
+            policy.model, self._whole(), policy.served_dtype, self._tied_head, on_device=on_device, visit=visit
+        )
+
+    def _whole(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Gathers one tensor at a time from every rank, and yields it on rank 0."""
         for name, tensor in self._policy.model.state_dict().items():
             whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
             if self.dist.is_main:
-                tensors[name] = in_type(whole.detach(), self._policy.served_dtype).cpu()
-        return as_in_files(self._policy.model, tensors, self._tied_head) if tensors else {}
+                yield name, whole.detach()
 
     def save_model(self, folder: Path) -> None:
         """Writes a Hugging Face model folder on rank 0, tied as the original."""

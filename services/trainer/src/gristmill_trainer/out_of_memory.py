@@ -24,8 +24,10 @@ _TEXTS = (
     "CUDA error: out of memory",
     "CUDA driver error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
+    "Cuda failure 2 'out of memory'",
 )
-"""Texts of errors that are not a torch.OutOfMemoryError: of the process, the driver, and cuBLAS for its workspace."""
+"""Texts of errors that are not a torch.OutOfMemoryError: of the process, the driver, cuBLAS for its workspace, and NCCL
+for its buffers."""
 
 
 class MemoryLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,11 +37,15 @@ class MemoryLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Most tokens of a micro-batch. None: no micro-batch has run out of memory."""
     too_long: int | None = None
     """Tokens of the shortest sequence that did not fit alone. Updates with such a sequence are left out."""
+    too_long_to_score: int | None = None
+    """The same for log-probabilities without a gradient. Steps that need those of such a sequence are left out."""
 
     def __str__(self) -> str:
         budget = f"a micro-batch has at most {self.token_budget} tokens"
-        left_out = f"updates with a sequence of {self.too_long} tokens or more are left out"
-        return " and ".join(text for text, value in ((budget, self.token_budget), (left_out, self.too_long)) if value)
+        updates = f"updates with a sequence of {self.too_long} tokens or more are left out"
+        steps = f"steps that score a sequence of {self.too_long_to_score} tokens or more are left out"
+        texts = ((budget, self.token_budget), (updates, self.too_long), (steps, self.too_long_to_score))
+        return " and ".join(text for text, value in texts if value)
 
     @staticmethod
     def read(run_dir: Path, settings: TrainerSettings, ranks: int) -> MemoryLimits:

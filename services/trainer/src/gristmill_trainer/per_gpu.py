@@ -60,6 +60,7 @@ def main() -> None:
 
         gpus = torch.cuda.device_count()
         arguments = command(gpus, sys.argv[1:])
+        runs_dir = Deployment.read(os.environ).runs_dir
     except GristmillError as error:
         sys.exit(f"gristmill-trainer: {error.report()}")
     sys.stdout.flush()
@@ -67,7 +68,7 @@ def main() -> None:
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SHUTDOWN_SECONDS)
     if gpus == 1:
         os.execv(sys.executable, [sys.executable, *arguments])
-    torchrun(arguments, Deployment.read(os.environ).runs_dir)
+    torchrun(arguments, runs_dir)
 
 
 if __name__ == "__main__":

@@ -128,7 +128,9 @@ def test_training_that_runs_out_of_memory_on_one_rank_continues_with_smaller_mic
     assert log.count("[rank_out_of_memory]") == 2
     run = runs / RUN
     limits = msgspec.json.decode((run / FILE).read_bytes())["limits"]
-    assert limits == {"token_budget": 9, "too_long": LONG}, "9 tokens are the longest sequence of step 1"
+    assert limits == {"token_budget": 9, "too_long": LONG, "too_long_to_score": None}, (
+        "9 tokens are the longest sequence of step 1"
+    )
     assert [row["step"] for row in read_jsonl(run / "metrics.jsonl")] == [1, 2, 3, 4]
     _, skipped = read_quarantine(run / "aside" / "step-000002.1.groups")
     assert f"whose longest sequence has {LONG}" in skipped.problem

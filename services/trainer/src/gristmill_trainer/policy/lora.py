@@ -9,7 +9,7 @@ and B if it was started with LoRA.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,29 +122,25 @@ def without_adapters(model: Any) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
-def merged_tensors(
-    model: Any, to_host: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.cpu
-) -> dict[str, torch.Tensor]:
-    """Returns the model's tensors with merged adapters, by their names without LoRA.
+def merged_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the model's tensors with merged adapters, by their names without LoRA.
 
-    The live tensors do not change. Tensors without an adapter are not copied. `to_host` moves each merged tensor to the
-    CPU, so that the model's device holds at most one of them.
+    The live tensors do not change. Tensors without an adapter are not copied. A caller that moves each tensor to the
+    CPU before it asks for the next one needs memory for one merged tensor on the model's device.
     """
     from peft.tuners.lora import LoraLayer
 
     adapted: dict[str, Any] = {
         f"{name}.weight": module for name, module in model.named_modules() if isinstance(module, LoraLayer)
     }
-    tensors: dict[str, torch.Tensor] = {}
     for name, tensor in model.state_dict().items():
         if ".lora_" not in name:
             plain = name.replace(".base_layer.", ".")
             merged = tensor.detach()
             if plain in adapted:
                 (adapter,) = adapted[plain].active_adapters
-                merged = to_host(merged.float() + adapted[plain].get_delta_weight(adapter).detach())
-            tensors[plain] = merged
-    return tensors
+                merged = merged.float() + adapted[plain].get_delta_weight(adapter).detach()
+            yield plain, merged
 
 
 def adapter_tensors(model: Any) -> dict[str, torch.Tensor]:

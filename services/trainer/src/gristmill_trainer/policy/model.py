@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +30,12 @@ from gristmill_trainer.policy.scoring import Scorer, check
 from gristmill_trainer.policy.source import ModelSource, config_without_attention
 
 _LOG = logging.getLogger(__name__)
+_HEAD = "lm_head.weight"
+Visit = Callable[[str, torch.Tensor], object]
+
+
+def no_visit(name: str, tensor: torch.Tensor) -> None:
+    """A `Visit` that does nothing."""
 
 
 class Policy:
@@ -149,14 +155,21 @@ class Policy:
             )
         return without_adapters(self.model)
 
-    def served_tensors(self) -> dict[str, torch.Tensor]:
+    def served_tensors(self, *, on_device: bool = False, visit: Visit = no_visit) -> dict[str, torch.Tensor]:
         """Returns all tensors as in the server's files and in the server's dtype, or only adapters if the server takes
-        adapters. Whole tensors have the adapters merged, and include the head even if it is tied here."""
+        adapters. Whole tensors have the adapters merged, and include the head even if it is tied here.
+
+        `on_device`, `visit`: as in `as_in_files`.
+        """
         if self.publishes_adapters:
-            return adapter_tensors(self.model)
-        live = self._tensors(lambda merged: in_type(merged, self.served_dtype).cpu())
-        tensors = {name: in_type(tensor, self.served_dtype) for name, tensor in live.items()}
-        return as_in_files(self.model, tensors, tied_head(self.model))
+            adapters = adapter_tensors(self.model)
+            for name, tensor in adapters.items():
+                visit(name, tensor)
+            return adapters
+        # Merged copies of all layers have no room next to a model for which LoRA was chosen.
+        on_device = on_device and self.lora is None
+        tied = tied_head(self.model)
+        return as_in_files(self.model, self._tensors(), self.served_dtype, tied, on_device=on_device, visit=visit)
 
     def save(self, folder: Path) -> None:
         """Writes the `weights` folder of a later Policy: a Hugging Face model, tied as the original, or adapters."""
@@ -174,16 +187,17 @@ class Policy:
         model = self.model if self.lora is None else self._merged_model()
         model.save_pretrained(folder, safe_serialization=True)
 
-    def _tensors(self, to_host: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.cpu) -> dict[str, torch.Tensor]:
-        """Returns the live tensors. Merged tensors are copies, which `to_host` made."""
+    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yields the live tensors by name. Merged tensors are copies."""
         if self.lora is not None:
-            return merged_tensors(self.model, to_host)
-        return {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
+            yield from merged_tensors(self.model)
+        else:
+            yield from ((name, tensor.detach()) for name, tensor in self.model.state_dict().items())
 
     def _merged_model(self) -> Any:
         with torch.device("meta"):
             model = type(self.model)(self.model.config)
-        model.load_state_dict(self._tensors(), assign=True)
+        model.load_state_dict({name: tensor.cpu() for name, tensor in self._tensors()}, assign=True)
         model.tie_weights()
         model.generation_config = self.model.generation_config
         return model
@@ -255,29 +269,44 @@ def tied_head(model: Any) -> str | None:
     return next(f"{name}.weight" for name, module in model.named_modules() if module is head)
 
 
-def in_type(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Returns `tensor` itself if it has the type, else a CPU copy that is converted on the tensor's device.
+def as_in_files(
+    model: Any,
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    dtype: torch.dtype,
+    tied: str | None,
+    *,
+    on_device: bool = False,
+    visit: Visit = no_visit,
+) -> dict[str, torch.Tensor]:
+    """Returns the model's tensors as in its files, in `dtype`.
 
-    The copy of a CUDA tensor is in pinned memory, which torch keeps for the next publication.
+    `tensors`: all of the model by their names in memory, or none. `tied`: its `tied_head`. The result has a copy of the
+    tied weight as lm_head.weight, like the model server's copy of such a model. `visit`: called with the name of each
+    result and its values, on the device of its tensor, so that sums of a GPU's tensors need no host.
+
+    Tensors are converted one at a time, and those of a GPU are copied to the CPU unless `on_device`. transformers 5
+    joins some tensors at loading, such as expert weights, and renames others. Joined tensors are split on the CPU,
+    because the device may have too little memory for them next to the model.
     """
-    if tensor.dtype == dtype or not tensor.is_floating_point():
+    splits = bool(getattr(model, "_weight_conversions", None))
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors:
+        converted = tensor.to(dtype) if tensor.is_floating_point() else tensor
+        if not splits:
+            visit(name, converted)
+            if name == tied:
+                visit(_HEAD, converted)
+        found[name] = converted if on_device and not splits else _on_host(converted)
+    named = revert_weight_conversion(model, found) if splits else found
+    if tied is not None and found:
+        named = {**named, _HEAD: found[tied].clone()}
+    for name, tensor in named.items() if splits else ():
+        visit(name, tensor)
+    return named
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Copies a CUDA tensor into pinned memory, which torch keeps for the next publication."""
+    if not tensor.is_cuda:
         return tensor
-    converted = tensor.to(dtype)
-    if not converted.is_cuda:
-        return converted
-    return torch.empty(converted.shape, dtype=dtype, pin_memory=True).copy_(converted)
-
-
-def as_in_files(model: Any, tensors: dict[str, torch.Tensor], tied: str | None) -> dict[str, torch.Tensor]:
-    """Returns the model's tensors as in its files.
-
-    `tensors`: all tensors of the model, by their names in memory. `tied`: its `tied_head`. The result has a copy of
-    the tied weight as lm_head.weight, like the model server's copy of such a model.
-
-    transformers 5 joins some tensors at loading, such as expert weights, and renames others. Joined tensors are split
-    on the CPU, because the device may have too little memory for them next to the model.
-    """
-    named = tensors
-    if getattr(model, "_weight_conversions", None):
-        named = revert_weight_conversion(model, {name: tensor.cpu() for name, tensor in tensors.items()})
-    return named if tied is None else {**named, "lm_head.weight": tensors[tied].clone()}
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)

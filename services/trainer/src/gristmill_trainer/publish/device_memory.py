@@ -72,9 +72,10 @@ class DeviceMemoryTransport(FilesystemTransport):
             self._views, self._buffer = {}, None  # the memory of the old buffer may serve the new one
             self._buffer, self._places = self._allocate(size), places
             if self._buffer.is_cuda:
-                # Exported once: torch keeps a record of each export as long as the buffer exists.
+                # Exported once: torch keeps a record of each export as long as the buffer exists. The last argument is
+                # whether to wait for an event, which `_synchronize` makes unnecessary.
                 exported = self._buffer.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
-                self._handle = encode_handle(exported[1:])
+                self._handle = encode_handle((*exported[1:-1], False))
             self._views = {name: _view(self._buffer, place) for name, place in places.items()}
         token = _token(self._buffer)
         token.fill_(0)

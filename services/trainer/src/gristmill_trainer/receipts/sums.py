@@ -53,16 +53,16 @@ def weight_sum(tensor: torch.Tensor) -> int:
     return int(total)
 
 
-def published_sums(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, int]]:
-    """Returns the sums of published tensors, by their own names and by vLLM's names of joined tensors."""
-    sums: dict[str, tuple[str, int]] = {}
-    for name, tensor in tensors.items():
+class PublishedSums(dict[str, tuple[str, int]]):
+    """The sums of published tensors, by their own names and by vLLM's names of joined tensors."""
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Adds a tensor, whose sum its device computes."""
         dtype, own = str(tensor.dtype).removeprefix("torch."), weight_sum(tensor)
-        sums[name] = (dtype, own)
+        self[name] = (dtype, own)
         joined = ".".join(_JOINED.get(part, part) for part in name.split("."))
         if joined != name:
-            sums[joined] = (dtype, _wrapped(own + sums.get(joined, (dtype, 0))[1]))
-    return sums
+            self[joined] = (dtype, _wrapped(own + self.get(joined, (dtype, 0))[1]))
 
 
 def compare(served: Sequence[Sums], published: Sums) -> Comparison:
