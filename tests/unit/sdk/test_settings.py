@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from tests.support.errors import raises
@@ -202,3 +202,15 @@ def test_flags_of_two_models_are_parsed_from_one_command_line() -> None:
 def test_two_models_cannot_share_a_flag() -> None:
     with pytest.raises(ValueError, match="the flag --dataset_name is taken"):
         parse_flag_sets([], {"options": _Data, "settings": _Run}, "test")
+
+
+def test_help_of_a_flag_lists_the_words_that_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    class Words(Settings):
+        publisher: Literal["filesystem", "none"] = "none"
+        recompute: bool | Literal["offload"] = False
+        folder: str | None = None
+
+    with pytest.raises(SystemExit):
+        parse_flags(["--help"], Words, "prog")
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert {"--publisher filesystem|none", "--recompute [BOOL|offload]", "--folder VALUE"} <= {*lines}

@@ -16,7 +16,7 @@ import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -406,9 +406,16 @@ def _add(parser: argparse._ArgumentGroup, flag: _Flag) -> None:
     spellings = dict.fromkeys([f"--{flag.name}", f"--{flag.name.replace('_', '-')}"])
     help_text = (flag.field.description or "").replace("%", "%%")
     kinds = _kinds(flag.field.annotation)
+    words = [str(word) for kind in kinds if typing.get_origin(kind) is Literal for word in typing.get_args(kind)]
     if bool in kinds:
         parser.add_argument(
-            *spellings, dest=flag.name, nargs="?", const=True, default=argparse.SUPPRESS, metavar="BOOL", help=help_text
+            *spellings,
+            dest=flag.name,
+            nargs="?",
+            const=True,
+            default=argparse.SUPPRESS,
+            metavar="|".join(["BOOL", *words]),
+            help=help_text,
         )
         negated = dict.fromkeys([f"--no_{flag.name}", f"--no-{flag.name}", f"--no-{flag.name.replace('_', '-')}"])
         parser.add_argument(
@@ -422,7 +429,8 @@ def _add(parser: argparse._ArgumentGroup, flag: _Flag) -> None:
     elif typing.get_origin(flag.field.annotation) is list:
         parser.add_argument(*spellings, dest=flag.name, nargs="+", default=argparse.SUPPRESS, help=help_text)
     else:
-        parser.add_argument(*spellings, dest=flag.name, default=argparse.SUPPRESS, metavar="VALUE", help=help_text)
+        metavar = "|".join(words) or "VALUE"
+        parser.add_argument(*spellings, dest=flag.name, default=argparse.SUPPRESS, metavar=metavar, help=help_text)
 
 
 def put(values: dict[str, Any], path: Sequence[str | int], value: Any) -> bool:
