@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -82,14 +83,21 @@ class LearnerState:
 
         Checks the trained parameters in the dtypes of checkpoint and server. Each rank checks its own parts.
         """
-        wrong = {}
+        largest = {}
         for name, parameter in self._policy.model.named_parameters():
             if parameter.requires_grad:
                 part = parameter.detach()
                 part = part.to_local() if isinstance(part, DTensor) else part
-                largest = part.abs().max() if part.numel() else part.new_zeros(())  # NaN if one value is NaN.
-                if not largest <= torch.finfo(self._policy.served_dtype).max:
-                    wrong[name] = "NaN" if bool(largest.isnan()) else f"{float(largest):.3g}"
+                low, high = part.aminmax() if part.numel() else (part.new_zeros(()),) * 2  # NaN if one value is NaN.
+                largest[name] = torch.maximum(-low, high)
+        allowed = torch.finfo(self._policy.served_dtype).max
+        # One copy to the host for all tensors, because each one waits for the device.
+        on_host = torch.stack([*largest.values()]).tolist()
+        wrong = {
+            name: "NaN" if math.isnan(value) else f"{value:.3g}"
+            for name, value in zip(largest, on_host, strict=True)
+            if not value <= allowed
+        }
         values = {name: value for share in self.dist.gather(wrong) for name, value in share.items()}
         if values:
             tensor, value = next(iter(values.items()))
