@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -33,7 +33,7 @@ from gristmill_trainer.hooks import StepEvent
 from gristmill_trainer.metrics import StepResult
 from gristmill_trainer.out_of_memory import RankOutOfMemoryError
 from gristmill_trainer.policy.model import no_visit
-from gristmill_trainer.receipts.probes import ANY_PROBES, Probes, own_scores
+from gristmill_trainer.receipts.probes import ANY_PROBES, Probes, ProbeScores, own_scores
 from gristmill_trainer.receipts.receipts import Expectation, receipt_metrics
 from gristmill_trainer.receipts.sums import PublishedSums
 from gristmill_trainer.settings import TrainerSettings
@@ -59,9 +59,10 @@ def train(training: Training) -> None:
                 result = training.learner.step(samples, done + 1, within_grace(training))
             done += 1
             metrics = record(training, done, result)
+            scores = check_weights(training, done)
             checkpoint_if_due(training, done)
             with phases("publish"):
-                publish(training, done, moved=result.moved)
+                publish(training, done, scores, moved=result.moved)
             training.on_main(after_step, metrics)
     except BaseException as error:
         end(training, done, error)
@@ -163,7 +164,7 @@ def within_grace(training: Training) -> Callable[[], bool]:
 
 
 def record(training: Training, step: int, result: StepResult) -> StepMetrics:
-    """Records the outcome and the metrics of `step`. Raises WeightsError if the new weights give no numbers.
+    """Records the outcome and the metrics of `step`.
 
     Call it before the checkpoint, so that every step in a checkpoint has metrics even after a kill.
     """
@@ -174,13 +175,12 @@ def record(training: Training, step: int, result: StepResult) -> StepMetrics:
         receipts = () if main.receipts is None else main.receipts.take()
         return main.reports.step(main.batches.leased, result, seconds, receipt_metrics(receipts))
 
-    metrics = training.on_main(on_main)
-    check_weights(training, step)
-    return metrics
+    return training.on_main(on_main)
 
 
-def check_weights(training: Training, step: int) -> None:
-    """Raises WeightsError on every rank if the weights after `step` steps give no numbers.
+def check_weights(training: Training, step: int) -> list[ProbeScores]:
+    """Returns the trainer's scores of the probes. Raises WeightsError on every rank if the weights after `step` steps
+    give no numbers.
 
     The trainer then ends without a checkpoint or a publication of these weights. Its groups return to the queue, and
     the next trainer continues from the last checkpoint.
@@ -195,6 +195,7 @@ def check_weights(training: Training, step: int) -> None:
             "lower learning_rate or max_grad_norm",
             step=step,
         )
+    return scores
 
 
 def checkpoint_if_due(training: Training, step: int) -> None:
@@ -224,10 +225,11 @@ def is_checkpoint_due(main: MainRank, settings: TrainerSettings, step: int) -> b
     return its_turn or step == settings.training_steps or main.is_ending
 
 
-def publish(training: Training, step: int, *, moved: bool = False) -> None:
-    """Gathers the weights from every rank, and publishes them on rank 0. `moved`: the step changed the weights."""
+def publish(training: Training, step: int, scores: Sequence[ProbeScores] | None = None, *, moved: bool = False) -> None:
+    """Gathers the weights from every rank, and publishes them on rank 0. `scores`: of the probes by these weights, if
+    they are known. `moved`: the step changed the weights."""
     tensors, sums = served_tensors(training)
-    expect(training, step, sums, moved=moved)
+    expect(training, step, sums, scores, moved=moved)
     training.on_main(lambda main: main.publisher.publish(tensors, main.session.version(step)))
 
 
@@ -249,23 +251,30 @@ def begin_receipts(training: Training, samples: list[Sample], step: int) -> None
     training.probes = Probes.choose(samples)
     if training.probes is not None:
         _, sums = served_tensors(training)
-        expect(training, step, sums, moved=False)
+        expect(training, step, sums)
         training.on_main(lambda main: main.publisher.wait())
 
 
-def expect(training: Training, step: int, sums: PublishedSums, *, moved: bool) -> None:
+def expect(
+    training: Training,
+    step: int,
+    sums: PublishedSums,
+    scores: Sequence[ProbeScores] | None = None,
+    *,
+    moved: bool = False,
+) -> None:
     """Computes what a server of the version after `step` steps answers, now that the weights are of this version.
 
-    `sums`: of the published tensors, on rank 0.
+    `sums`: of the published tensors, on rank 0. `scores`, `moved`: as in `publish`.
     """
     probes = training.probes
     if probes is None:
         return
-    scores = own_scores(training.learner.policy, probes)
+    wanted = own_scores(training.learner.policy, probes) if scores is None else list(scores)
 
     def receipts(main: MainRank) -> None:
         assert main.receipts is not None
-        main.receipts.expect(probes, main.session.version(step), Expectation(scores, moved, sums))
+        main.receipts.expect(probes, main.session.version(step), Expectation(wanted, moved, sums))
 
     training.on_main(receipts)
 
