@@ -214,7 +214,7 @@ def test_trainer_takes_a_step_while_a_checkpoint_is_written(trainer: Trainer, ap
     trainer.leased = lambda step: seen.append(list(api.acked)) if step == 4 else end_after_four(step)
     with pytest.raises(EndedError):
         trainer.run()
-    assert seen == [([], [".step-000002.partial"]), ids(1, 2)], "acked before step 4, in the same process"
+    assert seen == [([], [".step-000002.1.2.partial"]), ids(1, 2)], "acked before step 4, in the same process"
     assert resumption(api.copies / "killed").checkpoint is None
     assert api.acks == [["1.1", "1.2"], ["1.3", "1.4"]]
     assert api.acked == ids(1, 2, 3, 4)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from tests.unit.trainer.lifecycle.conftest import Training, progress
 from gristmill_trainer.checkpoint.digests import read_digests
 from gristmill_trainer.checkpoint.store import CheckpointStore, find_resumption, read_progress
 from gristmill_trainer.errors import CheckpointError, FencedError
+from gristmill_trainer.model_state import SavedState
 
 
 def test_checkpoint_contents_are_read_back(training: Training, tmp_path: Path) -> None:
@@ -69,6 +72,37 @@ def test_replaced_trainer_does_not_overwrite_its_successors_checkpoint(training:
         old.save(training.state, progress(5, 1))
     assert old.load(successors.path).progress.version.incarnation == 2
     assert [path.name for path in tmp_path.iterdir()] == ["step-000005"]
+
+
+class _Held:
+    """A state whose writer waits after the model's files until `go` is set."""
+
+    def __init__(self, state: SavedState) -> None:
+        self.dist = state.dist
+        self.state = state.state
+        self._save_model = state.save_model
+        self.written, self.go = threading.Event(), threading.Event()
+
+    def save_model(self, folder: Path) -> None:
+        self._save_model(folder)
+        self.written.set()
+        assert self.go.wait(60)
+
+
+def test_paused_trainer_leaves_the_checkpoint_that_its_successor_writes(training: Training, tmp_path: Path) -> None:
+    """Both write the same step: the old trainer was paused within its checkpoint."""
+    paused, successor = _Held(training.state), _Held(training.state)
+    with ThreadPoolExecutor(2) as pool:
+        ended = pool.submit(CheckpointStore(tmp_path, kept=2).save, paused, progress(5, 1))
+        assert paused.written.wait(60)
+        written = pool.submit(CheckpointStore(tmp_path, kept=2).save, successor, progress(5, 2))
+        assert successor.written.wait(60)
+        paused.go.set()
+        assert isinstance(ended.exception(60), OSError | CheckpointError), "its files were cleared away"
+        successor.go.set()
+        path = written.result(60).path
+    assert CheckpointStore(tmp_path, kept=2).load(path).progress.version.incarnation == 2
+    assert [one.name for one in tmp_path.iterdir()] == ["step-000005"]
 
 
 def test_checkpoint_store_removes_partial_checkpoints_of_a_kill(training: Training, tmp_path: Path) -> None:

@@ -95,7 +95,8 @@ class CheckpointStore:
         written this step: this trainer was replaced, as while its machine slept.
         """
         name = f"step-{progress.step:06d}"
-        path, partial = self.folder / name, self.folder / f".{name}.partial"
+        # A trainer that was paused may still write the same step, under an older version.
+        path, partial = self.folder / name, self.folder / f".{name}.{progress.version}.partial"
         remedy = "The previous checkpoint stays, and a restarted trainer continues from it"
         try:
             with writing(path, CheckpointError, remedy):
