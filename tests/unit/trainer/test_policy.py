@@ -36,7 +36,7 @@ MODELS: dict[str, Callable[[], Any]] = {
 
 
 def assert_each_is_visited(policy: Policy) -> dict[str, torch.Tensor]:
-    """Returns the served tensors. Their sums for the receipts are those of the visited tensors."""
+    """Returns the served tensors. A receipt has the sums of the visited tensors, which must be the same."""
     visited: dict[str, torch.Tensor] = {}
     served = policy.served_tensors(visit=visited.__setitem__)
     assert visited.keys() == served.keys()

@@ -15,7 +15,7 @@ import msgspec
 
 FILE: Final = "device_memory.json"
 BUFFER: Final = ".device_memory"
-"""On a CPU, the buffer is this file, beside the folders of the versions."""
+"""On a CPU, the buffer is this file, in the same folder as the versions."""
 HEADER: Final = 256
 """Bytes before the first tensor. Each tensor begins at a multiple of this number."""
 

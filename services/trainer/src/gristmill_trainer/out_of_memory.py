@@ -38,7 +38,7 @@ class MemoryLimits(msgspec.Struct, frozen=True, kw_only=True):
     too_long: int | None = None
     """Tokens of the shortest sequence that did not fit alone. Updates with such a sequence are left out."""
     too_long_to_score: int | None = None
-    """The same for log-probabilities without a gradient. Steps that need those of such a sequence are left out."""
+    """The same for log-probabilities without a gradient. Steps that score such a sequence are left out."""
 
     def __str__(self) -> str:
         budget = f"a micro-batch has at most {self.token_budget} tokens"

@@ -11,6 +11,7 @@ from tests.unit.trainer.learner.learning import Build
 
 from gristmill_trainer.learner import Learner
 from gristmill_trainer.optimizer import build_optimizer, build_schedule
+from gristmill_trainer.out_of_memory import MemoryLimits
 from gristmill_trainer.policy import Lora, ModelSource, Policy
 from gristmill_trainer.settings import TrainerSettings
 
@@ -19,7 +20,13 @@ from gristmill_trainer.settings import TrainerSettings
 def build(model_dir: Path) -> Build:
     """A learner on the small model, with these settings."""
 
-    def learner(*, reference: Policy | None = None, plain: bool = False, **settings: Any) -> Learner:
+    def learner(
+        *,
+        reference: Policy | None = None,
+        plain: bool = False,
+        limits: MemoryLimits | None = None,
+        **settings: Any,
+    ) -> Learner:
         """`plain`: plain steps along the gradient, which preserve its size. Adam's steps hide it."""
         defaults: dict[str, Any] = {"device": "cpu", "batch_size": 8, "learning_rate": 1e-3}
         chosen = TrainerSettings(**(defaults | settings))
@@ -29,6 +36,14 @@ def build(model_dir: Path) -> Build:
         parameters = policy.trained_parameters()
         optimizer = torch.optim.SGD(parameters, lr=1.0) if plain else build_optimizer(chosen, parameters)
         schedule = build_schedule(optimizer, chosen, chosen.training_steps)
-        return Learner(policy, optimizer, chosen, schedule=schedule, max_completion_length=16, reference=reference)
+        return Learner(
+            policy,
+            optimizer,
+            chosen,
+            schedule=schedule,
+            max_completion_length=16,
+            limits=limits,
+            reference=reference,
+        )
 
     return learner

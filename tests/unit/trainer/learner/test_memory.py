@@ -18,9 +18,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from gristmill_trainer.data.micro_batches import collate
 from gristmill_trainer.data.types import MicroBatch, Sample
-from gristmill_trainer.errors import OutOfMemoryError
+from gristmill_trainer.errors import OutOfMemoryError, TrainerError
 from gristmill_trainer.learner import Learner
 from gristmill_trainer.memory import Memory
+from gristmill_trainer.out_of_memory import FILE, MemoryLimits
 from gristmill_trainer.policy.attention import packed_arguments
 from gristmill_trainer.policy.lora import Lora, attach, merged_tensors
 from gristmill_trainer.policy.scoring import Scorer
@@ -249,6 +250,48 @@ def test_sequence_that_does_not_fit_alone_is_left_out_and_changes_no_bit(
     assert (result.skipped, result.left_out) == (None, 1), "the other updates are taken"
     assert result.problem is not None
     assert farthest(weights(learner), before) > 0
+
+
+def test_sequence_that_did_not_fit_in_an_earlier_start_is_left_out(build: Build) -> None:
+    """Also without a second attempt, and other updates are taken."""
+    samples = make_samples()
+    long = longer(samples[0], 64)
+    learner = build(packing=True, minibatches=4, limits=MemoryLimits(too_long=64))
+    before = weights(learner)
+    result = learner.step([long, *samples[1:]], 1)
+    assert (result.skipped, result.left_out) == (None, 1)
+    assert farthest(weights(learner), before) > 0
+    assert learner.step([longer(samples[0], 63), *samples[1:]], 2).left_out == 0
+
+
+def test_sequence_that_could_not_be_scored_leaves_out_a_step_that_scores(build: Build) -> None:
+    samples = make_samples()
+    samples = [longer(samples[0], 64), *samples[1:]]
+    limits = MemoryLimits(too_long_to_score=64)
+    assert build(packing=True, minibatches=4, limits=limits).step(samples, 1).skipped is not None
+    assert build(packing=True, limits=limits).step(samples, 1).skipped is None, "one update needs no scores before it"
+
+
+def test_smaller_budget_of_an_earlier_start_stays_below_the_settings(build: Build) -> None:
+    samples = make_samples()
+    longest = max(map(len, samples))
+    learner = build(packing=True, token_budget=10 * longest, limits=MemoryLimits(token_budget=longest))
+    plan = learner._plan(samples)[0]
+    assert len(plan) > 1
+    assert all(learner._tokens(samples, micro or ()) <= longest for micro in plan)
+
+
+def test_limits_count_for_the_same_settings_and_ranks_only(tmp_path: Path) -> None:
+    settings, limits = TrainerSettings(batch_size=4), MemoryLimits(token_budget=512, too_long=300)
+    assert MemoryLimits.read(tmp_path / "run", settings, 2) == MemoryLimits()
+    limits.write(tmp_path / "run", settings, 2)
+    assert MemoryLimits.read(tmp_path / "run", TrainerSettings(batch_size=4), 2) == limits
+    assert MemoryLimits.read(tmp_path / "run", settings, 4) == MemoryLimits()
+    recomputed = TrainerSettings(batch_size=4, gradient_checkpointing=True)
+    assert MemoryLimits.read(tmp_path / "run", recomputed, 2) == MemoryLimits()
+    (tmp_path / "run" / FILE).write_text("{")
+    with raises(TrainerError, "memory_limits_unreadable", path=tmp_path / "run" / FILE):
+        MemoryLimits.read(tmp_path / "run", settings, 2)
 
 
 ERRORS = [

@@ -284,9 +284,9 @@ def as_in_files(
     tied weight as lm_head.weight, like the model server's copy of such a model. `visit`: called with the name of each
     result and its values, on the device of its tensor, so that sums of a GPU's tensors need no host.
 
-    Tensors are converted one at a time, and those of a GPU are copied to the CPU unless `on_device`. transformers 5
-    joins some tensors at loading, such as expert weights, and renames others. Joined tensors are split on the CPU,
-    because the device may have too little memory for them next to the model.
+    Tensors are converted one at a time. A GPU's tensors are copied to the CPU, unless `on_device`. transformers 5 joins
+    some tensors at loading, such as expert weights, and renames others. Joined tensors are split on the CPU, because
+    the device may have too little memory for them next to the model.
     """
     splits = bool(getattr(model, "_weight_conversions", None))
     found: dict[str, torch.Tensor] = {}
