@@ -79,6 +79,7 @@ def test_cuda_services_get_their_gpus(
     read = Settings.read(environment(model), cuda_available=True)
     assert (read.device, read.gpu_memory, read.tensor_parallel) == ("cuda", memory, len(model_gpus))
     assert read.cuda_graphs
+    assert not read.sleep
     for service in (model, trainer):
         assert service["build"]["target"] == "cuda"
         assert service["image"].endswith("-cuda")
@@ -95,11 +96,12 @@ def test_settings_for_gpus_reach_the_model_service() -> None:
         MODEL_TENSOR_PARALLEL="2",
         GPU_MEMORY_UTILIZATION="0.3",
         MODEL_CUDA_GRAPHS="0",
+        MODEL_SLEEP="1",
         VLLM_ARGS="--data-parallel-size 2",
         TRAINER_MEMORY="200g",
     )
     read = Settings.read(environment(services["model"]), cuda_available=True)
-    assert (read.tensor_parallel, read.gpu_memory, read.cuda_graphs) == (2, 0.3, False)
+    assert (read.tensor_parallel, read.gpu_memory, read.cuda_graphs, read.sleep) == (2, 0.3, False, True)
     assert read.vllm_args == ("--data-parallel-size", "2")
     assert int(services["trainer"]["mem_limit"]) == 200 << 30
 

@@ -107,6 +107,8 @@ class Manifest(BaseModel):
     max_model_len: int
     lora_rank: int = 0
     """Highest rank of LoRA adapters that the server accepts instead of whole weights; 0 accepts whole weights."""
+    sleep: bool = False
+    """Whether the server may be put to sleep while the trainer uses its GPU."""
     tool_parser: str | None = None
     """The server's parser of tool calls, by vLLM's name. None: the server does not return tool calls."""
     reasoning_parser: str | None = None

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +67,13 @@ def _paused(vllm: Vllm) -> bool:
     return paused
 
 
-def _sampled_under(vllm: Vllm) -> set[str]:
-    """Returns the labels of a completion's tokens."""
+def _sampled_under(vllm: Vllm, watch: Callable[[str, Any], None] = lambda event, details: None) -> set[str]:
+    """Returns the labels of a completion's tokens. `watch`: called with httpx's events of the request."""
     sampling = {"max_tokens": 8, "temperature": 1.0, "logprobs": 0, "ignore_eos": True}
     body = {"model": "tiny", "token_ids": [40, 41, 42], "sampling_params": sampling}
-    answer = httpx.post(f"{vllm.url}/inference/v1/generate", json=body, timeout=60).json()
+    with httpx.Client(timeout=60) as client:
+        url, extensions = f"{vllm.url}/inference/v1/generate", {"trace": watch}
+        answer = client.post(url, json=body, extensions=extensions).json()
     return {span["version"] for span in answer["choices"][0]["weight_versions"]}
 
 
@@ -126,6 +129,108 @@ def test_reset_brings_back_the_first_weights_bit_for_bit(vllm: Vllm, policy: Pol
     shutil.rmtree(vllm.weights_dir / "halved")
     assert (_label(vllm), _scores(vllm)) == ("default", first)
     assert _sampled_under(vllm) == {"default"}
+
+
+def test_server_that_sleeps_computes_nothing_before_the_next_version(
+    vllm: Vllm, folder: Path, policy: Policy, tmp_path: Path
+) -> None:
+    """vLLM frees no memory on a CPU. Everything else about a sleep is as on a GPU."""
+    token = claim_publishing(vllm.weights_dir)
+    assert _ask(vllm, token, folder, "1.1").status_code == 200
+    server = ModelServer(vllm.url, token)
+    for level in (1, 2, 2):
+        server.sleep(level)
+        assert httpx.get(f"{vllm.url}/health", timeout=60).is_success
+        assert (_label(vllm), _sleeps(vllm, token)) == ("1.1", True)
+        with _waiting_request(vllm) as versions:
+            server.sleep(level)  # changes nothing
+            assert _code(_ask(vllm, token, folder.with_name("1.9"), "1.9")) == (503, "weights_missing")
+            assert _sleeps(vllm, token), "the refusal woke nothing"
+            assert not versions
+            assert _ask(vllm, token, folder, "1.2").status_code == 200
+        assert versions == [{"1.2"}]
+        assert not _sleeps(vllm, token)
+        _assert_sampled_by(vllm, policy, "1.2")
+        assert _ask(vllm, token, folder, "1.1").status_code == 200
+
+
+@contextmanager
+def _waiting_request(vllm: Vllm) -> Iterator[list[set[str]]]:
+    """Sends a request for a completion. Yields a list that gets the labels of its tokens before the context ends."""
+    sent, versions = threading.Event(), list[set[str]]()
+
+    def watch(event: str, details: object) -> None:
+        if event == "http11.send_request_body.complete":
+            sent.set()
+
+    request = threading.Thread(target=lambda: versions.append(_sampled_under(vllm, watch)))
+    request.start()
+    assert sent.wait(60)
+    yield versions
+    request.join()
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"level": 0}', b'{"level": "deep"}', b"[2]"])
+def test_sleep_needs_a_level_and_the_token(vllm: Vllm, body: bytes) -> None:
+    token = claim_publishing(vllm.weights_dir)
+    headers = {"Authorization": f"Bearer {token}"}
+    url = f"{vllm.url}/gristmill/sleep"
+    assert _code(httpx.post(url, content=body, headers=headers, timeout=60)) == (422, "bad_request")
+    assert _code(httpx.post(url, json={"level": 2}, timeout=60)) == (401, "unauthorized")
+    assert not _sleeps(vllm, token)
+
+
+def test_sleeping_server_never_serves_the_weights_that_it_dropped(
+    vllm: Vllm, folder: Path, policy: Policy, tmp_path: Path
+) -> None:
+    """A publication fails, or is refused, after the server woke up without weights."""
+    torn, spoiled = tmp_path / "torn", tmp_path / "spoiled"
+    shutil.copytree(folder, torn)
+    os.truncate(torn / "model.safetensors", 1000)
+    spoiled.mkdir()
+    tenth = {name: tensor / 10 for name, tensor in policy.served_tensors().items()}
+    save_file(tenth, spoiled / "model.safetensors", metadata={"format": "pt"})
+    token = claim_publishing(vllm.weights_dir)
+    assert _ask(vllm, token, folder, "1.1").status_code == 200
+    ModelServer(vllm.url, token).sleep(2)
+    _spoil(vllm, token, spoiled)
+    assert _code(_ask(vllm, token, torn, "1.2")) == (500, "publish_failed")
+    _assert_sampled_by(vllm, policy, "1.1")
+    assert not _sleeps(vllm, token)
+
+    target = ModelServers([ModelServer(vllm.url, token, patience=30)])
+    memory = vllm.weights_dir / "memory"
+    transport = DeviceMemoryTransport(target, memory, None, device=torch.device("cpu"))
+    transport.publish(policy.served_tensors(), PolicyVersion(1, 3))
+    first = _first_scores(vllm, token)
+    assert _ask(vllm, token, memory / "1.3", "1.3").status_code == 200
+    transport.copied({name: tensor / 2 for name, tensor in policy.served_tensors().items()})
+    ModelServer(vllm.url, token).sleep(2)
+    _spoil(vllm, token, spoiled)
+    assert _code(_ask(vllm, token, memory / "1.3", "1.3")) == (503, "weights_replaced")
+    assert (_label(vllm), _scores(vllm), _sleeps(vllm, token)) == ("default", first, False)
+    target.close()
+    shutil.rmtree(memory)
+
+
+def _first_scores(vllm: Vllm, token: str) -> list[float]:
+    """Returns the log-probabilities of the first weights."""
+    reset = {"Authorization": f"Bearer {token}"}
+    assert httpx.post(f"{vllm.url}/gristmill/reset", headers=reset, timeout=60).is_success
+    return _scores(vllm)
+
+
+def _sleeps(vllm: Vllm, token: str) -> bool:
+    headers = {"Authorization": f"Bearer {token}"}
+    sleeps: bool = httpx.get(f"{vllm.url}/is_sleeping", headers=headers, timeout=60).json()["is_sleeping"]
+    return sleeps
+
+
+def _spoil(vllm: Vllm, token: str, path: Path) -> None:
+    """Gives the sleeping server other weights: it keeps its own on a CPU, and drops them on a GPU."""
+    load = {"method": "load_files", "kwargs": {"path": str(path)}}
+    headers = {"Authorization": f"Bearer {token}"}
+    assert httpx.post(f"{vllm.url}/collective_rpc", json=load, headers=headers, timeout=60).is_success
 
 
 def test_weights_that_are_no_longer_in_device_memory_are_not_served(vllm: Vllm, policy: Policy) -> None:

@@ -83,6 +83,16 @@ def test_cuda_server_captures_graphs_unless_they_are_turned_off(tmp_path: Path, 
     assert "--enforce-eager" in cuda(tmp_path, manifest, MODEL_CUDA_GRAPHS="0")
 
 
+@pytest.mark.parametrize(("device", "option"), [("cuda", True), ("cpu", False)])
+def test_server_that_may_sleep_says_so_in_the_manifest(tmp_path: Path, device: str, option: bool) -> None:
+    """vLLM on a CPU has the endpoints, and does not start with the option."""
+    for value, sleeps in (("1", True), ("0", False), ("", False)):
+        chosen = settings(tmp_path, MODEL="tiny", DEVICE=device, MODEL_SLEEP=value)
+        manifest = describe(resolve(chosen.model, chosen.models_dir), chosen)
+        assert manifest.sleep is sleeps
+        assert ("--enable-sleep-mode" in arguments(chosen, manifest)) is (sleeps and option)
+
+
 @pytest.mark.parametrize(
     ("environ", "memory", "parallel"),
     [
@@ -120,6 +130,7 @@ def test_extra_arguments_reach_vllm(tmp_path: Path, manifest: Manifest) -> None:
         ("-tp 2", "--tensor-parallel-size", "MODEL_TENSOR_PARALLEL"),
         ("-tp=2", "--tensor-parallel-size", "MODEL_TENSOR_PARALLEL"),
         ("--no-enforce-eager", "--enforce-eager", "MODEL_CUDA_GRAPHS"),
+        ("--enable_sleep_mode", "--enable-sleep-mode", "MODEL_SLEEP"),
         ("--no-enable-prefix-caching", "--enable-prefix-caching", ""),
         ("--override-generation-config.top_p 0.5", "--override-generation-config", ""),
         ("--seed 1 --trust-remote-code", "--trust-remote-code", ""),
@@ -146,7 +157,7 @@ def test_extra_arguments_that_cannot_be_split_are_rejected() -> None:
 def test_every_option_that_the_service_sets_is_rejected_as_an_extra_argument(
     tmp_path: Path, manifest: Manifest, device: str, lora_rank: str
 ) -> None:
-    chosen = settings(tmp_path, DEVICE=device, LORA_RANK=lora_rank, MODEL_CUDA_GRAPHS="0")
+    chosen = settings(tmp_path, DEVICE=device, LORA_RANK=lora_rank, MODEL_CUDA_GRAPHS="0", MODEL_SLEEP="1")
     manifest = manifest.model_copy(update={"tool_parser": "hermes", "reasoning_parser": "qwen3"})
     command = arguments(chosen, manifest, tmp_path if lora_rank else None)
     ours = {word for word in command if word.startswith("--")} - {"--max-num-seqs", "--hf-overrides"}

@@ -75,6 +75,7 @@ def describe(resolved: ResolvedModel, settings: Settings) -> Manifest:
         dtype=settings.dtype,
         max_model_len=min(own_limit, settings.max_length),
         lora_rank=settings.lora_rank,
+        sleep=settings.sleep,
         tool_parser=chosen.tool,
         reasoning_parser=chosen.reasoning,
     )

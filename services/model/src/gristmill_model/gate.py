@@ -71,7 +71,7 @@ class DeveloperGate:
         refusal = None if request in OPEN else self._refusal(scope)
         if refusal is not None:
             await refusal.send(send)
-        elif request in (("POST", publication.PATH), ("POST", publication.RESET_PATH)):
+        elif scope["method"] == "POST" and scope["path"] in publication.PATHS:
             await self._publications(scope, receive, send, lambda: self._refusal(scope))
         else:
             await self._app(scope, receive, send)

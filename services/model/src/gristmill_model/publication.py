@@ -9,6 +9,12 @@ then has no weights of an earlier run:
 
     (no body) -> {"weight_version": "default"}
 
+POST /gristmill/sleep lets vLLM sleep until the next of these requests, so that a trainer on the same GPU can use its
+memory meanwhile. Requests for completions wait. At level 1, vLLM keeps its weights in main memory. At level 2, it drops
+them:
+
+    {"level": 2} -> {"weight_version": "1.20"}
+
 The trainer sends one request and the server does the rest, so a trainer that is killed meanwhile does not leave the
 server paused. Publications run one after another, in the order of their arrival. The server checks each request when
 its turn comes: it refuses a request of a trainer that was replaced while the request waited.
@@ -33,6 +39,8 @@ from gristmill_model.asgi import App, Receive, Refusal, Scope, Send, read_body, 
 
 PATH: Final = "/gristmill/publish"
 RESET_PATH: Final = "/gristmill/reset"
+SLEEP_PATH: Final = "/gristmill/sleep"
+PATHS: Final = frozenset({PATH, RESET_PATH, SLEEP_PATH})
 FIRST_WEIGHTS: Final = "GRISTMILL_FIRST_WEIGHTS"
 """Variable that holds the folder with which vLLM was started: a model's or an adapter's folder."""
 FIRST: Final = "default"
@@ -60,6 +68,8 @@ class Publications:
         self._app = app
         self._first = self._served = (first_weights, FIRST)
         """Folder and version of the newest weights that are in files, for a load that fails."""
+        self._asleep = False
+        """Whether vLLM sleeps. It is then paused, and computing would crash its engine."""
         self._turn = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, refusal: Callable[[], Refusal | None]) -> None:
@@ -67,29 +77,56 @@ class Publications:
         # Read the whole body first, because a sender that stops within its request must not hold up the others.
         body = await read_body(receive)
         async with self._turn:
-            asked = refusal() or (self._first if scope["path"] == RESET_PATH else _read(body))
-            if not isinstance(asked, Refusal):
-                try:
-                    await self._paused(scope, *asked)
-                except _RefusedError as error:
-                    asked = Refusal(*error.args)
-                except _CallError as error:
-                    asked = Refusal(500, "publish_failed", f"version {asked[1]}: {error}")
-        if isinstance(asked, Refusal):
-            await asked.send(send)
+            version = refusal() or await self._serve(scope, body)
+        if isinstance(version, Refusal):
+            await version.send(send)
         else:
-            await send_json(send, 200, {"weight_version": asked[1]})
+            await send_json(send, 200, {"weight_version": version})
 
-    async def _paused(self, scope: Scope, path: Path, version: str) -> None:
-        """Swaps the weights while generation is paused. Running requests continue afterwards."""
-        await self._call(scope, "/pause", query="mode=keep")
+    async def _serve(self, scope: Scope, body: bytes) -> str | Refusal:
+        """Returns the version that is served afterwards."""
         try:
-            label = (await self._call(scope, "/weight_info", method="GET")).get("weight_version", INVALID)
+            if scope["path"] == SLEEP_PATH:
+                return await self._sleep(scope, body)
+            asked = self._first if scope["path"] == RESET_PATH else _read(body)
+            if isinstance(asked, Refusal):
+                return asked
+            await self._load(scope, *asked)
+        except _RefusedError as error:
+            return Refusal(*error.args)
+        except _CallError as error:
+            return Refusal(500, "publish_failed", f"POST {scope['path']} {body.decode(errors='replace')}: {error}")
+        return asked[1]
+
+    async def _sleep(self, scope: Scope, body: bytes) -> str | Refusal:
+        """Running requests are computed again after the next load."""
+        try:
+            level = int(json.loads(body)["level"])
+        except (ValueError, LookupError, TypeError) as error:
+            return Refusal(422, "bad_request", f"POST {SLEEP_PATH} takes a level ({error!r})")
+        if level not in (1, 2):
+            return Refusal(422, "bad_request", f"POST {SLEEP_PATH} takes level 1 or 2, not {level}")
+        if not self._asleep:
+            self._asleep = True  # also if the call fails: the next load wakes whatever sleeps then
+            await self._call(scope, "/sleep", query=f"level={level}&mode=keep")
+        return await self._label(scope)
+
+    async def _load(self, scope: Scope, path: Path, version: str) -> None:
+        """Swaps the weights while generation is paused. Running requests continue afterwards."""
+        if self._asleep:
+            await self._call(scope, "/wake_up", query="tags=weights")
+        else:
+            await self._call(scope, "/pause", query="mode=keep")
+        try:
+            label = await self._label(scope)
             await self._call(scope, "/update_weight_version", {"new_version": INVALID})
             try:
                 await self._swap(scope, path, version)
             except _RefusedError:
-                await self._call(scope, "/update_weight_version", {"new_version": label})
+                if self._asleep:  # The weights before may be gone.
+                    await self._swap(scope, *self._served)
+                else:
+                    await self._call(scope, "/update_weight_version", {"new_version": label})
                 raise
             except _CallError as error:
                 _LOG.error("publishing version %s: %s; going back to version %s", version, error, self._served[1])
@@ -97,7 +134,11 @@ class Publications:
                 raise
             self._served = self._first if (path / DEVICE_MEMORY).is_file() else (path, version)
         finally:
-            await self._call(scope, "/resume")
+            await self._call(scope, "/wake_up" if self._asleep else "/resume")  # vLLM resumes when all of it is awake.
+            self._asleep = False
+
+    async def _label(self, scope: Scope) -> str:
+        return str((await self._call(scope, "/weight_info", method="GET")).get("weight_version", INVALID))
 
     async def _swap(self, scope: Scope, path: Path, version: str) -> None:
         if (path / _ADAPTER).is_file():

@@ -73,6 +73,8 @@ def arguments(settings: Settings, manifest: Manifest, adapter: Path | None = Non
         command += ["--reasoning-parser", manifest.reasoning_parser]
     if not settings.cuda_graphs:
         command += ["--enforce-eager"]
+    if settings.sleep and settings.device == "cuda":
+        command += ["--enable-sleep-mode"]
     # vLLM takes only the last value of an option, so an option of VLLM_ARGS replaces these.
     replaceable = {"--max-num-seqs": str(SEQUENCES[settings.device]), "--hf-overrides": json.dumps(FLOAT32_HEAD)}
     for option, value in replaceable.items():

@@ -40,6 +40,7 @@ _NOT_EXTRA: Final[Mapping[str, str]] = {
     "--gpu-memory-utilization": "GPU_MEMORY_UTILIZATION",
     "--tensor-parallel-size": "MODEL_TENSOR_PARALLEL",
     "--enforce-eager": "MODEL_CUDA_GRAPHS",
+    "--enable-sleep-mode": "MODEL_SLEEP",
     "--enable-lora": "LORA_RANK",
     "--max-lora-rank": "LORA_RANK",
     "--max-loras": "LORA_RANK",
@@ -82,6 +83,8 @@ class Settings:
     cuda_graphs: bool
     """Whether vLLM captures CUDA graphs and compiles the model (CUDA only). Weight updates of vLLM 0.32 copy into the
     memory that the graphs read, so they do not keep old weights."""
+    sleep: bool
+    """Whether the trainer may let vLLM sleep during its steps. On a CPU, vLLM then pauses and frees no memory."""
     vllm_args: tuple[str, ...]
     """Further arguments of vLLM's command line."""
     lora_rank: int
@@ -120,6 +123,7 @@ class Settings:
             gpu_memory=_number(environ, "GPU_MEMORY_UTILIZATION", _gpu_share(environ)),
             tensor_parallel=_tensor_parallel(environ, device),
             cuda_graphs=device == "cuda" and _flag(environ, "MODEL_CUDA_GRAPHS", default=True),
+            sleep=_flag(environ, "MODEL_SLEEP", default=False),
             vllm_args=_vllm_args(environ.get("VLLM_ARGS") or ""),
             tool_parser=environ.get("MODEL_TOOL_PARSER") or "",
             reasoning_parser=environ.get("MODEL_REASONING_PARSER") or "",

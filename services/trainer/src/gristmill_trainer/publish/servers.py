@@ -29,6 +29,7 @@ _CONNECT_TIMEOUT = 5.0
 _ALIVE_TIMEOUT = 10.0
 """For the check before a publication that the server answers. A process that hangs accepts connections."""
 PUBLISH = "/gristmill/publish"
+SLEEP = "/gristmill/sleep"
 Patience = float | Callable[[], float]
 """Seconds to wait for servers that do not answer, or a function that returns them: a stop request shortens the wait."""
 
@@ -121,6 +122,13 @@ class ModelServer:
                 version=str(version),
                 served=answer,
             )
+
+    def sleep(self, level: int) -> None:
+        """Lets vLLM free its memory on the GPU until the next publication. `level`: 1 or 2, as vLLM's.
+
+        Raises PublishError.
+        """
+        self.call("POST", SLEEP, timeout=LOAD_TIMEOUT, json={"level": level})
 
     def weight_sums(self) -> list[dict[str, tuple[str, int]]]:
         """Returns dtype and sum of each tensor, by name, from each worker of the server (receipts/sums.py).
