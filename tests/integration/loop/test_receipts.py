@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -10,7 +11,7 @@ import pytest
 from tests.support.ports import free_port
 from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis
 
-from gristmill import SyncClient
+from gristmill import Manifest, SyncClient
 from gristmill.internal.lines import read_jsonl
 from gristmill.internal.receipts import RECEIPTS_FILE, Proven, ReceiptState, proven, read_receipts
 from gristmill_cli.local.processes import LocalStack, Service
@@ -34,12 +35,17 @@ def _run(stack: LocalStack, vllm: Vllm, folder: Path, command: list[str]) -> tup
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("publisher", ["filesystem", "ipc"])
-def test_every_publication_of_a_run_is_proven(vllm: Vllm, tmp_path: Path, publisher: str) -> None:
-    output = Output()
+@pytest.mark.parametrize(("publisher", "sleep"), [("filesystem", False), ("ipc", False), ("filesystem", True)])
+def test_every_publication_of_a_run_is_proven(vllm: Vllm, tmp_path: Path, publisher: str, sleep: bool) -> None:
+    """`sleep`: the server sleeps during each step."""
+    output, sleeps = Output(), _sleeps(vllm)
+    if sleep:
+        Manifest.read(vllm.models_dir).model_copy(update={"sleep": True}).write(tmp_path / "models")
+        vllm = replace(vllm, models_dir=tmp_path / "models")
     with LocalStack(output.add) as stack:
         trainer, _ = _run(stack, vllm, tmp_path, ["-m", "gristmill_trainer", "--publisher", publisher])
     assert trainer.exit_code == 0, output.lines[-40:]
+    assert _sleeps(vllm) - sleeps == (STEPS if sleep else 0)
     run = tmp_path / "runs" / "quickstart"
     receipts = read_receipts(run / RECEIPTS_FILE)
     assert [(one.version, one.state, one.attempt) for one in receipts] == [
@@ -58,6 +64,11 @@ def test_every_publication_of_a_run_is_proven(vllm: Vllm, tmp_path: Path, publis
     assert [row["receipts"] for row in rows] == [{"ok": 1}] * STEPS
     assert rows[1]["receipt_difference"] == receipts[1].difference
     assert f"| Receipts | {STEPS + 1} of {STEPS + 1} publications proven |" in (run / "model" / "README.md").read_text()
+
+
+def _sleeps(vllm: Vllm) -> int:
+    """Returns how often the server has fallen asleep."""
+    return sum("POST /gristmill/sleep" in text for text in vllm.output.lines)
 
 
 _PUBLISHES_ELSEWHERE = """

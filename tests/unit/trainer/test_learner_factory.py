@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,46 @@ def test_micro_batches_are_as_large_as_the_gpus_free_memory_allows(
     assert largest(10 * room) == everything
     with raises(OutOfMemoryError, "model_too_large"):
         largest(100_000)
+
+
+def test_micro_batches_use_the_memory_that_a_model_server_frees_before_the_first_step(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Policy(ModelSource.of(str(model_dir)), "cpu").model
+    needed = memory.Memory.of(model.config, model.num_parameters(), TrainerSettings(), cuda=False)
+    assert needed is not None
+    samples = make_samples(64)
+
+    def largest(awake: float, asleep: float) -> int:
+        monkeypatch.setattr(learner_factory, "free_memory", lambda device: awake)
+        plan = LearnerPlan(ModelSource.of(str(model_dir)), None, TrainerSettings(device="cpu"), 16)
+        learner, _ = build_learner(plan, DistContext())
+        monkeypatch.setattr(learner_factory, "free_memory", lambda device: asleep)
+        return max(sum(len(samples[number]) for number in micro or ()) for micro in learner._plan(samples)[0])
+
+    room = (needed.fixed + 200 * needed.per_token) / 0.92
+    longest = max(map(len, samples))
+    assert largest(needed.state + 1, needed.state + 1) <= longest
+    assert 100 < largest(needed.state + 1, room) <= 200
+
+
+def test_sleeping_servers_and_device_memory_need_room_for_the_copies_of_a_publication(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU the buffer takes no device memory, so the test sets its bytes."""
+    settings = TrainerSettings(device="cpu", publisher="ipc")
+    source = ModelSource.of(str(model_dir))
+    model = Policy(source, "cpu").model
+    found = memory.Memory.of(model.config, model.num_parameters(), settings, cuda=False)
+    assert found is not None
+    needed = replace(found, published=1000)
+    monkeypatch.setattr(memory.Memory, "of", lambda *arguments, **options: needed)
+    monkeypatch.setattr(learner_factory, "free_memory", lambda device: needed.state)
+    build_learner(LearnerPlan(source, None, settings, 16), DistContext())
+    late = settings.model_copy(update={"max_staleness": 1})
+    build_learner(LearnerPlan(replace(source, sleep=True), None, late, 16), DistContext())
+    with raises(OutOfMemoryError, "model_too_large", needed=needed.state + 1000):
+        build_learner(LearnerPlan(replace(source, sleep=True), None, settings, 16), DistContext())
 
 
 @pytest.mark.parametrize(("device", "size"), [("cpu", 4), ("cuda", 2)])

@@ -70,17 +70,18 @@ class Learner:
         *,
         schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
         max_completion_length: int | None = None,
-        budget: int | None = None,
+        budget: Callable[[], int | None] | None = None,
         limits: MemoryLimits | None = None,
         copied_key: float = 0.0,
         reference: Policy | None = None,
         dist: DistContext | None = None,
     ) -> None:
-        """`max_completion_length`: the divisor of dr_grpo, unless the settings have one. `budget`: most tokens of a
-        micro-batch, unless the settings have a token_budget; a longer sequence is one micro-batch. `limits`: of earlier
-        starts with several ranks. `copied_key`: the share of a token's memory that a copied key of a shared prefix
-        takes. `reference`: scores samples without reference log-probabilities for the KL penalty. LoRA does not need
-        it: the reference is then the policy without its adapters."""
+        """`max_completion_length`: the divisor of dr_grpo, unless the settings have one. `budget`: returns
+        the most tokens of a micro-batch, unless the settings have a token_budget; called once, at the first batch,
+        because a model server on the same GPU may sleep by then. A longer sequence is one micro-batch. `limits`: of
+        earlier starts with several ranks. `copied_key`: the share of a token's memory that a copied key of a shared
+        prefix takes. `reference`: scores samples without reference log-probabilities for the KL penalty. LoRA does not
+        need it: the reference is then the policy without its adapters."""
         self.policy = policy
         self.optimizer = optimizer
         self.schedule = schedule
@@ -94,7 +95,8 @@ class Learner:
         """Whether a prefix that samples of a group share is computed once."""
         self._copied_key = copied_key
         self._limits = limits or MemoryLimits()
-        self._budget = min(filter(None, (settings.token_budget or budget, self._limits.token_budget)), default=None)
+        self._find_budget = budget if settings.token_budget is None else None
+        self._budget = min(filter(None, (settings.token_budget, self._limits.token_budget)), default=None)
         """Most tokens of a micro-batch; halved after an update that ran out of memory."""
         self._halved = 0
         """How often the budget was halved in the current step."""
@@ -376,6 +378,9 @@ class Learner:
         units = self._units(samples)
         lengths = [self._tokens(samples, unit) for unit in units]
         batch_size = max(self._settings.batch_size * len(units) // max(len(samples), 1), 1)
+        if self._find_budget is not None:
+            found, self._find_budget = self._find_budget(), None
+            self._budget = min(filter(None, (found, self._budget)), default=None)
         budget = self._budget
         if budget is not None and budget != self._settings.token_budget:
             budget = max([budget, *lengths])  # It was computed, or halved in a step of shorter sequences.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -40,6 +41,12 @@ class LearnerPlan:
     """Most tokens of a completion in this run, or None if unknown."""
     limits: MemoryLimits = field(default_factory=MemoryLimits)
     """Of earlier starts with several ranks."""
+
+    @property
+    def servers_sleep(self) -> bool:
+        """Whether the model servers sleep during a step. In a run with max_staleness above 0 they generate then."""
+        settings = self.settings
+        return self.source.sleep and settings.max_staleness == 0 and settings.publisher != "none"
 
 
 def build_learner(plan: LearnerPlan, dist: DistContext) -> tuple[Learner, LearnerState]:
@@ -82,7 +89,8 @@ def build_learner(plan: LearnerPlan, dist: DistContext) -> tuple[Learner, Learne
         _LOG.info("memory: the training needs %s (docs/gpu.md has the parts)", needed)
         if settings.lora_rank:
             _advise_on_adapters(settings, policy)
-    budget = None if memory is None else _budget(memory, settings, policy.device, dist)
+    if memory is not None:
+        _check_state(memory, policy.device, dist, servers_sleep=plan.servers_sleep)
     if plan.weights is not None and settings.lora_rank:
         _compare_alpha(Path(plan.weights), settings.lora_alpha)
     reference = _reference(plan, dist)
@@ -96,7 +104,7 @@ def build_learner(plan: LearnerPlan, dist: DistContext) -> tuple[Learner, Learne
         settings,
         schedule=schedule,
         max_completion_length=plan.max_completion_length,
-        budget=budget,
+        budget=None if memory is None else partial(_budget, memory, policy.device, dist),
         limits=plan.limits,
         copied_key=0.0 if memory is None else memory.per_copied_key / memory.per_token,
         reference=reference,
@@ -129,26 +137,34 @@ def free_memory(device: torch.device) -> int | None:
     return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
 
 
-def _budget(memory: Memory, settings: TrainerSettings, device: torch.device, dist: DistContext) -> int | None:
-    """Returns the most tokens of a micro-batch that fit in every rank's GPU, at most LARGEST_MICRO_BATCH.
+def _room(device: torch.device, dist: DistContext) -> int | None:
+    """Returns the least memory that a rank has for itself, in bytes; None on a CPU."""
+    return min((room for room in dist.gather(free_memory(device)) if room is not None), default=None)
 
-    None on a CPU, or if the settings have a token_budget. Raises OutOfMemoryError on every rank if the model's state
-    alone is larger than a GPU's memory.
+
+def _check_state(memory: Memory, device: torch.device, dist: DistContext, *, servers_sleep: bool) -> None:
+    """Raises OutOfMemoryError on every rank if the state is larger than a GPU's memory beside servers that are awake.
+
+    A publication has copies of the weights. If the servers sleep, no activations leave room for the copies.
     """
-    rooms = [room for room in dist.gather(free_memory(device)) if room is not None]
-    if not rooms:
-        return None
-    room = min(rooms)
-    if memory.state > room:
+    room = _room(device, dist)
+    needed = memory.state + (memory.published if servers_sleep else 0)
+    if room is not None and needed > room:
         raise OutOfMemoryError(
             "model_too_large",
-            f"weights, gradients and optimizer state take {gigabytes(memory.state)}, and the GPU has {gigabytes(room)} "
+            f"weights, gradients and optimizer state take {gigabytes(needed)}, and the GPU has {gigabytes(room)} "
             "for the trainer; set lora_rank, take a smaller model or more GPUs, or lower GPU_MEMORY_UTILIZATION if "
             "the model server has the same GPU",
-            needed=memory.state,
+            needed=needed,
             room=room,
         )
-    if settings.token_budget is not None:
+
+
+def _budget(memory: Memory, device: torch.device, dist: DistContext) -> int | None:
+    """Returns the most tokens of a micro-batch that fit in every rank's GPU, at most LARGEST_MICRO_BATCH; None on a
+    CPU."""
+    room = _room(device, dist)
+    if room is None:
         return None
     tokens = min(memory.tokens(_USED * room), LARGEST_MICRO_BATCH)
     if dist.is_main:

@@ -55,6 +55,8 @@ def train(training: Training) -> None:
     try:
         while done < training.settings.training_steps:
             samples = lease(training, done + 1)
+            with phases("publish"):
+                sleep(training)
             with phases("train"):
                 result = training.learner.step(samples, done + 1, within_grace(training))
             done += 1
@@ -65,7 +67,10 @@ def train(training: Training) -> None:
                 publish(training, done, scores, moved=result.moved)
             training.on_main(after_step, metrics)
     except BaseException as error:
-        end(training, done, error)
+        try:
+            end(training, done, error)
+        finally:
+            wake(training)
         raise
     finish(training, done)
 
@@ -225,11 +230,29 @@ def is_checkpoint_due(main: MainRank, settings: TrainerSettings, step: int) -> b
     return its_turn or step == settings.training_steps or main.is_ending
 
 
+def sleep(training: Training) -> None:
+    """Lets the model servers free their memory on the GPU until the next publication, if they can."""
+    if training.servers_sleep:
+        training.on_main(lambda main: main.publisher.sleep())
+
+
+def wake(training: Training) -> None:
+    """Ends a sleep without a publication, when the training ends within a step. Logs a failure, on rank 0."""
+    if training.servers_sleep and training.main is not None:
+        torch.cuda.empty_cache()
+        try:
+            training.main.publisher.wake()
+        except GristmillError as error:
+            _LOG.warning("model servers may sleep until another trainer publishes to them: %s", error)
+
+
 def publish(training: Training, step: int, scores: Sequence[ProbeScores] | None = None, *, moved: bool = False) -> None:
     """Gathers the weights from every rank, and publishes them on rank 0. `scores`: of the probes by these weights, if
     they are known. `moved`: the step changed the weights."""
     tensors, sums = served_tensors(training)
     expect(training, step, sums, scores, moved=moved)
+    if training.servers_sleep:
+        torch.cuda.empty_cache()  # The servers need the memory of the step.
     training.on_main(lambda main: main.publisher.publish(tensors, main.session.version(step)))
 
 

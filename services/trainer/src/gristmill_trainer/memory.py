@@ -61,7 +61,8 @@ class Memory:
     """The copy of the state that a thread writes as a checkpoint, on a CPU. On CUDA this copy is in main memory."""
     published: int
     """The buffer of weights for a model server on the same GPU, with `publisher: ipc` and without LoRA; on rank 0. A
-    publication has copies of the same size, which need no memory of their own: no activations exist meanwhile."""
+    publication has copies of the same size. They need no memory of their own, unless the servers sleep during a step:
+    no activations exist meanwhile."""
     head: int
     """Logits: a few chunks, however many tokens there are."""
     per_token: int

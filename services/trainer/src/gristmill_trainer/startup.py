@@ -103,6 +103,7 @@ def start(arguments: Sequence[str], environ: Mapping[str, str], dist: DistContex
             first_step=plan.resumption.step,
             run_dir=plan.run_dir,
             main=rank_0.main,
+            servers_sleep=plan.learner.servers_sleep,
             probes=plan.probes,
         )
 

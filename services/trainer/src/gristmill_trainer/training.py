@@ -234,6 +234,8 @@ class Training:
     run_dir: Path
     main: MainRank | None
     """None except on rank 0."""
+    servers_sleep: bool = False
+    """Whether the model servers sleep during a step."""
     probes: Probes | None = None
     """Of the receipts, the same on every rank. None until the first batch of a run, and without publications."""
 

@@ -16,6 +16,8 @@ class ModelServerStandIn:
         self.version = "default"
         self.paused = False
         """Between the beginning and the end of a publication."""
+        self.asleep = 0
+        """Level of its sleep; 0: awake."""
         self.refusal: tuple[int, str] | None = None
         """Status and code of every answer to a publication."""
         self.broken = False
@@ -42,7 +44,7 @@ class ModelServerStandIn:
     def stop(self) -> None:
         assert self._http is not None
         self._http.close()
-        self.version, self.paused = "default", False
+        self.version, self.paused, self.asleep = "default", False, 0
 
     def hold_loads(self) -> None:
         """Loads that begin do not end until `release_loads`."""
@@ -72,7 +74,10 @@ class ModelServerStandIn:
                 self._order.wait_for(lambda: not self._holds and len(self.loads) == turn)
                 self.loads.append(asked["path"])
                 self.version, self.paused = asked["version"], len(self.begun) > len(self.loads)
+                self.asleep = 0
                 self._order.notify_all()
+        elif urlsplit(request.path).path == "/gristmill/sleep" and self.refusal is None:
+            self.asleep = request.json["level"]
         status, answer = 200, {"is_paused": self.paused, "weight_version": self.version, "data": [{"id": "tiny"}]}
         if request.method == "POST" and self.refusal is not None:
             status, answer = self.refusal[0], {"error": {"code": self.refusal[1], "message": "no", "remedy": ""}}

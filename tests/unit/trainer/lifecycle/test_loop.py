@@ -67,6 +67,7 @@ class Trainer:
         self.transport = NoTransport()
         self.settings = SKIPS
         self.grace = 50.0
+        self.servers_sleep = False
         self.leased: Callable[[int], object] = lambda step: None
         """Called with a step whose groups are available."""
         self.hook: Hook | None = None
@@ -120,7 +121,10 @@ class Trainer:
                 guard=guard,
                 noticing_replacement=contextlib.nullcontext,
             )
-            train(Training(self.settings, dist, learner, state, store, Phases(guard), first_step, self.folder, main))
+            phases, sleep = Phases(guard), self.servers_sleep
+            train(
+                Training(self.settings, dist, learner, state, store, phases, first_step, self.folder, main, sleep)
+            )  # fmt: skip
 
 
 def _steps(steps: Sequence[int], spoil: Callable[[TrajectoryGroup], TrajectoryGroup]) -> list[TrajectoryGroup]:
@@ -254,6 +258,34 @@ def test_loop_returns_a_step_that_cannot_end_in_time(source: ModelSource, tmp_pa
     resumption = find_resumption(CheckpointStore(tmp_path / "checkpoints", 2, "c0ffee"), "auto")
     assert resumption.step == 2
     assert api.acked == resumption.covered == [f"g{n:08d}" for n in range(2, 6)]
+
+
+class _Sleeping(_Transport):
+    """Notes versions, sleeps and awakenings."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        super().__init__(lambda version: self.calls.append(str(version.step)))
+
+    def sleep(self) -> None:
+        self.calls.append("sleep")
+
+    def wake(self) -> None:
+        self.calls.append("wake")
+        raise PublishError("model_server_unreachable", "it did not answer")
+
+
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_servers_sleep_during_each_step_and_are_woken_after_an_unfinished_step(
+    source: ModelSource, tmp_path: Path, sleeps: bool
+) -> None:
+    trainer = Trainer(source, tmp_path, ApiStandIn(_steps([], _all_unknown)))
+    trainer.grace, trainer.servers_sleep, trainer.transport = 0.0, sleeps, (transport := _Sleeping())
+    trainer.leased = lambda step: signal.raise_signal(signal.SIGTERM) if step == 3 else None
+    with raises(StoppedError, "stopped", given_back=3):
+        trainer.run()
+    expected = ["0", "sleep", "1", "sleep", "2", "sleep", "wake"]
+    assert transport.calls == (expected if sleeps else [call for call in expected if call.isdecimal()])
 
 
 def test_loop_keeps_and_bounds_steps_with_skipped_updates(source: ModelSource, tmp_path: Path) -> None:

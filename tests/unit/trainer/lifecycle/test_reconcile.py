@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from unittest import mock
 
@@ -55,6 +55,28 @@ def test_next_action_of_each_state(state: ServerState, provable: bool, action: A
 
 
 @pytest.mark.parametrize(
+    ("state", "sleep", "action"),
+    [
+        (ServerState(OLD), 2, Action.LOAD),
+        (ServerState(NEW), 2, Action.SLEEP),
+        (ServerState(NEW, proven=True), 2, Action.SLEEP),
+        (ServerState(NEW, due=NOW), 2, Action.CHECK),
+        (ServerState(NEW, asleep=True), 2, Action.REST),
+        (ServerState(NEW, asleep=True, due=NOW), 2, Action.CHECK),
+        (ServerState(NEW, problem=WRONG, due=NOW), 2, Action.SLEEP),
+        (ServerState(NEW, problem=WRONG, asleep=True, due=NOW), 2, Action.REST),
+        (ServerState(problem=AWAY, due=NOW), 2, Action.LOAD),
+        (ServerState(OLD, asleep=True), 0, Action.LOAD),
+        (ServerState(NEW, asleep=True), 0, Action.LOAD),
+    ],
+)
+def test_next_action_of_each_state_while_servers_sleep_and_after(
+    state: ServerState, sleep: int, action: Action
+) -> None:
+    assert state.next_action(replace(_target(NEW), sleep=sleep), NOW) is action
+
+
+@pytest.mark.parametrize(
     ("before", "action", "outcome", "after"),
     [
         (ServerState(OLD, proven=True), Action.LOAD, NEW, ServerState(NEW)),
@@ -73,6 +95,12 @@ def test_next_action_of_each_state(state: ServerState, provable: bool, action: A
         (ServerState(NEW), Action.PROVE, AWAY, ServerState(problem=AWAY, away_since=NOW, due=NOW + PAUSE)),
         (ServerState(NEW), Action.PROVE, WRONG, ServerState(NEW, problem=WRONG, due=NOW)),
         (ServerState(OLD, problem=WRONG, due=6.0), Action.LOAD, NEW, ServerState(NEW)),
+        (ServerState(NEW, proven=True), Action.SLEEP, NEW, ServerState(NEW, proven=True, asleep=True)),
+        (ServerState(NEW), Action.SLEEP, AWAY, ServerState(problem=AWAY, away_since=NOW, due=NOW + PAUSE)),
+        (ServerState(NEW, problem=WRONG), Action.SLEEP, NEW, ServerState(NEW, problem=WRONG, asleep=True)),
+        (ServerState(NEW, asleep=True, due=NOW), Action.CHECK, NEW, ServerState(NEW, asleep=True)),
+        (ServerState(NEW, asleep=True, due=NOW), Action.CHECK, None, ServerState()),
+        (ServerState(NEW, proven=True, asleep=True), Action.LOAD, NEW, ServerState(NEW)),
     ],
 )
 def test_state_after_each_outcome(
@@ -108,6 +136,7 @@ class _Server:
 
     state: ServerState = field(default_factory=ServerState)
     has: PolicyVersion | None = None
+    asleep: bool = False
     loads: list[PolicyVersion] = field(default_factory=list)
     busy: tuple[Action, Target] | None = None
 
@@ -125,14 +154,18 @@ class _Server:
 
     def _outcome(self, action: Action, version: PolicyVersion, fault: str) -> ActionResult:
         if fault == "restarts":
-            self.has = None
+            self.has, self.asleep = None, False
         if fault in ("unreachable", "restarts"):
             return AWAY
         if fault == "refuses":
             return PublishError("model_server_refused", "no", permanent=True)
+        if action is Action.SLEEP:
+            self.asleep = True
+        if action is Action.PROVE:
+            assert not self.asleep, "the proof would wait for an answer until the time-out"
         if action is Action.LOAD or (action is Action.PROVE and self.has != version):  # A proof publishes again.
             self.loads.append(version)
-            self.has = version
+            self.has, self.asleep = version, False
         if fault == "lost answer":
             return AWAY
         if fault == "wrong weights" and action is Action.PROVE:
@@ -142,6 +175,7 @@ class _Server:
 
 EVENTS = st.one_of(
     st.just(("publish", 0, "")),
+    st.just(("sleep", 0, "")),
     st.just(("ensure", 0, "")),
     st.just(("pause", 0, "")),
     st.tuples(st.just("begin"), st.integers(0, 2), st.just("")),
@@ -160,6 +194,8 @@ def test_every_server_that_answers_ends_at_the_target_version(
         now += 0.01
         if what == "publish":
             target = _target(PolicyVersion(1, target.version.step + 1))
+        elif what == "sleep":
+            target = replace(target, sleep=2)
         elif what == "ensure":
             for server in servers:
                 server.state = server.state.check_at(now)
@@ -170,7 +206,7 @@ def test_every_server_that_answers_ends_at_the_target_version(
         elif what == "end":
             servers[number].end(fault, now)
         else:
-            servers[number].has = None
+            servers[number].has, servers[number].asleep = None, False
     answering = servers[1:] if hangs and servers[0].begin(target, now) else servers
     for server in answering:
         server.end("works", now)
@@ -183,8 +219,14 @@ def test_every_server_that_answers_ends_at_the_target_version(
             server.end("works", now)
         assert not server.begin(target, now), "the server is at rest"
         assert server.state.ready(target.version, proven=True)
+        assert not server.asleep
         assert server.state.away_since is None
         assert server.has == target.version
+    target = replace(target, sleep=1)
+    for server in answering:
+        assert server.begin(target, now)
+        server.end("works", now)
+        assert server.state.asleep == server.asleep
     for server in servers:
         assert server.loads == sorted(server.loads, key=lambda version: version.step), "no version after a newer one"
 

@@ -196,6 +196,47 @@ def test_server_that_loses_the_first_version_and_refuses_is_left_out(pair: list[
     target.close()
 
 
+def test_all_servers_sleep_until_the_next_version_or_until_they_are_woken(pair: list[ModelServerStandIn]) -> None:
+    target = _target(pair)
+    for step, level in enumerate((1, 2)):
+        target.load(FOLDER / f"1.{step}", PolicyVersion(1, step))
+        target.wake()  # Awake servers load nothing.
+        target.sleep(level)
+        assert [(server.version, server.asleep) for server in pair] == [(f"1.{step}", level)] * 2
+        target.ensure()
+    target.wake()
+    assert [(server.loads[-2:], server.asleep) for server in pair] == [([str(FOLDER / "1.1")] * 2, 0)] * 2
+    target.close()
+
+
+def test_no_step_waits_for_the_sleep_of_a_server_that_is_away(pair: list[ModelServerStandIn]) -> None:
+    target = _target(pair)
+    target.load(FOLDER / "1.0", PolicyVersion(1, 0))
+    pair[1].stop()
+    target.sleep(2)
+    assert pair[0].asleep == 2
+    pair[1].start()
+    _until(lambda: (pair[1].version, pair[1].asleep) == ("1.0", 2))
+    target.load(FOLDER / "1.1", PolicyVersion(1, 1))
+    assert [(server.version, server.asleep) for server in pair] == [("1.1", 0)] * 2
+    target.close()
+
+
+def test_server_that_refuses_to_sleep_gets_the_next_version(
+    pair: list[ModelServerStandIn], caplog: pytest.LogCaptureFixture
+) -> None:
+    target = _target(pair)
+    target.load(FOLDER / "1.0", PolicyVersion(1, 0))
+    pair[1].refusal = 500, "publish_failed"
+    target.sleep(2)
+    pair[1].refusal = None
+    assert [server.asleep for server in pair] == [2, 0]
+    assert [pair[1].url in text for text in caplog.messages] == [True]
+    target.load(FOLDER / "1.1", PolicyVersion(1, 1))
+    assert [(server.version, server.asleep, len(server.loads)) for server in pair] == [("1.1", 0, 2)] * 2
+    target.close()
+
+
 class _FailsReceipt:
     """Proofs of all servers but one hold."""
 

@@ -28,6 +28,8 @@ class ModelSource:
     """torch's name of the dtype that the server computes in. Weights are published in this dtype."""
     sha256: str | None = None
     """Digest of the original's weight files, from the manifest; None without a manifest."""
+    sleep: bool = False
+    """Whether the model server may be put to sleep while the trainer uses its GPU."""
 
     @classmethod
     def of(cls, model: str, max_model_len: int = 2048) -> ModelSource:
@@ -70,6 +72,7 @@ def find_model(model_name: str | None, manifest: Manifest | None, served: dict[s
             manifest.lora_rank,
             manifest.dtype,
             manifest.sha256,
+            manifest.sleep,
         )
     if model_name is None:
         raise ModelError(

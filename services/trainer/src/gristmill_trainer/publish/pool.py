@@ -134,6 +134,29 @@ class ModelServers:
             self._changed.notify_all()
             self._wait(version, proven=False)
 
+    def sleep(self, level: int) -> None:
+        """Returns when every server that answers sleeps, until the next `load` or `wake`. `level`: 1 or 2, as vLLM's.
+
+        Call it after `load`. A server that does not answer is left awake, and sleeps as soon as it has the version.
+        """
+        with self._changed:
+            assert self._target is not None
+            self._target = replace(self._target, sleep=level)
+            self._changed.notify_all()
+            since = time.monotonic()
+            while any(self._falls_asleep(member, since) for member in self._members):
+                self._changed.wait(timeout=1.0)  # A stop request shortens the patience without a notification.
+
+    @staticmethod
+    def _falls_asleep(member: _Member, since: float) -> bool:
+        state = member.state
+        return not state.asleep and state.away_since is None and time.monotonic() - since <= member.server.patience
+
+    def wake(self) -> None:
+        """Returns when at least one server serves the last version awake. Raises PublishError like `load`."""
+        if self._target is not None and self._target.sleep:
+            self.load(self._target.path, self._target.version)
+
     def prove(self) -> None:
         """Returns when each server that answers has proven the last version that was loaded, and at least one has.
 
@@ -338,6 +361,8 @@ class ModelServers:
                 server.publish(target.path, target.version)
             elif action is Action.PROVE:
                 return self._prove(server, target)
+            elif action is Action.SLEEP:
+                self._let_sleep(server, target.sleep)
             elif server.served_version() != str(target.version):
                 _LOG.warning(
                     "the model server at %s no longer serves version %s (was it restarted?): publishing again",
@@ -358,6 +383,15 @@ class ModelServers:
             failure.__cause__ = error
             return failure
         return target.version
+
+    def _let_sleep(self, server: ModelServer, level: int) -> None:
+        """A server that refuses counts as asleep, because the next load wakes whatever sleeps then."""
+        try:
+            server.sleep(level)
+        except PublishError as error:
+            if error.code != "model_server_refused":
+                raise
+            _LOG.warning("the model server at %s keeps its memory on the GPU during the step: %s", server.url, error)
 
     def _prove(self, server: ModelServer, target: Target) -> ActionResult:
         """Asks for the proof, if necessary again after a second publication. Leaves the server out without it."""

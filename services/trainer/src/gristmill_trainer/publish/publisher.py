@@ -58,6 +58,12 @@ class NoTransport:
     def prove(self) -> None:
         """Returns when each server that answers has proven that it serves the last weights. Raises PublishError."""
 
+    def sleep(self) -> None:
+        """Lets the servers free their memory on the GPU until the next publication or `wake`."""
+
+    def wake(self) -> None:
+        """Ends a sleep: the servers serve the last weights again. Raises PublishError."""
+
     def close(self) -> None:
         """Ends the background work."""
 
@@ -115,6 +121,14 @@ class Publisher:
             return
         self._join()
         self._transport.ensure()
+
+    def sleep(self) -> None:
+        """Lets the servers free their memory on the GPU until the next publication or `wake`. In a synchronous run."""
+        self._transport.sleep()
+
+    def wake(self) -> None:
+        """Ends a sleep: the servers serve the last weights again. Raises PublishError."""
+        self._transport.wake()
 
     def settle(self) -> None:
         """In a synchronous run, does what `wait` does. In the background, returns at once."""
@@ -187,6 +201,13 @@ class FilesystemTransport(NoTransport):
 
     def prove(self) -> None:
         self._servers.prove()
+
+    def sleep(self) -> None:
+        # The next publication brings all weights, or an adapter to the weights that vLLM keeps at level 1.
+        self._servers.sleep(1 if self._describe_adapters is not None else 2)
+
+    def wake(self) -> None:
+        self._servers.wake()
 
     def close(self) -> None:
         self._servers.close()

@@ -34,6 +34,8 @@ class Action(StrEnum):
     """Publish the target version to the server."""
     CHECK = "check"
     """Ask which version the server serves."""
+    SLEEP = "sleep"
+    """Let the server sleep until its next load."""
     PROVE = "prove"
     """Ask for the proof that the server computes with the target version."""
 
@@ -46,6 +48,8 @@ class Target:
     version: PolicyVersion
     provable: bool
     """Whether the servers can be asked for the proof of this version."""
+    sleep: int = 0
+    """Level of vLLM's sleep that every server should be in; 0: awake."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,8 @@ class ServerState:
     """The published version that the server has, by its last answer; None if it has none or its last action failed."""
     proven: bool = False
     """Whether the server proved `served`."""
+    asleep: bool = False
+    """Whether the server sleeps. It computes nothing before its next load."""
     problem: PublishError | None = None
     """Why the last action failed."""
     away_since: float | None = None
@@ -68,18 +74,24 @@ class ServerState:
         return self.served == version and self.problem is not None and self.problem.code == RECEIPT_FAILED
 
     def ready(self, version: PolicyVersion, *, proven: bool) -> bool:
-        """Whether the server serves `version`, and has proven it if `proven`."""
-        return self.served == version and self.problem is None and (self.proven or not proven)
+        """Whether the server computes with `version`, and has proven it if `proven`."""
+        awake = self.served == version and self.problem is None and not self.asleep
+        return awake and (self.proven or not proven)
 
     def next_action(self, target: Target, now: float) -> Action:
         """Returns the action that brings the server closer to `target`."""
-        if self.left_out(target.version) or (self.problem is not None and now < self.due):
+        goes_to_sleep = target.sleep > 0 and not self.asleep
+        if self.left_out(target.version):
+            return Action.SLEEP if goes_to_sleep else Action.REST
+        if self.problem is not None and now < self.due:
             return Action.REST
-        if self.served != target.version:
+        if self.served != target.version or (self.asleep and not target.sleep):
             return Action.LOAD
         if now >= self.due:
             return Action.CHECK
-        return Action.PROVE if target.provable and not self.proven else Action.REST
+        if goes_to_sleep:
+            return Action.SLEEP
+        return Action.PROVE if target.provable and not self.proven and not self.asleep else Action.REST
 
     def seconds_of_rest(self, now: float) -> float | None:
         """Returns the seconds until `next_action` may return another action for the same version; None: never."""
@@ -109,7 +121,11 @@ class ServerState:
             return ServerState(problem=outcome, away_since=since, due=now + PAUSE)
         if outcome is None:
             return ServerState(away_since=self.away_since)
-        # A load answers every earlier request for a check. The proof of a version follows its load without a check: a
-        # server that kept other weights under another label has to fail the proof, not to be published to for ever.
-        due = _NEVER if action is Action.LOAD else self.due
-        return ServerState(outcome, proven=action is Action.PROVE or (action is Action.CHECK and self.proven), due=due)
+        if action is Action.LOAD:
+            # It answers every earlier request for a check. The proof of a version follows its load without a check: a
+            # server that kept other weights under another label has to fail the proof, not to be published to for ever.
+            return ServerState(outcome)
+        if action is Action.SLEEP:
+            return replace(self, asleep=True)
+        proven = action is Action.PROVE or self.proven
+        return ServerState(outcome, proven=proven, asleep=self.asleep, due=self.due)
