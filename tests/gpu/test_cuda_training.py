@@ -242,9 +242,9 @@ MAP = """
 import sys
 from pathlib import Path
 import torch
-from gristmill_model.device_memory import mapped
+from gristmill_model.device_memory import weights_of
 device = torch.device(sys.argv[1])
-with mapped(Path(sys.argv[2]), device) as tensors:
+with weights_of(Path(sys.argv[2]), device) as tensors:
     found = {name: tensor.clone() for name, tensor in tensors}
 torch.save({name: tensor.cpu() for name, tensor in found.items()}, sys.argv[3])
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -23,9 +23,17 @@ from gristmill_trainer.policy import ModelSource, Policy
 from gristmill_trainer.publish.device_memory import DeviceMemoryTransport
 from gristmill_trainer.publish.pool import ModelServers
 from gristmill_trainer.publish.publisher import FilesystemTransport, claim_publishing
+from gristmill_trainer.publish.sender import WeightSender
 from gristmill_trainer.publish.servers import ModelServer, ServerList
 
-IN_MEMORY = partial(DeviceMemoryTransport, device=torch.device("cpu"))
+CPU = torch.device("cpu")
+IN_MEMORY = partial(DeviceMemoryTransport, device=CPU)
+
+
+def _in_network(servers: ModelServers, folder: Path, served: Path) -> DeviceMemoryTransport:
+    return DeviceMemoryTransport(servers, folder, served, device=CPU, sender=WeightSender(("127.0.0.1", 9), CPU))
+
+
 PROMPT = [40 + place % 20 for place in range(300)]
 """Longer than a block of the prefix cache (128 tokens on a CPU), so that the cache takes part."""
 
@@ -42,11 +50,13 @@ def policy(vllm: Vllm) -> Policy:
 
 
 @pytest.fixture
-def publisher(vllm: Vllm, request: pytest.FixtureRequest) -> FilesystemTransport:
+def publisher(vllm: Vllm, request: pytest.FixtureRequest) -> Iterator[FilesystemTransport]:
     server = ModelServer(vllm.url, claim_publishing(vllm.weights_dir), patience=30)
     manifest = Manifest.read(vllm.models_dir)
     kind: Callable[..., FilesystemTransport] = getattr(request, "param", FilesystemTransport)
-    return kind(ModelServers([server]), vllm.weights_dir / "perturbed", Path(manifest.serve_path))
+    transport = kind(ModelServers([server]), vllm.weights_dir / "perturbed", Path(manifest.serve_path))
+    yield transport
+    transport.close()
 
 
 def _served(vllm: Vllm) -> tuple[list[int], np.ndarray[tuple[int], np.dtype[np.float64]]]:
@@ -67,7 +77,9 @@ def _computed(policy: Policy, completion: list[int]) -> np.ndarray[tuple[int], n
     return np.array(values)
 
 
-@pytest.mark.parametrize("publisher", [FilesystemTransport, IN_MEMORY], indirect=True, ids=["filesystem", "ipc"])
+@pytest.mark.parametrize(
+    "publisher", [FilesystemTransport, IN_MEMORY, _in_network], indirect=True, ids=["filesystem", "ipc", "nccl"]
+)
 def test_server_applies_published_weights_of_every_kind(
     vllm: Vllm, policy: Policy, publisher: FilesystemTransport
 ) -> None:

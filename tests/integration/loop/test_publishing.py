@@ -272,6 +272,56 @@ def test_weights_that_are_no_longer_in_device_memory_are_not_served(vllm: Vllm, 
     shutil.rmtree(folder)
 
 
+_DIES = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from gristmill import Manifest, PolicyVersion
+from gristmill_trainer.policy import ModelSource, Policy
+from gristmill_trainer.publish import sender
+from gristmill_trainer.publish.device_memory import DeviceMemoryTransport
+from gristmill_trainer.publish.pool import ModelServers
+from gristmill_trainer.publish.servers import ModelServer
+url, token, folder, models = sys.argv[1:]
+sender.PART = 1 << 16
+join = sender.join
+class Dying:
+    def __init__(self, *arguments, **options):
+        self.group, self.left = join(*arguments, **options), 4
+    def send(self, *arguments):
+        self.left -= 1
+        if not self.left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.group.send(*arguments)
+sender.join = Dying
+manifest = Manifest.read(Path(models))
+policy = Policy(ModelSource(manifest.weights_path, manifest.tokenizer_path, None, 512), "cpu")
+halved = {name: tensor / 2 for name, tensor in policy.served_tensors().items()}
+cpu = torch.device("cpu")
+servers = ModelServers([ModelServer(url, token, patience=60)])
+transport = DeviceMemoryTransport(
+    servers, Path(folder), None, device=cpu, sender=sender.WeightSender(("127.0.0.1", 9), cpu)
+)
+transport.publish(halved, PolicyVersion(1, 1))
+"""
+
+
+def test_trainer_killed_while_it_sends_weights_leaves_the_weights_before(
+    vllm: Vllm, folder: Path, policy: Policy
+) -> None:
+    token = claim_publishing(vllm.weights_dir)
+    assert _ask(vllm, token, folder, "1.0").status_code == 200
+    sent = vllm.weights_dir / "sent"
+    dying = [sys.executable, "-c", _DIES, vllm.url, token, str(sent), str(vllm.models_dir)]
+    assert subprocess.run(dying, timeout=300, check=False).returncode == -signal.SIGKILL
+    _until_not_paused(vllm)
+    _assert_sampled_by(vllm, policy, "1.0")
+    assert _code(_ask(vllm, token, sent / "1.1", "1.1")) == (503, "trainer_unreachable")
+    assert _ask(vllm, token, folder, "2.0").status_code == 200
+    _assert_sampled_by(vllm, policy, "2.0")
+    shutil.rmtree(sent)
+
+
 def test_trainer_paused_during_its_request_is_refused_after_its_successor(vllm: Vllm, folder: Path) -> None:
     """The request's headers came while its sender was the run's trainer; the body came after the successor had
     published."""

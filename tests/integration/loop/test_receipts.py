@@ -35,7 +35,9 @@ def _run(stack: LocalStack, vllm: Vllm, folder: Path, command: list[str]) -> tup
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("publisher", "sleep"), [("filesystem", False), ("ipc", False), ("filesystem", True)])
+@pytest.mark.parametrize(
+    ("publisher", "sleep"), [("filesystem", False), ("ipc", False), ("filesystem", True), ("nccl", True)]
+)
 def test_every_publication_of_a_run_is_proven(vllm: Vllm, tmp_path: Path, publisher: str, sleep: bool) -> None:
     """`sleep`: the server sleeps during each step."""
     output, sleeps = Output(), _sleeps(vllm)

@@ -79,8 +79,9 @@ def read_options(arguments: Sequence[str], prog: str) -> argparse.Namespace:
     parser.add_argument("--policy_loss", metavar="FILE.py:NAME", help="a loss of your own; see docs/trainer.md")
     parser.add_argument("--ref_model", help="reference of the KL divergence: a hub id or a folder")
     parser.add_argument(
-        "--publisher", choices=["filesystem", "ipc", "none"],
-        help="ipc: a server on the trainer's GPU copies its memory; none: the server may not be updated",
+        "--publisher", choices=["filesystem", "ipc", "nccl", "none"],
+        help="ipc: a server on the trainer's GPU copies its memory; nccl: a server on another GPU receives it; "
+        "none: the server may not be updated",
     )  # fmt: skip
     parser.add_argument("--fresh", action="store_true", help="start the run again; its files so far are set apart")
     parser.add_argument("--verbose", action="store_true", help="print the output of all services")

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from gristmill_model.device_memory import UnusableError, mapped
+from gristmill_model.device_memory import UnusableError, weights_of
 from gristmill_model.lora import ADAPTER_NUMBER, NAME
 
 _PART: Final = {"cpu": 1 << 14, "cuda": 1 << 22}
@@ -60,7 +60,7 @@ class Worker:
         Returns an empty list; or status, code and message of a refusal that changed no tensor.
         """
         try:
-            with mapped(Path(path), self.device) as tensors, self._whole_load():
+            with weights_of(Path(path), self.device) as tensors, self._whole_load():
                 self.reload_weights(weights_iterator=tensors)
                 if self.device.type == "cuda":
                     torch.cuda.synchronize(self.device)

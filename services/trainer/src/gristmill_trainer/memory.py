@@ -60,7 +60,7 @@ class Memory:
     staged: int
     """The copy of the state that a thread writes as a checkpoint, on a CPU. On CUDA this copy is in main memory."""
     published: int
-    """The buffer of weights for a model server on the same GPU, with `publisher: ipc` and without LoRA; on rank 0. A
+    """The buffer of weights for model servers, with `publisher: ipc` or `nccl` and without LoRA; on rank 0. A
     publication has copies of the same size. They need no memory of their own, unless the servers sleep during a step:
     no activations exist meanwhile."""
     head: int
@@ -120,7 +120,7 @@ class Memory:
             casts=_BFLOAT16 * linear if cuda and not lora else 0,
             reference=reference // gpus if wanted else 0,
             staged=(_FLOAT32 + MOMENTS) * trained if not cuda and gpus == 1 else 0,
-            published=_BFLOAT16 * parameters if settings.publisher == "ipc" and cuda and not lora else 0,
+            published=_BFLOAT16 * parameters if settings.publishes_from_device and cuda and not lora else 0,
             head=_HEAD_BUFFERS * CHUNK_BYTES["cuda" if cuda else "cpu"],
             per_token=shape.activations(
                 cuda=cuda,

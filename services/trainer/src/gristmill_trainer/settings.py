@@ -39,9 +39,10 @@ class TrainerSettings(Hyperparameters):
     """Train on the run that Atropos' environments feed, by its id: the API's ATROPOS_RUN, usually `default`. Default:
     the run that an environment of this stack opens."""
 
-    publisher: Literal["filesystem", "ipc", "none"] = "filesystem"
-    """How weights reach the model server. ipc: a server on the trainer's GPU copies them from the trainer's memory
-    (docs/gpu.md). none: for a server whose weights may not be updated."""
+    publisher: Literal["filesystem", "ipc", "nccl", "none"] = "filesystem"
+    """How weights reach the model server. ipc: a server on the trainer's GPU copies them from the trainer's memory.
+    nccl: a server on another GPU receives them over the network (docs/gpu.md). none: for a server whose weights may not
+    be updated."""
     policy_loss: str | None = None
     """A loss of your own in place of the objective's, as path/to/file.py:function or package.module:function: from
     gristmill_trainer.objectives.TrainedTokens to the loss of each token (docs/trainer.md)."""
@@ -87,6 +88,11 @@ class TrainerSettings(Hyperparameters):
     def joins_branches(self) -> bool:
         """As for the objectives. A loss of the user's own may use sums over a rollout."""
         return self.policy_loss is not None or super().joins_branches
+
+    @property
+    def publishes_from_device(self) -> bool:
+        """Whether servers get weights from the trainer's device memory."""
+        return self.publisher in ("ipc", "nccl")
 
     def record(self) -> dict[str, Any]:
         """The trainer's half of the run record: the settings that must not change during the run."""

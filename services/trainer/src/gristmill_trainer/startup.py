@@ -11,6 +11,8 @@ from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Literal
 
+from httpx import URL
+
 from gristmill import (
     ApiError,
     Deployment,
@@ -46,6 +48,7 @@ from gristmill_trainer.policy import ModelSource, Policy, check_publishable, fin
 from gristmill_trainer.publish.device_memory import DeviceMemoryTransport
 from gristmill_trainer.publish.pool import ModelServers
 from gristmill_trainer.publish.publisher import FilesystemTransport, NoTransport, Publisher, claim_publishing
+from gristmill_trainer.publish.sender import WeightSender
 from gristmill_trainer.publish.servers import ServerList
 from gristmill_trainer.quarantine import SkippedSteps
 from gristmill_trainer.receipts.probes import Probes
@@ -287,8 +290,12 @@ class _MainStart:
             describe = policy.describe_adapters if policy.publishes_adapters else None
             folder = self._deployment.weights_dir / run_id
             kind: Callable[..., FilesystemTransport] = FilesystemTransport
-            if settings.publisher == "ipc":
-                kind = partial(DeviceMemoryTransport, device=policy.device)
+            if settings.publishes_from_device:
+                sender = None
+                if settings.publisher == "nccl" and describe is None:
+                    url = URL(next(iter(self._servers)).url)
+                    sender = WeightSender((url.host, url.port or 80), policy.device)
+                kind = partial(DeviceMemoryTransport, device=policy.device, sender=sender)
             transport = kind(servers, folder, source.served_weights, describe)
         publisher = Publisher(transport, partial(announce, session), stop, background=ahead)
         self._stack.callback(publisher.close)

@@ -1,19 +1,26 @@
-"""Weights in the trainer's device memory, which a server maps. On a CPU, this memory is a file."""
+"""Weights in the trainer's device memory, which a server maps or receives. On a CPU, a mapped memory is a file."""
 
 from __future__ import annotations
 
+import socket
+import stat
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import cast
 
 import msgspec
 import pytest
 import torch
+from tests.support.ports import free_port
 
 from gristmill import PolicyVersion
-from gristmill.internal.device_memory import BUFFER, FILE, DeviceMemory, decode_handle, encode_handle
-from gristmill_model.device_memory import UnusableError, mapped
+from gristmill.internal.device_memory import BUFFER, FILE, PART, DeviceMemory, decode_handle, encode_handle
+from gristmill_model.device_memory import UnusableError, weights_of
 from gristmill_trainer.publish.device_memory import DeviceMemoryTransport
 from gristmill_trainer.publish.pool import ModelServers
+from gristmill_trainer.publish.sender import WeightSender
 
 CPU = torch.device("cpu")
 
@@ -27,13 +34,34 @@ class Servers:
         self.loaded: dict[str, torch.Tensor] = {}
 
     def load(self, path: Path, version: PolicyVersion) -> None:
-        with mapped(path, CPU) as tensors:
+        with weights_of(path, CPU) as tensors:
             self.loaded = {name: tensor.clone() for name, tensor in tensors}
 
+    def close(self) -> None:
+        pass
 
-def transport(folder: Path) -> tuple[DeviceMemoryTransport, Servers]:
-    servers = Servers()
-    return DeviceMemoryTransport(cast("ModelServers", servers), folder, None, device=CPU), servers
+
+Open = Callable[[Path], tuple[DeviceMemoryTransport, Servers]]
+
+
+@pytest.fixture(params=["ipc", "nccl"])
+def transport(request: pytest.FixtureRequest) -> Iterator[Open]:
+    opened: list[DeviceMemoryTransport] = []
+
+    def open_transport(folder: Path) -> tuple[DeviceMemoryTransport, Servers]:
+        servers = Servers()
+        sender = WeightSender(("127.0.0.1", 9), CPU) if request.param == "nccl" else None
+        target = DeviceMemoryTransport(cast("ModelServers", servers), folder, None, device=CPU, sender=sender)
+        opened.append(target)
+        return target, servers
+
+    yield open_transport
+    for target in opened:
+        target.close()
+
+
+network = pytest.mark.parametrize("transport", ["nccl"], indirect=True)
+memory_only = pytest.mark.parametrize("transport", ["ipc"], indirect=True)
 
 
 def tensors(seed: int, rows: int = 7) -> dict[str, torch.Tensor]:
@@ -49,7 +77,12 @@ def tensors(seed: int, rows: int = 7) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("in_background", [False, True])
-def test_servers_load_each_version_bit_for_bit(tmp_path: Path, *, in_background: bool) -> None:
+@pytest.mark.parametrize("part", [1, 500, PART])
+def test_servers_load_each_version_bit_for_bit(
+    transport: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, in_background: bool, part: int
+) -> None:
+    """`part`: most bytes of a message with several tensors."""
+    monkeypatch.setattr("gristmill_trainer.publish.sender.PART", part)
     published, servers = transport(tmp_path)
     for step, rows in ((1, 7), (2, 7), (3, 9)):  # the last version has other shapes
         wanted = tensors(step, rows)
@@ -59,25 +92,25 @@ def test_servers_load_each_version_bit_for_bit(tmp_path: Path, *, in_background:
             assert servers.loaded[name].dtype == tensor.dtype
             assert torch.equal(servers.loaded[name], tensor), name
             assert not servers.loaded[name].requires_grad
-    assert sorted(path.name for path in tmp_path.iterdir()) == [BUFFER, "1.2", "1.3"]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != BUFFER) == ["1.2", "1.3"]
     assert [path.name for path in (tmp_path / "1.3").iterdir()] == [FILE]
 
 
-def test_version_that_the_trainer_overwrote_is_refused_before_a_load(tmp_path: Path) -> None:
+def test_version_that_the_trainer_overwrote_is_refused_before_a_load(transport: Open, tmp_path: Path) -> None:
     published, _ = transport(tmp_path)
     published.publish(tensors(1), PolicyVersion(1, 1))
     published.copied(tensors(2))
-    with pytest.raises(UnusableError) as refused, mapped(tmp_path / "1.1", CPU):
+    with pytest.raises(UnusableError) as refused, weights_of(tmp_path / "1.1", CPU):
         raise AssertionError
     assert refused.value.args[:2] == (503, "weights_replaced")
 
 
-def test_load_during_which_the_trainer_writes_is_an_error(tmp_path: Path) -> None:
+def test_load_during_which_the_trainer_writes_is_an_error(transport: Open, tmp_path: Path) -> None:
     published, _ = transport(tmp_path)
     published.publish(tensors(1), PolicyVersion(1, 1))
 
     def load() -> None:
-        with mapped(tmp_path / "1.1", CPU) as weights:
+        with weights_of(tmp_path / "1.1", CPU) as weights:
             next(weights)
             published.copied(tensors(2))
 
@@ -85,8 +118,9 @@ def test_load_during_which_the_trainer_writes_is_an_error(tmp_path: Path) -> Non
         load()
 
 
+@memory_only
 @pytest.mark.parametrize("change", ["no buffer", "short buffer", "no description", "other format", "other device"])
-def test_memory_that_cannot_be_mapped_is_refused_for_good(tmp_path: Path, change: str) -> None:
+def test_memory_that_cannot_be_mapped_is_refused_for_good(transport: Open, tmp_path: Path, change: str) -> None:
     published, _ = transport(tmp_path)
     published.publish(tensors(1), PolicyVersion(1, 1))
     description, buffer = tmp_path / "1.1" / FILE, tmp_path / BUFFER
@@ -101,9 +135,80 @@ def test_memory_that_cannot_be_mapped_is_refused_for_good(tmp_path: Path, change
     else:
         memory = msgspec.structs.replace(DeviceMemory.read(description.parent), device="GPU-0")
         description.write_bytes(msgspec.json.encode(memory))
-    with pytest.raises(UnusableError) as refused, mapped(tmp_path / "1.1", CPU):
+    with pytest.raises(UnusableError) as refused, weights_of(tmp_path / "1.1", CPU):
         raise AssertionError
     assert refused.value.args[:2] == (422, "device_memory_unusable")
+
+
+@network
+@pytest.mark.parametrize(
+    ("change", "refusal"),
+    [
+        ("other device", (422, "device_memory_unusable")),
+        ("other port", (503, "trainer_unreachable")),
+        ("other secret", (503, "trainer_unreachable")),
+    ],
+)
+def test_memory_that_cannot_be_received_is_refused(
+    transport: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, refusal: tuple[int, str]
+) -> None:
+    published, servers = transport(tmp_path)
+    published.publish(tensors(1), PolicyVersion(1, 1))
+    description = tmp_path / "1.1" / FILE
+    assert stat.S_IMODE(description.stat().st_mode) == 0o640, "it has the secret"
+    memory = DeviceMemory.read(description.parent)
+    assert memory.sender is not None
+    if change == "other device":
+        wrong = msgspec.structs.replace(memory, device="GPU-0")
+    else:
+        other = {"port": free_port()} if change == "other port" else {"secret": "guess"}
+        wrong = msgspec.structs.replace(memory, sender=msgspec.structs.replace(memory.sender, **other))
+    description.write_bytes(msgspec.json.encode(wrong))
+    monkeypatch.setattr("gristmill.internal.weight_network.TIMEOUT", timedelta(seconds=1))
+    with pytest.raises(UnusableError) as refused, weights_of(tmp_path / "1.1", CPU):
+        raise AssertionError
+    assert refused.value.args[:2] == refusal
+    monkeypatch.undo()
+    published.publish(tensors(2), PolicyVersion(1, 2))
+    assert torch.equal(servers.loaded["integers"], tensors(2)["integers"]), "nobody who guesses disturbs the others"
+
+
+@network
+def test_worker_that_fails_within_a_load_disturbs_no_other(
+    transport: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gristmill_trainer.publish.sender.PART", 1)
+    monkeypatch.setattr("gristmill.internal.weight_network.TIMEOUT", timedelta(seconds=20))
+    published, servers = transport(tmp_path)
+    published.publish(wanted := tensors(1), PolicyVersion(1, 1))
+
+    def fail() -> None:
+        with weights_of(tmp_path / "1.1", CPU) as weights:
+            next(weights)
+            servers.load(tmp_path / "1.1", PolicyVersion(1, 1))  # another worker, meanwhile
+            next(weights)
+            raise KeyError
+
+    for _ in range(3):
+        servers.loaded = {}
+        with pytest.raises(KeyError):
+            fail()
+        assert torch.equal(servers.loaded["transposed"], wanted["transposed"])
+    deadline = time.monotonic() + 60
+    while len(caplog.messages) < 3:
+        assert time.monotonic() < deadline, "the trainer logs each"
+        time.sleep(0.01)
+
+
+@network
+def test_trainer_listens_on_the_address_that_reaches_the_server_only(transport: Open, tmp_path: Path) -> None:
+    published, _ = transport(tmp_path)
+    published.publish(tensors(1), PolicyVersion(1, 1))
+    sender = DeviceMemory.read(tmp_path / "1.1").sender
+    assert sender is not None
+    assert sender.host == "127.0.0.1"
+    with pytest.raises(OSError), socket.create_connection(("127.0.0.2", sender.port), timeout=5):
+        pass
 
 
 def test_handles_of_a_gpu_are_the_same_after_json() -> None:

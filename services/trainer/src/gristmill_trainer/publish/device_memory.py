@@ -1,7 +1,8 @@
-"""Publication without a copy to the host: `publisher: ipc`, for model servers on the trainer's GPU.
+"""Publication without a copy to the host: `publisher: ipc` and `publisher: nccl`.
 
 The trainer copies the weights into a buffer in its device memory, and the servers copy them from there into their own
-tensors. A server maps the buffer while it loads, and holds no reference afterwards.
+tensors. With ipc, servers are on the trainer's GPU: a server maps the buffer while it loads, and holds no reference
+afterwards. With nccl, servers are on other GPUs, and receive the buffer.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from gristmill.internal.device_memory import BUFFER, FILE, HEADER, DeviceMemory,
 from gristmill.internal.disk import write_file
 from gristmill_trainer.publish.pool import ModelServers
 from gristmill_trainer.publish.publisher import FilesystemTransport, Tensors
+from gristmill_trainer.publish.sender import WeightSender
 
 
 class DeviceMemoryTransport(FilesystemTransport):
@@ -33,10 +35,12 @@ class DeviceMemoryTransport(FilesystemTransport):
         describe_adapters: Callable[[Path], None] | None = None,
         *,
         device: torch.device,
+        sender: WeightSender | None = None,
     ) -> None:
-        """`device`: of the buffer, which the servers must be on."""
+        """`device`: of the buffer. `sender`: for servers that are not on this device."""
         super().__init__(servers, folder, served_weights, describe_adapters)
         self._device = device
+        self._sender = sender
         self._buffer: torch.Tensor | None = None
         self._handle: Handle = []
         self._places: dict[str, Place] = {}
@@ -62,8 +66,15 @@ class DeviceMemoryTransport(FilesystemTransport):
             size=len(self._buffer),
             tensors=self._places,
             handle=self._handle,
+            sender=None if self._sender is None else self._sender.description,
         )
-        write_file(folder / FILE, msgspec.json.encode(description))
+        # The server runs as another user of the same group.
+        write_file(folder / FILE, msgspec.json.encode(description), mode=0o640)
+
+    def close(self) -> None:
+        super().close()
+        if self._sender is not None:
+            self._sender.close()
 
     def _fill(self, tensors: Tensors) -> None:
         """Copies the tensors into the buffer, under a new token."""
@@ -71,7 +82,9 @@ class DeviceMemoryTransport(FilesystemTransport):
         if self._buffer is None or places != self._places:
             self._views, self._buffer = {}, None  # the memory of the old buffer may serve the new one
             self._buffer, self._places = self._allocate(size), places
-            if self._buffer.is_cuda:
+            if self._sender is not None:
+                self._sender.offer(self._buffer, places)
+            elif self._buffer.is_cuda:
                 # Exported once: torch keeps a record of each export as long as the buffer exists. The last argument is
                 # whether to wait for an event, which `_synchronize` makes unnecessary.
                 exported = self._buffer.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
@@ -87,7 +100,7 @@ class DeviceMemoryTransport(FilesystemTransport):
         self._synchronize()
 
     def _allocate(self, size: int) -> torch.Tensor:
-        if self._device.type == "cuda":
+        if self._device.type == "cuda" or self._sender is not None:
             return torch.empty(size, dtype=torch.uint8, device=self._device)
         file = self._folder / BUFFER
         file.unlink(missing_ok=True)  # A server may still read the old one.
