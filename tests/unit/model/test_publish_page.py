@@ -56,7 +56,8 @@ class Server:
         elif scope["path"] == "/collective_rpc":
             self.loaded.append(Path(asked["kwargs"]["path"]))
         broken = scope["path"] == "/collective_rpc" and self.loaded[-1].name == "broken"
-        await send_json(send, 500 if broken else 200, {"success": True, "weight_version": self.label})
+        results = [[500, "publish_failed", "broken"] if broken else []]
+        await send_json(send, 200, {"success": True, "weight_version": self.label, "results": results})
 
     def run(self, *arguments: str, program: str | None = None) -> subprocess.CompletedProcess[str]:
         environ = {"GRISTMILL_WEIGHTS_DIR": str(self.weights_dir), "GRISTMILL_MODEL_URL": self.url}

@@ -40,6 +40,8 @@ from gristmill_model.asgi import App, Receive, Refusal, Scope, Send, read_body, 
 PATH: Final = "/gristmill/publish"
 RESET_PATH: Final = "/gristmill/reset"
 SLEEP_PATH: Final = "/gristmill/sleep"
+FAILED: Final = "publish_failed"
+"""Code of weights that could not be loaded."""
 PATHS: Final = frozenset({PATH, RESET_PATH, SLEEP_PATH})
 FIRST_WEIGHTS: Final = "GRISTMILL_FIRST_WEIGHTS"
 """Variable that holds the folder with which vLLM was started: a model's or an adapter's folder."""
@@ -69,7 +71,7 @@ class Publications:
         self._first = self._served = (first_weights, FIRST)
         """Folder and version of the newest weights that are in files, for a load that fails."""
         self._asleep = False
-        """Whether vLLM sleeps. It is then paused, and computing would crash its engine."""
+        """Whether memory of vLLM may sleep. It is then paused, and computing would crash its engine."""
         self._turn = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, refusal: Callable[[], Refusal | None]) -> None:
@@ -95,7 +97,7 @@ class Publications:
         except _RefusedError as error:
             return Refusal(*error.args)
         except _CallError as error:
-            return Refusal(500, "publish_failed", f"POST {scope['path']} {body.decode(errors='replace')}: {error}")
+            return Refusal(500, FAILED, f"POST {scope['path']} {body.decode(errors='replace')}: {error}")
         return asked[1]
 
     async def _sleep(self, scope: Scope, body: bytes) -> str | Refusal:
@@ -107,16 +109,15 @@ class Publications:
         if level not in (1, 2):
             return Refusal(422, "bad_request", f"POST {SLEEP_PATH} takes level 1 or 2, not {level}")
         if not self._asleep:
-            self._asleep = True  # also if the call fails: the next load wakes whatever sleeps then
+            self._asleep = True  # also if the call fails, which may leave a part asleep
             await self._call(scope, "/sleep", query=f"level={level}&mode=keep")
         return await self._label(scope)
 
     async def _load(self, scope: Scope, path: Path, version: str) -> None:
         """Swaps the weights while generation is paused. Running requests continue afterwards."""
+        await self._call(scope, "/pause", query="mode=keep")
         if self._asleep:
-            await self._call(scope, "/wake_up", query="tags=weights")
-        else:
-            await self._call(scope, "/pause", query="mode=keep")
+            await self._on_workers(scope, "wake", tags=["weights"])
         try:
             label = await self._label(scope)
             await self._call(scope, "/update_weight_version", {"new_version": INVALID})
@@ -134,29 +135,42 @@ class Publications:
                 raise
             self._served = self._first if (path / DEVICE_MEMORY).is_file() else (path, version)
         finally:
-            await self._call(scope, "/wake_up" if self._asleep else "/resume")  # vLLM resumes when all of it is awake.
-            self._asleep = False
+            if self._asleep:
+                # vLLM takes a sleep that failed half-way for none, and would resume without its memory.
+                await self._on_workers(scope, "wake")
+                await self._call(scope, "/wake_up")
+                self._asleep = False
+            await self._call(scope, "/resume")
 
     async def _label(self, scope: Scope) -> str:
         return str((await self._call(scope, "/weight_info", method="GET")).get("weight_version", INVALID))
 
     async def _swap(self, scope: Scope, path: Path, version: str) -> None:
         if (path / _ADAPTER).is_file():
-            load = {"method": "load_adapter", "kwargs": {"path": str(path)}}
+            load = "load_adapter"
         elif (path / DEVICE_MEMORY).is_file():
-            load = {"method": "load_device_memory", "kwargs": {"path": str(path)}}
+            load = "load_device_memory"
         else:
-            load = {"method": "load_files", "kwargs": {"path": str(path)}}
-        answer = await self._call(scope, "/collective_rpc", load)
-        if load["method"] == "load_device_memory" and (refusals := [one for one in answer["results"] if one]):
-            if len(refusals) < len(answer["results"]):
-                raise _CallError(f"only a part of the workers can load the weights: {refusals[0]}")
-            raise _RefusedError(*refusals[0])
+            load = "load_files"
+        await self._on_workers(scope, load, path=str(path))
         # Also resets the blocks of paused requests, which vLLM then computes again with the new weights.
         reset = await self._call(scope, "/reset_prefix_cache", query="reset_running_requests=true")
         if not reset.get("success"):
             raise _CallError("the prefix cache, which is of the old weights, was kept")
         await self._call(scope, "/update_weight_version", {"new_version": version})
+
+    async def _on_workers(self, scope: Scope, method: str, **arguments: object) -> None:
+        """Calls a method of `gristmill_model.worker`. Raises _RefusedError if all workers refuse, and have changed
+        nothing; else _CallError if one did not do it."""
+        call = {"method": method, "kwargs": arguments}
+        results = (await self._call(scope, "/collective_rpc", call))["results"]
+        problems = [one for one in results if one]
+        if not problems:
+            return
+        status, code, message = problems[0]
+        if len(problems) == len(results) and all(one[1] != FAILED for one in problems):
+            raise _RefusedError(status, code, message)
+        raise _CallError(f"{len(problems)} of {len(results)} workers failed, the first by {code}: {message}")
 
     async def _call(
         self, outer: Scope, path: str, body: Any = None, query: str = "", method: str = "POST"

@@ -1,8 +1,14 @@
-"""The methods that Gristmill adds to vLLM's worker, by `--worker-extension-cls`. POST /collective_rpc calls them."""
+"""The methods that Gristmill adds to vLLM's worker, by `--worker-extension-cls`. POST /collective_rpc calls them.
+
+None of them raises an error. With several workers, vLLM 0.32 would leave the answers of the other workers unread, and
+take them for answers to the next call.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import logging
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -11,10 +17,31 @@ import torch
 
 from gristmill_model.device_memory import UnusableError, weights_of
 from gristmill_model.lora import ADAPTER_NUMBER, NAME
+from gristmill_model.publication import FAILED
 
+_LOG = logging.getLogger(__name__)
 _PART: Final = {"cpu": 1 << 14, "cuda": 1 << 22}
 """Elements at a time. A part on a CPU fits in its cache, and is too small for torch to share among threads."""
 _INTEGERS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+
+
+Answer = list[Any]
+"""Empty; or HTTP status, code and message of a refusal (`UnusableError`) or of an error (`FAILED`)."""
+
+
+def _answering(method: Callable[..., None]) -> Callable[..., Answer]:
+    @functools.wraps(method)
+    def call(*arguments: Any, **named: Any) -> Answer:
+        try:
+            method(*arguments, **named)
+        except UnusableError as refusal:
+            return list(refusal.args)
+        except Exception as error:  # noqa: BLE001  It is logged, and the caller gets it as an answer.
+            _LOG.exception("%s failed", method.__name__)
+            return [500, FAILED, f"{method.__name__}: {error or type(error).__name__}"]
+        return []
+
+    return call
 
 
 class Worker:
@@ -24,21 +51,32 @@ class Worker:
     device: torch.device
     model_runner: Any
     reload_weights: Any
+    wake_up: Any
 
     def weight_sums(self) -> dict[str, list[Any]]:
         """Returns dtype and `weight_sum` of each tensor of the model by vLLM's name.
 
         Tensors without elements are left out: on a CPU, vLLM packs the weights of linear layers for its kernels, and
-        leaves an empty tensor in their place.
+        leaves an empty tensor in their place. The dictionary is empty if the worker has no memory for the sums.
         """
         named = self.model_runner.get_model().named_parameters()
-        return {
-            name: [str(tensor.dtype).removeprefix("torch."), weight_sum(tensor)]
-            for name, tensor in named
-            if tensor.numel() and tensor.element_size() in _INTEGERS
-        }
+        try:
+            return {
+                name: [str(tensor.dtype).removeprefix("torch."), weight_sum(tensor)]
+                for name, tensor in named
+                if tensor.numel() and tensor.element_size() in _INTEGERS
+            }
+        except RuntimeError:
+            _LOG.exception("weight_sums failed")
+            return {}
 
-    def load_adapter(self, path: str) -> bool:
+    @_answering
+    def wake(self, tags: list[str] | None = None) -> None:
+        """Wakes memory of vLLM's pool. A repetition does nothing. `tags`: None for all of it."""
+        self.wake_up(tags)
+
+    @_answering
+    def load_adapter(self, path: str) -> None:
         """Replaces the served adapter by the adapter in folder `path`, also for paused requests.
 
         /v1/load_lora_adapter with `load_inplace` is not an option, because vLLM would then read the files again for
@@ -47,26 +85,22 @@ class Worker:
         from vllm.lora.request import LoRARequest
 
         request = LoRARequest(lora_name=NAME, lora_int_id=ADAPTER_NUMBER, lora_path=path, load_inplace=True)
-        return bool(self.add_lora(request))
+        if not self.add_lora(request):
+            raise ValueError(f"vLLM did not add the adapter in {path}")
 
+    @_answering
     def load_files(self, path: str) -> None:
         """Replaces the weights by those in the files of folder `path`."""
         with self._whole_load():
             self.reload_weights(weights_path=path)
 
-    def load_device_memory(self, path: str) -> list[Any]:
-        """Replaces the weights by those in the trainer's device memory, which folder `path` describes.
-
-        Returns an empty list; or status, code and message of a refusal that changed no tensor.
-        """
-        try:
-            with weights_of(Path(path), self.device) as tensors, self._whole_load():
-                self.reload_weights(weights_iterator=tensors)
-                if self.device.type == "cuda":
-                    torch.cuda.synchronize(self.device)
-        except UnusableError as refusal:
-            return list(refusal.args)
-        return []
+    @_answering
+    def load_device_memory(self, path: str) -> None:
+        """Replaces the weights by those in the trainer's device memory, which folder `path` describes."""
+        with weights_of(Path(path), self.device) as tensors, self._whole_load():
+            self.reload_weights(weights_iterator=tensors)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
 
     @contextmanager
     def _whole_load(self) -> Iterator[None]:
