@@ -13,9 +13,12 @@ call the API and the model server, and write the files.
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
+import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -70,7 +73,7 @@ def train(training: Training) -> None:
         try:
             end(training, done, error)
         finally:
-            wake(training)
+            wake(training, error)
         raise
     finish(training, done)
 
@@ -236,14 +239,23 @@ def sleep(training: Training) -> None:
         training.on_main(lambda main: main.publisher.sleep())
 
 
-def wake(training: Training) -> None:
-    """Ends a sleep without a publication, when the training ends within a step. Logs a failure, on rank 0."""
-    if training.servers_sleep and training.main is not None:
+def wake(training: Training, error: BaseException) -> None:
+    """Ends a sleep without a publication, when `error` ends the training within a step.
+
+    The servers need the memory of the step, to which the frames of the error refer.
+    """
+    if not training.servers_sleep:
+        return
+    chain: BaseException | None = error
+    while chain is not None:
+        traceback.clear_frames(chain.__traceback__)
+        chain = chain.__cause__ or chain.__context__
+    training.learner.optimizer.zero_grad(set_to_none=True)
+    gc.collect()
+    with suppress(RuntimeError):  # After an error of CUDA, every call of CUDA fails.
         torch.cuda.empty_cache()
-        try:
-            training.main.publisher.wake()
-        except GristmillError as error:
-            _LOG.warning("model servers may sleep until another trainer publishes to them: %s", error)
+    if training.main is not None and (asleep := training.main.publisher.wake()):
+        _LOG.warning("%s may sleep until another trainer publishes", ", ".join(asleep))
 
 
 def publish(training: Training, step: int, scores: Sequence[ProbeScores] | None = None, *, moved: bool = False) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import re
 import signal
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import cast
 
 import numpy as np
 import pytest
+import torch
 from tests.support.errors import raises
 from tests.unit.trainer.lifecycle.api_stand_in import ApiStandIn
 from tests.unit.trainer.lifecycle.conftest import SETTINGS, prepare, step_groups
@@ -30,6 +32,7 @@ from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import PublishError, TrainerError, WeightsError
 from gristmill_trainer.export import RunFacts
 from gristmill_trainer.hooks import Hook, StepEvent
+from gristmill_trainer.learner import Learner
 from gristmill_trainer.learner_factory import LearnerPlan, build_learner
 from gristmill_trainer.loop import train
 from gristmill_trainer.metrics import step_metrics
@@ -270,9 +273,9 @@ class _Sleeping(_Transport):
     def sleep(self) -> None:
         self.calls.append("sleep")
 
-    def wake(self) -> None:
+    def wake(self) -> list[str]:
         self.calls.append("wake")
-        raise PublishError("model_server_unreachable", "it did not answer")
+        return ["http://model:9001"]
 
 
 @pytest.mark.parametrize("sleeps", [False, True])
@@ -286,6 +289,40 @@ def test_servers_sleep_during_each_step_and_are_woken_after_an_unfinished_step(
         trainer.run()
     expected = ["0", "sleep", "1", "sleep", "2", "sleep", "wake"]
     assert transport.calls == (expected if sleeps else [call for call in expected if call.isdecimal()])
+
+
+def test_error_within_a_step_keeps_none_of_its_memory_while_servers_wake(
+    source: ModelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server cannot wake on a GPU that the tensors of the step fill."""
+    kept: list[weakref.ref[torch.Tensor]] = []
+    alive: list[bool] = []
+
+    class Transport(_Sleeping):
+        def wake(self) -> list[str]:
+            alive.extend(one() is not None for one in kept)
+            return super().wake()
+
+    def inner() -> None:
+        activations = torch.zeros(1)
+        kept.append(weakref.ref(activations))
+        raise KeyError
+
+    def fail(learner: Learner) -> None:
+        activations = torch.zeros(1)
+        kept.append(weakref.ref(activations))
+        try:
+            inner()
+        except KeyError as cause:
+            raise ValueError("the user's loss") from cause
+
+    monkeypatch.setattr(Learner, "_clip_gradient", fail)
+    trainer = Trainer(source, tmp_path, ApiStandIn(_steps([], _all_unknown)))
+    trainer.servers_sleep, trainer.transport = True, (transport := Transport())
+    with pytest.raises(ValueError, match="the user's loss"):
+        trainer.run()
+    assert transport.calls == ["0", "sleep", "wake"]
+    assert alive == [False, False]
 
 
 def test_loop_keeps_and_bounds_steps_with_skipped_updates(source: ModelSource, tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def test_all_servers_sleep_until_the_next_version_or_until_they_are_woken(pair: 
         target.sleep(level)
         assert [(server.version, server.asleep) for server in pair] == [(f"1.{step}", level)] * 2
         target.ensure()
-    target.wake()
+    assert not target.wake()
     assert [(server.loads[-2:], server.asleep) for server in pair] == [([str(FOLDER / "1.1")] * 2, 0)] * 2
     target.close()
 
@@ -219,6 +219,37 @@ def test_no_step_waits_for_the_sleep_of_a_server_that_is_away(pair: list[ModelSe
     _until(lambda: (pair[1].version, pair[1].asleep) == ("1.0", 2))
     target.load(FOLDER / "1.1", PolicyVersion(1, 1))
     assert [(server.version, server.asleep) for server in pair] == [("1.1", 0)] * 2
+    target.close()
+
+
+def test_end_of_a_training_names_the_servers_that_it_could_not_wake(
+    pair: list[ModelServerStandIn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = _target(pair)
+    target.load(FOLDER / "1.0", PolicyVersion(1, 0))
+    target.sleep(2)
+    pair[1].refusal = 500, "publish_failed"
+    monkeypatch.setattr("gristmill_trainer.publish.pool._WAKING", 2.0)
+    assert target.wake() == [pair[1].url]
+    assert [server.asleep for server in pair] == [0, 2]
+    target.close()
+
+
+@pytest.mark.parametrize("status", [401, 409])
+def test_trainer_that_was_replaced_computes_no_step_beside_awake_servers(
+    pair: list[ModelServerStandIn], status: int
+) -> None:
+    target = _target(pair)
+    target.load(FOLDER / "1.0", PolicyVersion(1, 0))
+    for server in pair:
+        server.refusal = status, "refused"
+    if status == 409:
+        with raises(PublishError, "model_server_refused", status=409):
+            target.sleep(2)
+    else:
+        target.sleep(2)
+        with raises(PublishError, "model_server_refused", status=401):
+            target.load(FOLDER / "1.1", PolicyVersion(1, 1))
     target.close()
 
 

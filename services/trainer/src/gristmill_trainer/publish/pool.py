@@ -28,6 +28,8 @@ _OTHERS_TIMES, _OTHERS_LEAST = 3.0, 30.0
 have passed, and at least so many seconds. A server may hang in a load."""
 _REPLACED = 409
 """HTTP status of a refusal because another trainer publishes now."""
+_WAKING = 60.0
+"""Most seconds that the end of a training waits until its servers are awake."""
 
 
 class Proof(Protocol):
@@ -144,18 +146,35 @@ class ModelServers:
             self._target = replace(self._target, sleep=level)
             self._changed.notify_all()
             since = time.monotonic()
-            while any(self._falls_asleep(member, since) for member in self._members):
+            while self._failure is None and any(
+                not one.state.asleep and one.state.away_since is None and not self._is_late(one, since)
+                for one in self._members
+            ):
                 self._changed.wait(timeout=1.0)  # A stop request shortens the patience without a notification.
+            if self._failure is not None:
+                raise self._failure
+
+    def wake(self) -> Sequence[str]:
+        """Ends a sleep: the servers load the last version again. Returns when all do, or after _WAKING seconds.
+
+        Returns the URLs of the servers that did not.
+        """
+        with self._changed:
+            if self._target is None or not self._target.sleep:
+                return []
+            self._target = target = replace(self._target, sleep=0)
+            self._changed.notify_all()
+            since = time.monotonic()
+            while self._failure is None and any(
+                not one.state.ready(target.version, proven=False) and not self._is_late(one, since, _WAKING)
+                for one in self._members
+            ):
+                self._changed.wait(timeout=1.0)
+            return [one.server.url for one in self._members if not one.state.ready(target.version, proven=False)]
 
     @staticmethod
-    def _falls_asleep(member: _Member, since: float) -> bool:
-        state = member.state
-        return not state.asleep and state.away_since is None and time.monotonic() - since <= member.server.patience
-
-    def wake(self) -> None:
-        """Returns when at least one server serves the last version awake. Raises PublishError like `load`."""
-        if self._target is not None and self._target.sleep:
-            self.load(self._target.path, self._target.version)
+    def _is_late(member: _Member, since: float, most: float = float("inf")) -> bool:
+        return time.monotonic() - since > min(member.server.patience, most)
 
     def prove(self) -> None:
         """Returns when each server that answers has proven the last version that was loaded, and at least one has.
@@ -389,7 +408,7 @@ class ModelServers:
         try:
             server.sleep(level)
         except PublishError as error:
-            if error.code != "model_server_refused":
+            if error.code != "model_server_refused" or error.values.get("status") in (401, _REPLACED):
                 raise
             _LOG.warning("the model server at %s keeps its memory on the GPU during the step: %s", server.url, error)
 

@@ -10,7 +10,7 @@ import logging
 import secrets
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -61,8 +61,9 @@ class NoTransport:
     def sleep(self) -> None:
         """Lets the servers free their memory on the GPU until the next publication or `wake`."""
 
-    def wake(self) -> None:
-        """Ends a sleep: the servers serve the last weights again. Raises PublishError."""
+    def wake(self) -> Sequence[str]:
+        """Ends a sleep: the servers serve the last weights again. Returns the URLs of those that do not."""
+        return []
 
     def close(self) -> None:
         """Ends the background work."""
@@ -126,9 +127,9 @@ class Publisher:
         """Lets the servers free their memory on the GPU until the next publication or `wake`. In a synchronous run."""
         self._transport.sleep()
 
-    def wake(self) -> None:
-        """Ends a sleep: the servers serve the last weights again. Raises PublishError."""
-        self._transport.wake()
+    def wake(self) -> Sequence[str]:
+        """Ends a sleep: the servers serve the last weights again. Returns the URLs of those that do not."""
+        return self._transport.wake()
 
     def settle(self) -> None:
         """In a synchronous run, does what `wait` does. In the background, returns at once."""
@@ -206,8 +207,8 @@ class FilesystemTransport(NoTransport):
         # The next publication brings all weights, or an adapter to the weights that vLLM keeps at level 1.
         self._servers.sleep(1 if self._describe_adapters is not None else 2)
 
-    def wake(self) -> None:
-        self._servers.wake()
+    def wake(self) -> Sequence[str]:
+        return self._servers.wake()
 
     def close(self) -> None:
         self._servers.close()
