@@ -22,8 +22,13 @@ _CONNECT: Final = 10.0
 """Seconds."""
 
 
+def requests(store: Any, secret: str, more: int = 0) -> int:
+    """Returns the number of requests in the store, after `more` are added. Each request is named by its number."""
+    return int(store.add(f"{secret}/requests", more))
+
+
 def request_key(secret: str, number: int) -> str:
-    """Returns the key of a request in the store. `number`: from 1."""
+    """Returns the beginning of the keys of a request's process group."""
     return f"{secret}/request/{number}"
 
 
@@ -35,6 +40,9 @@ def open_store(c10d: Any, host: str, port: int, listener: socket.socket | None =
     if listener is None:
         socket.create_connection((host, port), timeout=_CONNECT).close()
     own = None if listener is None else listener.detach()
+    # Read by NCCL's process groups: a message that fails raises an error, and does not end the process.
+    os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
+    os.environ["TORCH_NCCL_NONBLOCKING_TIMEOUT"] = str(int(TIMEOUT.total_seconds()))
     return c10d.TCPStore(
         host, port, is_master=own is not None, wait_for_workers=False, master_listen_fd=own, timeout=TIMEOUT
     )
@@ -47,9 +55,8 @@ def join(c10d: Any, store: Any, request: str, rank: int, host: str, *, cuda: boo
     """
     own = c10d.PrefixStore(request, store)
     if cuda:
-        # Without this variable, a message that fails would end the process.
-        os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
         options = c10d.ProcessGroupNCCL.Options()
+        options.config.blocking = 0  # else the set-up of a connection would have no time-out
         options._timeout = TIMEOUT
         return c10d.ProcessGroupNCCL(own, rank, 2, options)
     options = c10d.ProcessGroupGloo._Options()

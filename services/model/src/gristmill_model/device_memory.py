@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import torch
 
 from gristmill.internal.device_memory import BUFFER, DeviceMemory, Place, Sender, decode_handle, parts
-from gristmill.internal.weight_network import TRAINER, WORKER, join, local_address, open_store, request_key
+from gristmill.internal.weight_network import TRAINER, WORKER, join, local_address, open_store, request_key, requests
 
 _Tensors = Iterator[tuple[str, torch.Tensor]]
 
@@ -80,6 +80,11 @@ class _Mapped:
 class _Received:
     """The buffer of a trainer on another device, which sends its token, its parts and its token again."""
 
+    _group: Any = None
+    _before: ClassVar[Any] = None
+    """Process group of the last load that succeeded. Its last message, to the trainer, may still be on its way, so it
+    stays open until the next load."""
+
     def __init__(self, memory: DeviceMemory, sender: Sender, device: torch.device) -> None:
         """Raises UnusableError if the trainer cannot be reached."""
         here = _name(device)
@@ -89,20 +94,27 @@ class _Received:
             raise ValueError("the trainer is on the same GPU, and NCCL needs two; publisher: ipc needs one")
         self._memory, self._device = memory, device
         self._parts = parts(memory.tensors, sender.part)
+        self._complete = False
+        if _Received._before is not None:
+            _Received._before.abort()
+            _Received._before = None
         try:
             store = open_store(torch.distributed, sender.host, sender.port)
-            request = request_key(sender.secret, store.add(f"{sender.secret}/requests", 1))
-            store.set(request, "")
+            request = request_key(sender.secret, requests(store, sender.secret, 1))
             own, cuda = local_address(sender.host, sender.port), device.type == "cuda"
             self._group = join(torch.distributed, store, request, WORKER, own, cuda=cuda)
-            self.token = self.last_token()
+            self.token = _token(self._message(8))
         except (OSError, RuntimeError) as error:
+            self.close()
             reason = str(error).partition("\n")[0]
             text = f"the trainer at {sender.host}:{sender.port} does not send its weights ({reason})"
             raise UnusableError(503, "trainer_unreachable", text) from error
 
     def last_token(self) -> int:
-        return _token(self._message(8))
+        header = self._message(8)
+        self._group.send([header], TRAINER, 0).wait()
+        self._complete = True
+        return _token(header)
 
     def tensors(self) -> _Tensors:
         for part in self._parts:
@@ -120,7 +132,10 @@ class _Received:
         return message
 
     def close(self) -> None:
-        self._group.abort()
+        if self._complete:
+            _Received._before = self._group
+        elif self._group is not None:
+            self._group.abort()
 
 
 def _name(device: torch.device) -> str:

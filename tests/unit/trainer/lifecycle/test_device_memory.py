@@ -16,6 +16,7 @@ import torch
 from tests.support.ports import free_port
 
 from gristmill import PolicyVersion
+from gristmill.internal import weight_network
 from gristmill.internal.device_memory import BUFFER, FILE, PART, DeviceMemory, decode_handle, encode_handle
 from gristmill_model.device_memory import UnusableError, weights_of
 from gristmill_trainer.publish.device_memory import DeviceMemoryTransport
@@ -198,6 +199,21 @@ def test_worker_that_fails_within_a_load_disturbs_no_other(
     while len(caplog.messages) < 3:
         assert time.monotonic() < deadline, "the trainer logs each"
         time.sleep(0.01)
+
+
+@network
+def test_worker_that_fails_before_a_load_disturbs_no_other(transport: Open, tmp_path: Path) -> None:
+    """It was killed after it had added its request, so it never joins the process group."""
+    published, servers = transport(tmp_path)
+    published.publish(wanted := tensors(1), PolicyVersion(1, 1))
+    sender = DeviceMemory.read(tmp_path / "1.1").sender
+    assert sender is not None
+    store = weight_network.open_store(torch.distributed, sender.host, sender.port)
+    for _ in range(2):
+        weight_network.requests(store, sender.secret, 1)
+        servers.loaded = {}
+        servers.load(tmp_path / "1.1", PolicyVersion(1, 1))
+        assert torch.equal(servers.loaded["transposed"], wanted["transposed"])
 
 
 @network

@@ -110,7 +110,7 @@ class DeviceMemoryTransport(FilesystemTransport):
     def _synchronize(self) -> None:
         """Waits until the device has carried out all copies."""
         if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+            torch.cuda.current_stream(self._device).synchronize()
 
 
 def _layout(tensors: Tensors) -> tuple[dict[str, Place], int]:

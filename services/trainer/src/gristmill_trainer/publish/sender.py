@@ -7,11 +7,12 @@ import secrets
 import socket
 import threading
 from collections.abc import Mapping
+from contextlib import nullcontext
 
 import torch
 
 from gristmill.internal.device_memory import PART, Part, Place, Sender, parts
-from gristmill.internal.weight_network import TRAINER, WORKER, join, local_address, open_store, request_key
+from gristmill.internal.weight_network import TRAINER, WORKER, join, local_address, open_store, request_key, requests
 
 _LOG = logging.getLogger(__name__)
 _POLL = 0.02
@@ -45,23 +46,37 @@ class WeightSender:
         self._thread.join()
 
     def _answer(self) -> None:
-        number = 1
+        answered = 0
         while not self._closed.wait(_POLL):
-            while self._store.check([request_key(self.description.secret, number)]):
-                threading.Thread(target=self._send, args=(number,), name="send-weights", daemon=True).start()
-                number += 1
+            while answered < requests(self._store, self.description.secret):
+                answered += 1
+                threading.Thread(target=self._send, args=(answered,), name="send-weights", daemon=True).start()
 
     def _send(self, number: int) -> None:
-        """Sends the token, the weights, and the token again, as a server reads them from a buffer that it maps."""
+        """Sends the token, the weights, and the token again, as a server reads them from a buffer that it maps.
+
+        On CUDA, in a stream of its own: the trainer's computations and the messages do not wait for each other.
+        """
         assert self._offered is not None
         buffer, messages = self._offered
-        request = request_key(self.description.secret, number)
+        cuda, group = self._device.type == "cuda", None
         try:
-            store, host, cuda = self._store.clone(), self.description.host, self._device.type == "cuda"
-            group = join(torch.distributed, store, request, TRAINER, host, cuda=cuda)
-            token = Part(0, 8, ())
-            for part in (token, *messages, token):
-                group.send([buffer[part.start : part.end]], WORKER, 0).wait()
-            group.shutdown()
+            with torch.cuda.stream(torch.cuda.Stream(self._device)) if cuda else nullcontext():  # type: ignore[no-untyped-call]
+                group = join(
+                    torch.distributed,
+                    self._store.clone(),
+                    request_key(self.description.secret, number),
+                    TRAINER,
+                    self.description.host,
+                    cuda=cuda,
+                )
+                token = Part(0, 8, ())
+                for part in (token, *messages, token):
+                    group.send([buffer[part.start : part.end]], WORKER, 0).wait()
+                done = torch.empty(8, dtype=torch.uint8, device=self._device)
+                group.recv([done], WORKER, 0).wait()  # A worker still reads when the last message is sent.
         except RuntimeError as error:
             _LOG.warning("a worker of a model server did not receive all weights: %s", str(error).partition("\n")[0])
+        finally:
+            if group is not None:
+                group.abort()
