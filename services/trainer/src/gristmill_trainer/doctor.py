@@ -158,13 +158,16 @@ def _check_memory(
     what = f"{parameters / 1e6:.1f}M parameters need {memory}: {gigabytes(needed)} for {tokens} tokens"
     if room is None:
         return Check("memory of trainer", "warning", f"{what}; the memory of this machine is unknown")
+    text = f"{what}, of {gigabytes(room)}"
+    if source.sleeps(settings) and memory.state + memory.published <= room:
+        return Check("memory of trainer", "ok", f"{text} and what the model server frees during a step")
     if memory.tokens(room) == 0:
         remedy = "take a smaller model, lora_rank, or several GPUs with torchrun"
-        return Check("memory of trainer", "failed", f"{what}, of {gigabytes(room)}; {remedy}")
+        return Check("memory of trainer", "failed", f"{text}; {remedy}")
     if needed > room:
         remedy = f"set token_budget: {memory.tokens(room)} or less, or gradient_checkpointing: true"
-        return Check("memory of trainer", "warning", f"{what}, of {gigabytes(room)}; {remedy}")
-    return Check("memory of trainer", "ok", f"{what}, of {gigabytes(room)}")
+        return Check("memory of trainer", "warning", f"{text}; {remedy}")
+    return Check("memory of trainer", "ok", text)
 
 
 def _config(folder: Path) -> Any:

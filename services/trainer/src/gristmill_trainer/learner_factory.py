@@ -42,12 +42,6 @@ class LearnerPlan:
     limits: MemoryLimits = field(default_factory=MemoryLimits)
     """Of earlier starts with several ranks."""
 
-    @property
-    def servers_sleep(self) -> bool:
-        """Whether the model servers sleep during a step. In a run with max_staleness above 0 they generate then."""
-        settings = self.settings
-        return self.source.sleep and settings.max_staleness == 0 and settings.publisher != "none"
-
 
 def build_learner(plan: LearnerPlan, dist: DistContext) -> tuple[Learner, LearnerState]:
     """Loads the model, shards it if there are several ranks, and builds optimizer and schedule. Every rank calls it.
@@ -90,7 +84,7 @@ def build_learner(plan: LearnerPlan, dist: DistContext) -> tuple[Learner, Learne
         if settings.lora_rank:
             _advise_on_adapters(settings, policy)
     if memory is not None:
-        _check_state(memory, policy.device, dist, servers_sleep=plan.servers_sleep)
+        _check_state(memory, policy.device, dist, servers_sleep=plan.source.sleeps(settings))
     if plan.weights is not None and settings.lora_rank:
         _compare_alpha(Path(plan.weights), settings.lora_alpha)
     reference = _reference(plan, dist)

@@ -106,7 +106,7 @@ def start(arguments: Sequence[str], environ: Mapping[str, str], dist: DistContex
             first_step=plan.resumption.step,
             run_dir=plan.run_dir,
             main=rank_0.main,
-            servers_sleep=plan.learner.servers_sleep,
+            servers_sleep=plan.learner.source.sleeps(plan.learner.settings),
             probes=plan.probes,
         )
 

@@ -102,6 +102,11 @@ def test_too_little_disk_and_memory_fail(model: Path, tmp_path: Path, monkeypatc
     for there, state in ((memory.fixed, "failed"), (memory.fixed + batch - 1, "warning"), (memory.fixed + batch, "ok")):
         monkeypatch.setattr(doctor, "read_memory", lambda there=there: there)
         assert states(check_room(settings, source, place))["memory of trainer"] == state
+    late = settings.model_copy(update={"max_staleness": 1})
+    cases = ((memory.state, settings, "ok"), (memory.state - 1, settings, "failed"), (memory.state, late, "failed"))
+    for there, chosen, state in cases:
+        monkeypatch.setattr(doctor, "read_memory", lambda there=there: there)
+        assert states(check_room(chosen, replace(source, sleep=True), place))["memory of trainer"] == state
 
 
 @pytest.mark.parametrize(

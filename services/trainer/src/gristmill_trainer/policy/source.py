@@ -10,6 +10,7 @@ from transformers import AutoConfig
 
 from gristmill import Manifest
 from gristmill_trainer.errors import ModelError
+from gristmill_trainer.settings import TrainerSettings
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,10 @@ class ModelSource:
     """Digest of the original's weight files, from the manifest; None without a manifest."""
     sleep: bool = False
     """Whether the model server may be put to sleep while the trainer uses its GPU."""
+
+    def sleeps(self, settings: TrainerSettings) -> bool:
+        """Whether the model servers sleep during a step. In a run with max_staleness above 0 they generate then."""
+        return self.sleep and settings.max_staleness == 0 and settings.publisher != "none"
 
     @classmethod
     def of(cls, model: str, max_model_len: int = 2048) -> ModelSource:
