@@ -21,13 +21,11 @@ class Vllm:
     """vLLM's endpoints that a publication calls. Answers and states are as in vLLM 0.32."""
 
     def __init__(self) -> None:
-        self.label, self.paused, self.knows_sleep = "default", False, False
+        self.label, self.paused = "default", False
         self.weights: list[str | None] = ["default", "default"]
         """Of each worker. None: dropped, or partly loaded."""
         self.mapped = [{"weights", "kv_cache"}, {"weights", "kv_cache"}]
         """Memory of each worker that does not sleep."""
-        self.sleep_fails = False
-        """After the first worker's memory."""
         self.answers: dict[str, list[list[Any]]] = {}
         """Answers of the workers to the next call of a method, other than success."""
 
@@ -42,48 +40,29 @@ class Vllm:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         asked = json.loads(await read_body(receive) or b"{}")
-        query = dict(part.split("=") for part in scope["query_string"].decode().split("&") if part)
-        status, answer = 200, {"success": True, "weight_version": self.label}
+        answer: dict[str, Any] = {"success": True, "weight_version": self.label}
         match scope["path"]:
             case "/pause":
                 self.paused = True
             case "/resume":
-                self._resume()
-            case "/sleep":
-                self.paused = True
-                status = self._sleep(query["level"])
-            case "/wake_up":
-                if self.knows_sleep:
-                    self.mapped = [{"weights", "kv_cache"}, {"weights", "kv_cache"}]
-                    self.knows_sleep = False
-                self._resume()
+                self.paused = False
+                assert self.serves
             case "/update_weight_version":
                 self.label = asked["new_version"]
             case "/collective_rpc":
                 answer = {"results": self._on_workers(asked["method"], asked["kwargs"])}
-        await send_json(send, status, answer)
-
-    def _resume(self) -> None:
-        self.paused = False
-        assert self.serves
-
-    def _sleep(self, level: str) -> int:
-        for number, mapped in enumerate(self.mapped):
-            if self.sleep_fails and number:
-                return 500
-            mapped.clear()
-            if level == "2":
-                self.weights[number] = None
-        self.knows_sleep = True
-        return 200
+        await send_json(send, 200, answer)
 
     def _on_workers(self, method: str, arguments: dict[str, Any]) -> list[list[Any]]:
         assert self.paused
         answers = self.answers.pop(method, [[], []])
         for number, answer in enumerate(answers):
-            if method == "wake" and not answer:
-                self.mapped[number] |= set(arguments.get("tags") or ("weights", "kv_cache"))
-            elif method != "wake":
+            if method == "wake":
+                self.mapped[number] |= set() if answer else set(arguments.get("tags") or ("weights", "kv_cache"))
+            elif method == "fall_asleep":
+                self.mapped[number] -= {"kv_cache"} if answer else {"weights", "kv_cache"}
+                self.weights[number] = None if arguments["level"] == 2 else self.weights[number]
+            else:
                 assert "weights" in self.mapped[number]
                 if answer != REFUSAL:
                     self.weights[number] = None if answer else Path(arguments["path"]).name
@@ -130,9 +109,9 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
 @pytest.mark.parametrize("level", [1, 2])
 @pytest.mark.parametrize("fails", [False, True])
 def test_publication_wakes_all_memory_before_a_token_is_sampled(server: Server, level: int, fails: bool) -> None:
-    """`fails`: a part of the memory sleeps, and vLLM does not know it."""
+    """`fails`: only a part of the memory sleeps."""
     assert server.publish("1.1") == (200, "1.1")
-    server.vllm.sleep_fails = fails
+    server.vllm.answers = {"fall_asleep": [[], FAILURE]} if fails else {}
     assert server.sleep(level) == ((500, "publish_failed") if fails else (200, "1.1"))
     assert server.vllm.serves is None
     assert server.publish("1.2") == (200, "1.2")

@@ -109,8 +109,9 @@ class Publications:
         if level not in (1, 2):
             return Refusal(422, "bad_request", f"POST {SLEEP_PATH} takes level 1 or 2, not {level}")
         if not self._asleep:
-            self._asleep = True  # also if the call fails, which may leave a part asleep
-            await self._call(scope, "/sleep", query=f"level={level}&mode=keep")
+            await self._call(scope, "/pause", query="mode=keep")
+            self._asleep = True  # also if a worker fails, which may leave a part asleep
+            await self._on_workers(scope, "fall_asleep", level=level)
         return await self._label(scope)
 
     async def _load(self, scope: Scope, path: Path, version: str) -> None:
@@ -118,27 +119,25 @@ class Publications:
         await self._call(scope, "/pause", query="mode=keep")
         if self._asleep:
             await self._on_workers(scope, "wake", tags=["weights"])
+        # If one of these calls fails, the server stays paused until the next load.
+        label = await self._label(scope)
+        await self._call(scope, "/update_weight_version", {"new_version": INVALID})
         try:
-            label = await self._label(scope)
-            await self._call(scope, "/update_weight_version", {"new_version": INVALID})
-            try:
-                await self._swap(scope, path, version)
-            except _RefusedError:
-                if self._asleep:  # The weights before may be gone.
-                    await self._swap(scope, *self._served)
-                else:
-                    await self._call(scope, "/update_weight_version", {"new_version": label})
-                raise
-            except _CallError as error:
-                _LOG.error("publishing version %s: %s; going back to version %s", version, error, self._served[1])
-                await self._swap(scope, *self._served)
-                raise
+            await self._swap(scope, path, version)
             self._served = self._first if (path / DEVICE_MEMORY).is_file() else (path, version)
+        except _RefusedError:
+            if self._asleep:  # The weights before may be gone.
+                await self._swap(scope, *self._served)
+            else:
+                await self._call(scope, "/update_weight_version", {"new_version": label})
+            raise
+        except _CallError as error:
+            _LOG.error("publishing version %s: %s; going back to version %s", version, error, self._served[1])
+            await self._swap(scope, *self._served)
+            raise
         finally:
             if self._asleep:
-                # vLLM takes a sleep that failed half-way for none, and would resume without its memory.
                 await self._on_workers(scope, "wake")
-                await self._call(scope, "/wake_up")
                 self._asleep = False
             await self._call(scope, "/resume")
 

@@ -51,6 +51,7 @@ class Worker:
     device: torch.device
     model_runner: Any
     reload_weights: Any
+    sleep: Any
     wake_up: Any
 
     def weight_sums(self) -> dict[str, list[Any]]:
@@ -69,6 +70,11 @@ class Worker:
         except RuntimeError:
             _LOG.exception("weight_sums failed")
             return {}
+
+    @_answering
+    def fall_asleep(self, level: int) -> None:
+        """Frees the memory of vLLM's pool. `level`: 1 keeps the weights in main memory, 2 drops them."""
+        self.sleep(level)
 
     @_answering
     def wake(self, tags: list[str] | None = None) -> None:
