@@ -247,8 +247,10 @@ def wake(training: Training, error: BaseException) -> None:
     if not training.servers_sleep:
         return
     chain: BaseException | None = error
-    while chain is not None:
+    cleared = set[int]()
+    while chain is not None and id(chain) not in cleared:  # An error that is raised again may have itself as a cause.
         traceback.clear_frames(chain.__traceback__)
+        cleared.add(id(chain))
         chain = chain.__cause__ or chain.__context__
     training.learner.optimizer.zero_grad(set_to_none=True)
     gc.collect()

@@ -314,7 +314,9 @@ def test_error_within_a_step_keeps_none_of_its_memory_while_servers_wake(
         try:
             inner()
         except KeyError as cause:
-            raise ValueError("the user's loss") from cause
+            error = ValueError("the user's loss")
+            cause.__context__ = error  # as of an error that was raised again while `error` was handled
+            raise error from cause
 
     monkeypatch.setattr(Learner, "_clip_gradient", fail)
     trainer = Trainer(source, tmp_path, ApiStandIn(_steps([], _all_unknown)))

@@ -116,6 +116,14 @@ def test_check_that_is_requested_in_an_action_follows_it_except_after_a_load() -
     assert ServerState(problem=AWAY, due=NOW + PAUSE).check_at(NOW).due == NOW + PAUSE
 
 
+def test_server_that_falls_asleep_is_not_ready() -> None:
+    """The end of a training must not take it for awake."""
+    state = ServerState(NEW, proven=True)
+    assert state.ready(NEW, proven=True)
+    assert not state.begun(Action.SLEEP).ready(NEW, proven=False)
+    assert state.begun(Action.PROVE).ready(NEW, proven=False)
+
+
 def test_load_in_progress_keeps_the_problem_of_a_server_that_does_not_answer_and_no_failed_proof() -> None:
     assert ServerState(problem=AWAY, away_since=5.0, due=6.0).begun(Action.LOAD).problem is AWAY
     assert ServerState(OLD, problem=WRONG, due=6.0).begun(Action.LOAD).problem is None

@@ -253,6 +253,17 @@ def test_trainer_that_was_replaced_computes_no_step_beside_awake_servers(
     target.close()
 
 
+def test_end_of_a_training_wakes_the_servers_beside_the_one_that_ended_it(pair: list[ModelServerStandIn]) -> None:
+    target = _target(pair)
+    target.load(FOLDER / "1.0", PolicyVersion(1, 0))
+    pair[1].refusal = 409, "fenced"
+    with raises(PublishError, "model_server_refused", status=409):
+        target.sleep(2)
+    assert target.wake() == [pair[1].url]
+    assert pair[0].asleep == 0
+    target.close()
+
+
 def test_server_that_refuses_to_sleep_gets_the_next_version(
     pair: list[ModelServerStandIn], caplog: pytest.LogCaptureFixture
 ) -> None:

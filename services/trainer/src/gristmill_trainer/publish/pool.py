@@ -165,8 +165,10 @@ class ModelServers:
             self._target = target = replace(self._target, sleep=0)
             self._changed.notify_all()
             since = time.monotonic()
-            while self._failure is None and any(
-                not one.state.ready(target.version, proven=False) and not self._is_late(one, since, _WAKING)
+            while any(
+                not one.state.ready(target.version, proven=False)
+                and (one.state.problem is None or one.state.problem is not self._failure)  # else its thread has ended
+                and not self._is_late(one, since, _WAKING)
                 for one in self._members
             ):
                 self._changed.wait(timeout=1.0)

@@ -62,6 +62,8 @@ class ServerState:
     """Whether the server proved `served`."""
     asleep: bool = False
     """Whether the server sleeps. It computes nothing before its next load."""
+    falls_asleep: bool = False
+    """Whether a request to sleep is in progress."""
     problem: PublishError | None = None
     """Why the last action failed."""
     away_since: float | None = None
@@ -75,7 +77,7 @@ class ServerState:
 
     def ready(self, version: PolicyVersion, *, proven: bool) -> bool:
         """Whether the server computes with `version`, and has proven it if `proven`."""
-        awake = self.served == version and self.problem is None and not self.asleep
+        awake = self.served == version and self.problem is None and not (self.asleep or self.falls_asleep)
         return awake and (self.proven or not proven)
 
     def next_action(self, target: Target, now: float) -> Action:
@@ -108,7 +110,7 @@ class ServerState:
     def begun(self, action: Action) -> ServerState:
         """Returns the state while `action` is in progress."""
         if action is not Action.LOAD:
-            return replace(self, due=_NEVER)
+            return replace(self, due=_NEVER, falls_asleep=action is Action.SLEEP)
         failed = self.problem if self.served is None else None  # A failed proof concerned the version before.
         return replace(self, proven=False, problem=failed, due=_NEVER)
 
@@ -126,6 +128,6 @@ class ServerState:
             # server that kept other weights under another label has to fail the proof, not to be published to for ever.
             return ServerState(outcome)
         if action is Action.SLEEP:
-            return replace(self, asleep=True)
+            return replace(self, asleep=True, falls_asleep=False)
         proven = action is Action.PROVE or self.proven
         return ServerState(outcome, proven=proven, asleep=self.asleep, due=self.due)

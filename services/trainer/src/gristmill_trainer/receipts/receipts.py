@@ -375,9 +375,10 @@ def rounding_of(policy: Policy) -> float:
 
 
 def _sums(server: ModelServer) -> list[dict[str, tuple[str, int]]]:
-    """Returns the sums of the server's tensors; an empty list if the server does not compute them."""
+    """Returns the sums of the server's tensors by each worker; an empty list if one does not compute them."""
     try:
-        return server.weight_sums()
+        sums = server.weight_sums()
+        return sums if all(sums) else []
     except PublishError as error:
         if error.code == "not_a_model_server" or error.values.get("status") is not None:
             return []
