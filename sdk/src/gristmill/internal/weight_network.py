@@ -42,6 +42,7 @@ def open_store(c10d: Any, host: str, port: int, listener: socket.socket | None =
     own = None if listener is None else listener.detach()
     # Read by NCCL's process groups: a message that fails raises an error, and does not end the process.
     os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
+    os.environ["TORCH_NCCL_USE_COMM_NONBLOCKING"] = "1"
     os.environ["TORCH_NCCL_NONBLOCKING_TIMEOUT"] = str(int(TIMEOUT.total_seconds()))
     return c10d.TCPStore(
         host, port, is_master=own is not None, wait_for_workers=False, master_listen_fd=own, timeout=TIMEOUT

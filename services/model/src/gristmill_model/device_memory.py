@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -95,9 +95,8 @@ class _Received:
         self._memory, self._device = memory, device
         self._parts = parts(memory.tensors, sender.part)
         self._complete = False
-        if _Received._before is not None:
-            _Received._before.abort()
-            _Received._before = None
+        before, _Received._before = _Received._before, None
+        _abort(before)
         try:
             store = open_store(torch.distributed, sender.host, sender.port)
             request = request_key(sender.secret, requests(store, sender.secret, 1))
@@ -132,10 +131,18 @@ class _Received:
         return message
 
     def close(self) -> None:
+        group, self._group = self._group, None  # gloo closes a connection without a reference to its group
         if self._complete:
-            _Received._before = self._group
-        elif self._group is not None:
-            self._group.abort()
+            _Received._before = group
+        else:
+            _abort(group)
+
+
+def _abort(group: Any) -> None:
+    """Closes a process group, or None. What failed in it has been reported."""
+    if group is not None:
+        with suppress(RuntimeError):
+            group.abort()
 
 
 def _name(device: torch.device) -> str:

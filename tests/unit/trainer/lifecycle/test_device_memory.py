@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -59,6 +60,10 @@ def transport(request: pytest.FixtureRequest) -> Iterator[Open]:
     yield open_transport
     for target in opened:
         target.close()
+    for thread in threading.enumerate():
+        if thread.name == "send-weights":
+            thread.join(timeout=5)  # it may be about to end
+            assert not thread.is_alive(), "it would crash the end of the process"
 
 
 network = pytest.mark.parametrize("transport", ["nccl"], indirect=True)

@@ -7,12 +7,21 @@ import secrets
 import socket
 import threading
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 import torch
 
 from gristmill.internal.device_memory import PART, Part, Place, Sender, parts
-from gristmill.internal.weight_network import TRAINER, WORKER, join, local_address, open_store, request_key, requests
+from gristmill.internal.weight_network import (
+    TIMEOUT,
+    TRAINER,
+    WORKER,
+    join,
+    local_address,
+    open_store,
+    request_key,
+    requests,
+)
 
 _LOG = logging.getLogger(__name__)
 _POLL = 0.02
@@ -34,6 +43,7 @@ class WeightSender:
         self._store = open_store(torch.distributed, host, port, listener)
         self._offered: tuple[torch.Tensor, list[Part]] | None = None
         self._closed = threading.Event()
+        self._sending: set[threading.Thread] = set()
         self._thread = threading.Thread(target=self._answer, name="send-weights", daemon=True)
         self._thread.start()
 
@@ -42,15 +52,29 @@ class WeightSender:
         self._offered = buffer, parts(places, self.description.part)
 
     def close(self) -> None:
+        """Returns when all threads have ended: a thread that waits within torch would crash the end of the process.
+
+        A worker that hangs delays this by TIMEOUT.
+        """
         self._closed.set()
         self._thread.join()
+        self._store = None  # ends waits for a worker that has not joined
+        for thread in list(self._sending):
+            thread.join(timeout=2 * TIMEOUT.total_seconds())
 
     def _answer(self) -> None:
         answered = 0
         while not self._closed.wait(_POLL):
-            while answered < requests(self._store, self.description.secret):
+            try:
+                number = requests(self._store, self.description.secret)
+            except RuntimeError as error:
+                _LOG.error("no weights can be sent any more: %s", error)
+                return
+            while answered < number:
                 answered += 1
-                threading.Thread(target=self._send, args=(answered,), name="send-weights", daemon=True).start()
+                thread = threading.Thread(target=self._send, args=(answered,), name="send-weights", daemon=True)
+                self._sending.add(thread)
+                thread.start()
 
     def _send(self, number: int) -> None:
         """Sends the token, the weights, and the token again, as a server reads them from a buffer that it maps.
@@ -62,21 +86,19 @@ class WeightSender:
         cuda, group = self._device.type == "cuda", None
         try:
             with torch.cuda.stream(torch.cuda.Stream(self._device)) if cuda else nullcontext():  # type: ignore[no-untyped-call]
+                own = self.description
+                store = open_store(torch.distributed, own.host, own.port)
                 group = join(
-                    torch.distributed,
-                    self._store.clone(),
-                    request_key(self.description.secret, number),
-                    TRAINER,
-                    self.description.host,
-                    cuda=cuda,
-                )
-                token = Part(0, 8, ())
+                    torch.distributed, store, request_key(own.secret, number), TRAINER, own.host, cuda=cuda
+                )  # fmt: skip
+                token, done = Part(0, 8, ()), torch.empty(8, dtype=torch.uint8, device=self._device)
                 for part in (token, *messages, token):
                     group.send([buffer[part.start : part.end]], WORKER, 0).wait()
-                done = torch.empty(8, dtype=torch.uint8, device=self._device)
                 group.recv([done], WORKER, 0).wait()  # A worker still reads when the last message is sent.
-        except RuntimeError as error:
+        except (OSError, RuntimeError) as error:
             _LOG.warning("a worker of a model server did not receive all weights: %s", str(error).partition("\n")[0])
         finally:
             if group is not None:
-                group.abort()
+                with suppress(RuntimeError):  # It has been reported, or all weights have arrived.
+                    group.abort()
+            self._sending.discard(threading.current_thread())
