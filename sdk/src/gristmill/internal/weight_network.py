@@ -1,7 +1,8 @@
 """The connection between a trainer and one worker of a model server, which receives weights (`publisher: nccl`).
 
-The trainer has a TCPStore. A worker that is told to load weights adds a request to it, and both join a process group of
-two for this request: over NCCL on CUDA, over gloo on a CPU. So a worker that fails concerns no other worker.
+The trainer has a TCPStore. A worker that loads weights adds a request to the store. Trainer and worker then join a
+process group of two for this request: over NCCL on CUDA, over gloo on a CPU. So the failure of a worker concerns no
+other worker.
 
 Both sides pass their `torch.distributed` as `c10d`, because the SDK has no torch.
 """

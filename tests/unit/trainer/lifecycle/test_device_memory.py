@@ -176,7 +176,7 @@ def test_memory_that_cannot_be_received_is_refused(
     assert refused.value.args[:2] == refusal
     monkeypatch.undo()
     published.publish(tensors(2), PolicyVersion(1, 2))
-    assert torch.equal(servers.loaded["integers"], tensors(2)["integers"]), "nobody who guesses disturbs the others"
+    assert torch.equal(servers.loaded["integers"], tensors(2)["integers"]), "a wrong secret disturbs no other worker"
 
 
 @network
