@@ -51,7 +51,7 @@ from gristmill_trainer.policy.model import tied_head
 from gristmill_trainer.publish.servers import ModelServer
 from gristmill_trainer.receipts.diagnosis import Case, Cause, Diagnosis, diagnose
 from gristmill_trainer.receipts.probes import Probes, ProbeScores, distance, scale, served_scores
-from gristmill_trainer.receipts.sums import Sums, compare
+from gristmill_trainer.receipts.sums import Sums, compare, served_sums
 
 _LOG = logging.getLogger(__name__)
 _FIRST_UNITS: Final = 1024
@@ -187,7 +187,7 @@ class Receipts:
                 raise
             self._unanswered(server, version, attempt, bound or 0.0, error)
             return True
-        sums = [] if comparable == frozenset() or not expectation.sums else _sums(server)
+        sums = [] if comparable == frozenset() or not expectation.sums else served_sums(server)
         compared = compare(sums, expectation.sums)
         if comparable is None:
             comparable = compared.equal
@@ -372,17 +372,6 @@ def rounding_of(policy: Policy) -> float:
     """Returns the rounding unit (torch.finfo.eps) of the coarser of the server's and the trainer's dtypes."""
     trainer = torch.bfloat16 if policy.device.type == "cuda" else torch.float32
     return max(torch.finfo(dtype).eps for dtype in (trainer, policy.served_dtype))
-
-
-def _sums(server: ModelServer) -> list[dict[str, tuple[str, int]]]:
-    """Returns the sums of the server's tensors by each worker; an empty list if one does not compute them."""
-    try:
-        sums = server.weight_sums()
-        return sums if all(sums) else []
-    except PublishError as error:
-        if error.code == "not_a_model_server" or error.values.get("status") is not None:
-            return []
-        raise
 
 
 def _shown(equal: frozenset[str], now: Sums, before: Sums) -> bool:

@@ -13,6 +13,9 @@ from typing import Final
 
 import torch
 
+from gristmill_trainer.errors import PublishError
+from gristmill_trainer.publish.servers import ModelServer
+
 _PART: Final = {"cpu": 1 << 14, "cuda": 1 << 22}
 """Elements at a time. A part on a CPU fits in its cache, and is too small for torch to share among threads."""
 _INTEGERS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32}
@@ -63,6 +66,17 @@ class PublishedSums(dict[str, tuple[str, int]]):
         joined = ".".join(_JOINED.get(part, part) for part in name.split("."))
         if joined != name:
             self[joined] = (dtype, _wrapped(own + self.get(joined, (dtype, 0))[1]))
+
+
+def served_sums(server: ModelServer) -> list[dict[str, tuple[str, int]]]:
+    """Returns the sums of the server's tensors by each worker; an empty list if one does not compute them."""
+    try:
+        sums = server.weight_sums()
+        return sums if all(sums) else []
+    except PublishError as error:
+        if error.code == "not_a_model_server" or error.values.get("status") is not None:
+            return []
+        raise
 
 
 def compare(served: Sequence[Sums], published: Sums) -> Comparison:
