@@ -102,6 +102,28 @@ def test_micro_batches_use_the_memory_that_a_model_server_frees_before_the_first
     assert 100 < largest(needed.state + 1, room) <= 200
 
 
+def test_micro_batches_are_planned_for_layers_whose_compilation_failed(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The probes are scored before the first step, and may find that torch.compile does not work here."""
+    planned = []
+
+    def of(config: object, parameters: int, settings: TrainerSettings, **options: Any) -> memory.Memory | None:
+        planned.append(settings.compile)
+        return _MEMORY_OF(config, parameters, settings, **options)
+
+    monkeypatch.setattr(memory.Memory, "of", of)
+    monkeypatch.setattr(learner_factory, "free_memory", lambda device: 10**12)
+    settings = TrainerSettings(device="cpu", compile=True)
+    learner, _ = build_learner(LearnerPlan(ModelSource.of(str(model_dir)), None, settings, 16), DistContext())
+    learner.policy.scorer.run_eagerly()
+    learner._plan(make_samples(4))
+    assert planned == [True, False]
+
+
+_MEMORY_OF = memory.Memory.of
+
+
 def test_sleeping_servers_and_device_memory_need_room_for_the_copies_of_a_publication(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

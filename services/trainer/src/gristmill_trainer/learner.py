@@ -244,14 +244,7 @@ class Learner:
             try:
                 return call()
             except (RuntimeError, MemoryError) as error:
-                if _is_of_the_compiler(error) and self.policy.scorer.compiled and self._dist.size == 1:
-                    _LOG.warning(
-                        "torch.compile failed, and the layers run without it from now on, more slowly; set compile: "
-                        "false to leave out the attempt (%s: %s)",
-                        type(error).__name__,
-                        str(error).partition("\n")[0],
-                    )
-                    self.policy.scorer.run_eagerly()
+                if self.policy.runs_eagerly_after(error):
                     self.optimizer.zero_grad(set_to_none=True)
                     continue
                 if not is_out_of_memory(error):
@@ -438,12 +431,6 @@ def sample_weights(samples: Sequence[Sample], settings: Hyperparameters, max_com
     rollouts = rollouts_of(samples)
     trained = np.bincount(rollouts, [sample.trained_tokens for sample in samples]).astype(np.int64)
     return token_weights(settings.objective, trained, settings.batch_size, max_completion_length)[rollouts]
-
-
-def _is_of_the_compiler(error: BaseException) -> bool:
-    """Returns whether torch.compile failed, for example without a C compiler. The classes are not imported, because
-    their modules take seconds."""
-    return any(cls.__module__.startswith(("torch._dynamo", "torch._inductor")) for cls in type(error).__mro__)
 
 
 def _not_finite(update: _Update) -> str | None:

@@ -76,8 +76,7 @@ def build_learner(plan: LearnerPlan, dist: DistContext) -> tuple[Learner, Learne
         lora=Lora(settings.lora_rank, settings.lora_alpha) if settings.lora_rank else None,
         dist=dist,
     )
-    parameters = sum(one.numel() for one in policy.model.parameters())
-    memory = Memory.of(policy.model.config, parameters, settings, cuda=policy.device.type == "cuda", gpus=dist.size)
+    memory = _memory(policy, settings, dist)
     if dist.is_main:
         needed = "an unknown amount, because the model's config does not tell its shape" if memory is None else memory
         _LOG.info("memory: the training needs %s (docs/gpu.md has the parts)", needed)
@@ -98,7 +97,7 @@ def build_learner(plan: LearnerPlan, dist: DistContext) -> tuple[Learner, Learne
         settings,
         schedule=schedule,
         max_completion_length=plan.max_completion_length,
-        budget=None if memory is None else partial(_budget, memory, policy.device, dist),
+        budget=partial(_budget, policy, settings, dist),
         limits=plan.limits,
         copied_key=0.0 if memory is None else memory.per_copied_key / memory.per_token,
         reference=reference,
@@ -154,11 +153,17 @@ def _check_state(memory: Memory, device: torch.device, dist: DistContext, *, ser
         )
 
 
-def _budget(memory: Memory, device: torch.device, dist: DistContext) -> int | None:
+def _memory(policy: Policy, settings: TrainerSettings, dist: DistContext) -> Memory | None:
+    parameters = sum(one.numel() for one in policy.model.parameters())
+    settings = settings.model_copy(update={"compile": policy.scorer.compiled})  # It may have failed meanwhile.
+    return Memory.of(policy.model.config, parameters, settings, cuda=policy.device.type == "cuda", gpus=dist.size)
+
+
+def _budget(policy: Policy, settings: TrainerSettings, dist: DistContext) -> int | None:
     """Returns the most tokens of a micro-batch that fit in every rank's GPU, at most LARGEST_MICRO_BATCH; None on a
-    CPU."""
-    room = _room(device, dist)
-    if room is None:
+    CPU, and if the model's config does not tell its shape."""
+    memory, room = _memory(policy, settings, dist), _room(policy.device, dist)
+    if memory is None or room is None:
         return None
     tokens = min(memory.tokens(_USED * room), LARGEST_MICRO_BATCH)
     if dist.is_main:

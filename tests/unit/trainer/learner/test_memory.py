@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from gristmill_trainer.data.micro_batches import collate
 from gristmill_trainer.data.types import MicroBatch, Sample
-from gristmill_trainer.errors import OutOfMemoryError, TrainerError
+from gristmill_trainer.errors import ModelError, OutOfMemoryError, TrainerError
 from gristmill_trainer.learner import Learner
 from gristmill_trainer.memory import Memory
 from gristmill_trainer.out_of_memory import FILE, MemoryLimits
+from gristmill_trainer.policy import Policy
 from gristmill_trainer.policy.attention import packed_arguments
 from gristmill_trainer.policy.lora import Lora, attach, merged_tensors
 from gristmill_trainer.policy.scoring import Scorer
+from gristmill_trainer.receipts.probes import ANY_PROBES, distance, own_scores
 from gristmill_trainer.settings import TrainerSettings
 
 from_config: Callable[..., Any] = AutoModelForCausalLM.from_config
@@ -327,17 +330,35 @@ def test_optimizer_without_memory_for_its_moments_ends_the_training_with_a_named
         learner.step(make_samples(), 1)
 
 
-@pytest.mark.long
-def test_step_whose_compilation_fails_is_repeated_without_it(build: Build) -> None:
+def compile_without_compiler(policy: Policy) -> None:
     def fails(*_: object) -> Callable[..., Any]:
         raise RuntimeError("no C compiler")
 
+    policy.scorer.compile_layers()
+    for layer in policy.scorer.layers():
+        layer.compile(backend=fails)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_first_scores_without_a_compiler_are_computed_without_it(
+    build: Build, monkeypatch: pytest.MonkeyPatch, several: bool
+) -> None:
+    """They are a run's first pass through the compiled layers. Several ranks cannot repeat a collective."""
+    policy = build().policy
+    expected = own_scores(policy, ANY_PROBES)
+    compile_without_compiler(policy)
+    monkeypatch.setattr(policy, "_several", several)
+    with raises(ModelError, "compile_failed") if several else nullcontext():
+        assert distance(own_scores(policy, ANY_PROBES), expected) == 0
+    assert policy.scorer.compiled == several
+
+
+@pytest.mark.long
+def test_step_whose_compilation_fails_is_repeated_without_it(build: Build) -> None:
     samples = make_samples()
     expected, learner = build(plain=True), build(plain=True)
     scorer = learner.policy.scorer
-    scorer.compile_layers()
-    for layer in scorer.layers():
-        layer.compile(backend=fails)
+    compile_without_compiler(learner.policy)
     whole, repeated = expected.step(samples, 1), learner.step(samples, 1)
     assert repeated.skipped is None
     assert not scorer.compiled

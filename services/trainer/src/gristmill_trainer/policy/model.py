@@ -104,6 +104,33 @@ class Policy:
             source.weights, sum(counts) / 1e6, trained / 1e6, self.device,
         )  # fmt: skip
 
+    def runs_eagerly_after(self, error: BaseException) -> bool:
+        """Returns whether torch.compile raised `error`, for example without a C compiler. The scorer then runs without
+        torch.compile from now on, and the caller repeats the call that failed.
+
+        With several ranks, raises ModelError: the other ranks wait in a collective.
+        """
+        # The classes are not imported, because their modules take seconds.
+        of_compiler = any(
+            cls.__module__.startswith(("torch._dynamo", "torch._inductor")) for cls in type(error).__mro__
+        )
+        if not of_compiler or not self.scorer.compiled:
+            return False
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        if self._several:
+            raise ModelError(
+                "compile_failed",
+                f"torch.compile failed ({reason}); install a C compiler and the headers of Python, or set compile: "
+                "false in the trainer's settings",
+            ) from error
+        _LOG.warning(
+            "torch.compile failed, and the layers run without it from now on, more slowly; it needs a C compiler and "
+            "the headers of Python; compile: false leaves out the attempt (%s)",
+            reason,
+        )
+        self.scorer.run_eagerly()
+        return True
+
     @property
     def vocabulary(self) -> int:
         """Rows of the embedding table; token ids are below this number."""

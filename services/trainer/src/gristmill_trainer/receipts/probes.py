@@ -31,6 +31,7 @@ from gristmill_trainer.data.types import Sample, Teacher
 from gristmill_trainer.disk import writing
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.policy import Policy
+from gristmill_trainer.policy.head import Scores
 from gristmill_trainer.publish.servers import ModelServer
 
 F64 = npt.NDArray[np.float64]
@@ -173,8 +174,18 @@ def own_scores(policy: Policy, probes: Probes) -> list[ProbeScores]:
     ends = torch.tensor(np.cumsum([sample.trained_tokens for sample in samples]) - 1, device=policy.device)
     temperatures = micro.temperatures.clone()
     temperatures[ends] = probes.temperature
-    with torch.no_grad(), policy.compute():
-        scores = policy.scorer(replace(micro, temperatures=temperatures))
+    micro = replace(micro, temperatures=temperatures)
+
+    def scored() -> Scores:
+        with torch.no_grad(), policy.compute():
+            return policy.scorer(micro)  # type: ignore[no-any-return]
+
+    try:
+        scores = scored()
+    except RuntimeError as error:
+        if not policy.runs_eagerly_after(error):
+            raise
+        scores = scored()
     assert scores.student_logprobs is not None
     logprobs = scores.logprobs.double().cpu().numpy()
     sampled = scores.student_logprobs.double().cpu().numpy()
