@@ -1,9 +1,9 @@
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
 PYTHON ?= python3.11
-# cpu, or cuda for NVIDIA GPUs: from the command line, the environment or .env.
+# cpu, or cuda for NVIDIA GPUs: from the command line, the environment or .env, else as .venv was made.
 ifeq ($(origin DEVICE),undefined)
-DEVICE := $(or $(if $(wildcard .env),$(shell python3 sdk/src/gristmill/internal/dotenv.py .env DEVICE)),cpu)
+DEVICE := $(or $(if $(wildcard .env),$(shell python3 sdk/src/gristmill/internal/dotenv.py .env DEVICE)),$(if $(wildcard .venv/.ready-cuda),cuda,cpu))
 endif
 VENV := .venv/bin
 ARGS ?=
@@ -187,8 +187,11 @@ integration-valkey: $(DEV_READY) #- run the integration tests of the store and t
 e2e: dev images #- run the tests with real containers; needs Docker, and installs it on Debian and Ubuntu
 	$(VENV)/pytest tests/e2e -m "not long" --timeout 1800
 
+# Alone, because it measures the memory that nothing on the card has.
+GPU_ALONE := tests/gpu/test_cuda_sleep.py
 test-gpu: $(DEV_READY) #- run the tests that need a CUDA card, after DEVICE=cuda make dev; without a card they are skipped
-	$(VENV)/pytest tests/gpu -n 4
+	$(VENV)/pytest $(GPU_ALONE)
+	$(VENV)/pytest tests/gpu --ignore $(GPU_ALONE) -n 4
 
 bench-gpu: $(DEV_READY) #- compare a step with TRL's on a CUDA card, after DEVICE=cuda make dev: ten minutes
 	$(VENV)/python -m benchmarks trainer --device cuda

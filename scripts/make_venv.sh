@@ -84,6 +84,17 @@ torch_cpu() {
             -r requirements/torch-cpu.txt
 }
 
+# On a GPU, vLLM and torch.compile start kernels by Triton, which compiles a part of itself at its first use.
+headers='import os, sys, sysconfig; sys.exit(not os.path.isfile(os.path.join(sysconfig.get_path("include"), "Python.h")))'
+compiles() { command -v "${CC:-gcc}" >/dev/null || { [ -z "${CC:-}" ] && command -v clang >/dev/null; }; }
+case $part-$device in main-cuda | model-cuda)
+    if ! compiles || ! "$venv/bin/python" -c "$headers"; then
+        echo "make_venv: DEVICE=cuda needs a C compiler and the headers of Python; on Debian and Ubuntu, install gcc," \
+            "libc6-dev and python3.11-dev" >&2
+        exit 2
+    fi ;;
+esac
+
 echo "make_venv: $venv (a first time downloads its packages)"
 packages=(-e sdk -e services/model)
 case $part-$device in

@@ -409,12 +409,15 @@ def test_launcher_checks_without_the_libraries_that_take_seconds_to_import() -> 
 @pytest.mark.parametrize(
     ("environ", "model", "trainer", "module"),
     [
-        ({"DEVICE": "cuda", "MODEL_GPU": "0", "TRAINER_GPU": "1"}, "0", "1", "gristmill_trainer"),
+        ({"DEVICE": "cuda", "MODEL_GPU": "0", "TRAINER_GPU": "1"}, "0", "1", "gristmill_trainer.per_gpu"),
         ({"DEVICE": "cuda", "MODEL_GPU": "0, 1", "TRAINER_GPU": "2,3"}, "0,1", "2,3", "gristmill_trainer.per_gpu"),
-        ({"DEVICE": "cuda", "MODEL_GPU": "GPU-a", "TRAINER_GPU": ""}, "GPU-a", None, "gristmill_trainer"),
-        ({"DEVICE": "cuda"}, None, None, "gristmill_trainer"),
+        ({"DEVICE": "cuda", "MODEL_GPU": "GPU-a", "TRAINER_GPU": ""}, "GPU-a", "0", "gristmill_trainer.per_gpu"),
+        ({"DEVICE": "cuda"}, None, "0", "gristmill_trainer.per_gpu"),
+        ({"DEVICE": "cuda", "CUDA_VISIBLE_DEVICES": "2,3"}, None, "2", "gristmill_trainer.per_gpu"),
+        ({"DEVICE": "cuda", "CUDA_VISIBLE_DEVICES": ""}, None, "", "gristmill_trainer.per_gpu"),
         ({"DEVICE": "cpu", "MODEL_GPU": "0", "TRAINER_GPU": "1,2"}, None, None, "gristmill_trainer"),
-        ({"MODEL_GPU": "0", "TRAINER_GPU": "1"}, None, None, "gristmill_trainer"),
+        ({"MODEL_GPU": "0", "TRAINER_GPU": "1"}, "0", "1", "gristmill_trainer.per_gpu"),
+        ({}, None, None, "gristmill_trainer"),
     ],
     ids=str,
 )

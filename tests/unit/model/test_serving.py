@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from tests.support.errors import raises
+from tests.support.http_server import Answer, HttpServer, Request
 from tests.unit.model.models import save_random
 
 from gristmill import Manifest
@@ -16,6 +20,8 @@ from gristmill_model.errors import ModelError
 from gristmill_model.resolve import resolve
 from gristmill_model.server import arguments, environment
 from gristmill_model.settings import Settings
+
+ROOT = Path(__file__).parents[3]
 
 
 def settings(tmp_path: Path, **environ: str) -> Settings:
@@ -179,6 +185,29 @@ def test_environment_can_choose_the_cache_size_but_not_lose_the_gate(tmp_path: P
     assert told["TORCHDYNAMO_DISABLE"] == "1"
     assert told["OMP_WAIT_POLICY"] == "PASSIVE"
     assert told["GRISTMILL_WEIGHTS_DIR"] == str(tmp_path / "weights")
+
+
+@pytest.mark.parametrize(("paused", "generates", "healthy"), [(0, 1, True), (0, 0, False), (1, 0, True)])
+def test_compose_asks_for_a_token_unless_the_server_sleeps(paused: bool, generates: bool, healthy: bool) -> None:
+    def answer(request: Request) -> Answer:
+        if request.method == "POST":
+            assert request.json == {"model": "tiny", "prompt": "1", "max_tokens": 1}
+            return Answer(200 if generates else 500)
+        answers = {"/v1/models": {"data": [{"id": "tiny"}]}, "/is_paused": {"is_paused": bool(paused)}}
+        return Answer(200, answers[request.path])
+
+    check = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]["model"]["healthcheck"]["test"]
+    with HttpServer(answer) as server:
+        program = check[-1].replace("http://127.0.0.1:9001", server.url)
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=False)
+    assert (done.returncode == 0) == healthy
+
+
+def test_gpu_samples_without_a_kernel_that_the_first_request_compiles(tmp_path: Path, manifest: Manifest) -> None:
+    chosen = settings(tmp_path, DEVICE="cuda")
+    assert environment(chosen, manifest, None, {})["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
+    given = {"VLLM_USE_FLASHINFER_SAMPLER": "1"}
+    assert environment(chosen, manifest, None, given)["VLLM_USE_FLASHINFER_SAMPLER"] == "1"
 
 
 def test_model_service_computes_in_bfloat16_on_a_gpu(tmp_path: Path) -> None:

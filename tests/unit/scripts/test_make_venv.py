@@ -24,6 +24,7 @@ case "$*" in
 *"-r requirements/uv.txt") cp "$bin/python" "$bin/uv" ;;
 "-m pip config list")
   printf '%s\\n' "global.index-url='https://mirror.example/simple'" ":env:.find-links='$PIP_FIND_LINKS'" ;;
+"-c "*) [ ! -e "$bin/../../without-headers" ] ;;
 "venv "*) for venv; do :; done; mkdir -p "$venv/bin" && cp "$0" "$venv/bin/python" ;;
 "pip install "*) echo "$UV_DEFAULT_INDEX $UV_FIND_LINKS $*" >>uv.log ;;
 *) exec {sys.executable} -c '
@@ -49,7 +50,7 @@ def checkout(tmp_path: Path) -> Path:
 def make(
     checkout: Path, *arguments: str, device: str = "", target: str = "setup", **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    environ = {"PATH": os.environ["PATH"], "PYTHON": str(checkout / "python"), **variables}
+    environ = {"PATH": os.environ["PATH"], "PYTHON": str(checkout / "python"), "CC": "sh", **variables}
     environ |= {"DEVICE": device} if device else {}
     command = ["make", *arguments, target]
     return subprocess.run(command, cwd=checkout, env=environ, capture_output=True, text=True, check=False)
@@ -86,6 +87,19 @@ def test_setup_makes_the_environments_again_for_another_device(checkout: Path) -
     assert not (checkout / ".venv" / "left").exists(), "CPU and CUDA builds of a package would be mixed"
     assert (checkout / ".venv-atropos" / "left").exists()
     assert does_nothing(checkout, device="cuda")
+    assert does_nothing(checkout), "without DEVICE, the environments keep their device"
+
+
+@pytest.mark.parametrize("missing", ["compiler", "headers"])
+def test_setup_for_cuda_needs_a_compiler_and_the_headers_of_python(checkout: Path, missing: str) -> None:
+    if missing == "headers":
+        (checkout / "without-headers").touch()
+    compiler = {"CC": "no-such-compiler"} if missing == "compiler" else {}
+    done = make(checkout, device="cuda", **compiler)
+    assert done.returncode != 0
+    assert "python3.11-dev" in done.stderr
+    assert stamps(checkout) == {".venv/.uv-cuda"}
+    assert make(checkout, **compiler).returncode == 0, "a CPU needs neither"
 
 
 def test_make_with_several_jobs_makes_each_environment_once(checkout: Path) -> None:

@@ -85,6 +85,16 @@ def test_policy_on_a_missing_device_names_the_device(model_dir: Path, monkeypatc
         Policy(ModelSource.of(str(model_dir)), "cuda")
 
 
+def test_cuda_build_that_sees_no_gpu_is_named(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for build in (None, "13.0"):
+        monkeypatch.setattr(torch.version, "cuda", build)
+        caplog.clear()
+        assert Policy(ModelSource.of(str(model_dir)), "auto").device.type == "cpu"
+        assert any(record.levelname == "WARNING" for record in caplog.records) == (build is not None)
+
+
 @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
 @pytest.mark.parametrize("named", ["owner/repository", "owner/repository@main:kernel", "eager"])
 def test_model_does_not_choose_the_code_of_its_attention(model_dir: Path, tmp_path: Path, key: str, named: str) -> None:

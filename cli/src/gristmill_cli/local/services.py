@@ -233,21 +233,27 @@ def _as_in_compose(environ: Mapping[str, str]) -> dict[str, str]:
 def visible_gpus(environ: Mapping[str, str], name: str) -> dict[str, str]:
     """Returns the variable that shows a service the GPUs of MODEL_GPU or TRAINER_GPU only, as in compose/cuda.yaml.
 
-    Without DEVICE=cuda or GPUs in the variable `name`, the service sees the GPUs that this process sees.
+    Without GPUs in the variable, the trainer gets the first GPU that this process sees, and the model server all of
+    them. Without DEVICE=cuda, each service sees the GPUs that this process sees.
     """
-    gpus = _gpus(environ, name)
+    if not on_cuda(environ):
+        return {}
+    gpus = [part.strip() for part in environ.get(name, "").split(",") if part.strip()]
+    if not gpus and name == "TRAINER_GPU":
+        gpus = environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[:1]
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
 
 
 def trainer_module(environ: Mapping[str, str]) -> str:
-    """Returns the trainer's module: with several GPUs the module that starts one process per GPU."""
-    return "gristmill_trainer.per_gpu" if len(_gpus(environ, "TRAINER_GPU")) > 1 else "gristmill_trainer"
+    """Returns the trainer's module: for GPUs, the module that starts one process per GPU, and none without a GPU."""
+    return "gristmill_trainer.per_gpu" if on_cuda(environ) else "gristmill_trainer"
 
 
-def _gpus(environ: Mapping[str, str], name: str) -> list[str]:
-    if environ.get("DEVICE") != "cuda":
-        return []
-    return [part.strip() for part in environ.get(name, "").split(",") if part.strip()]
+def on_cuda(environ: Mapping[str, str]) -> bool:
+    """Returns whether DEVICE is cuda. Without DEVICE, a variable that names GPUs means the same."""
+    if device := environ.get("DEVICE"):
+        return device == "cuda"
+    return bool(environ.get("MODEL_GPU") or environ.get("TRAINER_GPU"))
 
 
 def _hub_token(variable: str) -> dict[str, str]:

@@ -87,7 +87,7 @@ def environment(
     settings: Settings, manifest: Manifest, adapter: Path | None, environ: Mapping[str, str]
 ) -> dict[str, str]:
     """Returns the server's environment: `environ`, the variables that vLLM and the middlewares require, and defaults
-    for a CPU. `adapter`: as in `arguments`.
+    for the device. `adapter`: as in `arguments`.
 
     The required variables override `environ`, and `environ` overrides the defaults.
     """
@@ -110,6 +110,10 @@ def environment(
         defaults["VLLM_CPU_KVCACHE_SPACE"] = "1"  # GiB; if unset, vLLM takes a large part of the machine's memory
         # By default, OpenMP's threads spin while they wait, on cores that a trainer on the same machine needs.
         defaults["OMP_WAIT_POLICY"] = "PASSIVE"
+    else:
+        # FlashInfer would compile its sampler at the first request with top_p or top_k, and vLLM would crash without
+        # nvcc. The requests of a run never use it, because they ask for log-probabilities.
+        defaults["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
     return {**defaults, **{key: value for key, value in environ.items() if value}, **required}
 
 

@@ -70,6 +70,8 @@ class Policy:
                 f"device is cuda, and this PyTorch ({torch.__version__}) sees no CUDA device; install a CUDA build and "
                 "look at nvidia-smi, or set device to auto",
             )
+        if wanted == "cpu" and device == "auto" and torch.version.cuda is not None:
+            _LOG.warning("this PyTorch is a CUDA build and sees no GPU, so it trains on the CPU; look at nvidia-smi")
         self.device = torch.device(wanted)
         self.source = source
         self.lora = lora
