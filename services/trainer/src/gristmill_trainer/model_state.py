@@ -12,13 +12,11 @@ import torch
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
-    get_optimizer_state_dict,
     set_model_state_dict,
-    set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from gristmill import Hyperparameters
 from gristmill_trainer.dist_context import DistContext
@@ -234,8 +232,6 @@ class ShardedState(LearnerState):
         dist: DistContext,
     ) -> None:
         super().__init__(policy, optimizer, schedule, dist)
-        # In the optimizer's order: a tied parameter has only its first name.
-        self._names = [name for name, _ in policy.model.named_parameters()]
         self._tied_head = tied_head(policy.model)
 
     def staged(self) -> None:
@@ -250,7 +246,7 @@ class ShardedState(LearnerState):
     def _whole(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Gathers one tensor at a time from every rank, and yields it on rank 0."""
         for name, tensor in self._policy.model.state_dict().items():
-            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            whole = _gathered(tensor)
             if self.dist.is_main:
                 yield name, whole.detach()
 
@@ -268,33 +264,65 @@ class ShardedState(LearnerState):
     save_whole = save_model  # A sharded policy never has adapters.
 
     def state(self) -> dict[str, Any]:
-        """Returns the state in the format of one process: parameters by number, not by name. Empty except on rank 0."""
-        found: dict[str, Any] = get_optimizer_state_dict(self._policy.model, self._optimizer, options=_WHOLE)
+        """Returns the state in the format of one process: parameters by number. Empty except on rank 0.
+
+        A parameter that never had a gradient has no state.
+        """
+        (group,) = self._optimizer.param_groups
+        states = {}
+        for number, parameter in enumerate(group["params"]):
+            # torch's own function for this would count a step of an optimizer that has no state yet.
+            values = {name: _gathered(value) for name, value in self._optimizer.state.get(parameter, {}).items()}
+            if values and self.dist.is_main:
+                states[number] = {name: value.cpu() for name, value in values.items()}
         if not self.dist.is_main:
             return {}
-        (group,) = found["param_groups"]
-        state = {number: found["state"][name] for number, name in enumerate(self._names) if name in found["state"]}
-        groups = [{**group, "params": list(range(len(self._names)))}]
+        groups = [{**group, "params": list(range(len(group["params"])))}]
         schedule = None if self._schedule is None else self._schedule.state_dict()
-        return {"optimizer": {"state": state, "param_groups": groups}, "schedule": schedule}
+        return {"optimizer": {"state": states, "param_groups": groups}, "schedule": schedule}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restores the state that rank 0 passes, from `state` here or in one process. Other ranks' values are ignored.
 
         Raises ValueError for the state of another model.
         """
-        named: dict[str, Any] = {}
+        (own,) = self._optimizer.param_groups
         if self.dist.is_main:
-            one = state["optimizer"]
-            (group,) = one["param_groups"]
-            if len(group["params"]) != len(self._names):
-                raise ValueError(f"it has {len(group['params'])} parameters, the model {len(self._names)}")
-            named = {
-                "state": {self._names[number]: values for number, values in one["state"].items()},
-                "param_groups": [{**group, "params": self._names}],
+            (group,) = state["optimizer"]["param_groups"]
+            if len(group["params"]) != len(own["params"]):
+                raise ValueError(f"it has {len(group['params'])} parameters, the model {len(own['params'])}")
+        saved: dict[int, dict[str, torch.Tensor]] = state["optimizer"]["state"] if self.dist.is_main else {}
+        groups, small, schedule = self.dist.on_main(
+            lambda: (
+                state["optimizer"]["param_groups"],
+                # In place of each tensor that the ranks share, its dtype.
+                {
+                    number: {name: value.dtype if value.dim() else value for name, value in values.items()}
+                    for number, values in saved.items()
+                },
+                state.get("schedule", {}),
+            )
+        )
+        states: dict[int, dict[str, Any]] = {}
+        for number, values in small.items():
+            parameter = own["params"][number]
+            states[number] = {
+                name: self._share(parameter, value, saved.get(number, {}).get(name))
+                if isinstance(value, torch.dtype)
+                else value
+                for name, value in values.items()
             }
-        schedule = self.dist.on_main(lambda: state.get("schedule", {}))
         with kept_hyperparameters(self._optimizer, keep=not schedule):
-            set_optimizer_state_dict(self._policy.model, self._optimizer, named, options=_FROM_RANK_0)
+            self._optimizer.load_state_dict({"state": states, "param_groups": groups})
         if self._schedule is not None and schedule:
             load_schedule(self._schedule, schedule)
+
+    def _share(self, parameter: DTensor, dtype: torch.dtype, whole: torch.Tensor | None) -> DTensor:
+        """Returns this rank's part of rank 0's tensor `whole`, which has the parameter's shape."""
+        if whole is None:
+            whole = torch.empty(parameter.shape, dtype=dtype)
+        return distribute_tensor(whole.to(parameter.device), parameter.device_mesh, parameter.placements)
+
+
+def _gathered(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

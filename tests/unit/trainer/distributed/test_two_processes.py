@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from tests.support.errors import raises
 from tests.support.ports import free_port
 from tests.unit.trainer.distributed.training import RESUMED, SETTINGS, STEPS, Job, run
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
 
 from gristmill_trainer.checkpoint.contents import verify
 from gristmill_trainer.dist_context import DistContext
@@ -28,7 +28,7 @@ from gristmill_trainer.learner_factory import LearnerPlan, build_learner
 from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.settings import TrainerSettings
 
-BOTH_WAYS = ("passes with penalties", "checkpointed")
+BOTH_WAYS = ("passes with penalties", "checkpointed", "image tower")
 """Settings whose checkpoints are loaded by the other number of processes."""
 OFTEN = "plain"
 """The settings that `make test` trains, with an abandoned step."""
@@ -86,18 +86,38 @@ def trainings(model_dir: Path, tmp_path_factory: pytest.TempPathFactory, request
     selected = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
     names = [name for name in SETTINGS if name == OFTEN or name in selected]
     resumed = [name for name in BOTH_WAYS if name in names]
-    one = {name: Job(name, model_dir, folder / "one" / name) for name in names}
-    two = {name: Job(name, model_dir, folder / "two" / name) for name in names}
+    models = dict.fromkeys(names, model_dir)
+    if "image tower" in names:
+        models["image tower"] = save_with_image_tower(folder / "with image tower")
+    one = {name: Job(name, models[name], folder / "one" / name) for name in names}
+    two = {name: Job(name, models[name], folder / "two" / name) for name in names}
     for job in one.values():
         run(job, DistContext())
     for name in resumed:
-        two[f"{name}, resumed"] = Job(name, model_dir, folder / "two" / f"{name}, resumed", one[name].checkpoint)
+        two[f"{name}, resumed"] = Job(name, models[name], folder / "two" / f"{name}, resumed", one[name].checkpoint)
     train(folder, list(two.values()))
     for name in resumed:
-        job = Job(name, model_dir, folder / "one" / f"{name}, resumed", two[name].checkpoint)
+        job = Job(name, models[name], folder / "one" / f"{name}, resumed", two[name].checkpoint)
         run(job, DistContext())
         one[f"{name}, resumed"] = job
     return Trainings(one, two)
+
+
+def save_with_image_tower(folder: Path) -> Path:
+    """Writes a model of text and images, of which a training of text uses a part."""
+    torch.manual_seed(0)
+    text = {
+        "vocab_size": 72, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 8, "sliding_window": 512,
+    }  # fmt: skip
+    images = {
+        "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+        "patch_size": 14,
+    }  # fmt: skip
+    tokens = {"image_token_index": 69, "boi_token_index": 70, "eoi_token_index": 71, "mm_tokens_per_image": 4}
+    config = Gemma3Config(text_config=text, vision_config=images, **tokens)
+    Gemma3ForConditionalGeneration(config).save_pretrained(folder)
+    return folder
 
 
 def step_rows(job: Job) -> list[dict[str, Any]]:

@@ -44,6 +44,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     # Two groups fit the budget because their prompts count once.
     "shared prompts": _BASE | {"objective": "grpo", "token_budget": 100, "max_grad_norm": 100.0},
     "padded": _BASE | {"objective": "cispo", "packing": False, "max_grad_norm": 100.0},
+    # Its parameters have no gradient, and no state in the optimizer.
+    "image tower": _BASE,
     # One padded micro-batch: the second rank never has any.
     "alone": _BASE | {"packing": False, "batch_size": 16, "entropy_coef": 0.05, "kl_beta": 0.1},
 }
@@ -109,6 +111,8 @@ def run(job: Job, dist: DistContext) -> None:
     resume = job.resume
     if resume is not None:
         store.restore(dist.on_main(lambda: store.load(resume)), state)
+    else:  # A checkpoint before the first update, which counts no update.
+        state.load_state(state.state())
     step_rows = []
     for step in range(RESUMED + 1 if job.resume else 1, STEPS + 1):
         step_rows.append(_step(job, learner, step))
