@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,18 +13,26 @@ from hypothesis import strategies as st
 from tests.support.errors import raises
 from tests.unit.trainer.policy.models import ARCHITECTURES, VOCABULARY, checked_scorer, micro_batch, sequences, tiny
 from transformers import (
+    AutoModelForCausalLM,
     CohereConfig,
     CohereForCausalLM,
+    FalconConfig,
+    FalconForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PhiConfig,
     PhiForCausalLM,
+    PhimoeConfig,
+    PhimoeForCausalLM,
 )
 
 from gristmill_trainer.data.types import MicroBatch
 from gristmill_trainer.errors import ModelError
+from gristmill_trainer.policy import ModelSource, Policy
 from gristmill_trainer.policy.head import Entropy, Scores
 from gristmill_trainer.policy.model import cast_linear_weights
 from gristmill_trainer.policy.scoring import Scorer
@@ -234,3 +243,67 @@ def test_reference_with_bfloat16_linear_layers_has_the_same_bits_under_autocast(
     assert dtypes["model.layers.0.mlp.down_proj.weight"] == torch.bfloat16
     assert dtypes["model.embed_tokens.weight"] == dtypes["model.norm.weight"] == torch.float32
     assert tied or dtypes["lm_head.weight"] == torch.bfloat16
+
+
+# --- Policies: the same log-probabilities in any micro-batch, and in any pass ----------------------------------------
+LONG_ROPE: dict[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0] * 4,
+    "long_factor": [1.5, 4.0, 9.0, 20.0],
+    "original_max_position_embeddings": 32,
+}
+
+
+def saved(model: Any, folder: Path) -> Any:
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("packing", [True, False])
+@pytest.mark.parametrize("longest", [32, 64])
+def test_rotary_embedding_is_that_of_the_longest_served_sequence(tmp_path: Path, longest: int, packing: bool) -> None:
+    """As in vLLM. transformers takes other frequencies for a row with a token beyond the original context."""
+    config = Phi3Config(
+        **SHAPE, max_position_embeddings=128, original_max_position_embeddings=32, rope_parameters=LONG_ROPE
+    )
+    torch.manual_seed(0)
+    folder = saved(Phi3ForCausalLM(config), tmp_path)
+    scorer = Policy(ModelSource.of(str(folder), longest), "cpu", packing=packing).scorer
+    short, long = sequences((20, longest))
+    with torch.no_grad():
+        together = scorer(micro_batch([short, long], packing=packing)).logprobs
+        alone = [scorer(micro_batch([tokens], packing=packing)).logprobs for tokens in (short, long)]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-4, atol=1e-4)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        wanted = Scorer(model, packing=False)(micro_batch([long], packing=False)).logprobs
+    torch.testing.assert_close(alone[1], wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_rotary_embedding_that_depends_on_the_length_of_a_row_is_refused(tmp_path: Path) -> None:
+    scaling = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    folder = saved(tiny("llama", max_position_embeddings=32, rope_parameters=scaling), tmp_path)
+    Policy(ModelSource.of(str(folder), 32), "cpu")
+    with raises(ModelError, "rotary_depends_on_length", longest=33):
+        Policy(ModelSource.of(str(folder), 33), "cpu")
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(
+    "model",
+    [
+        PhimoeForCausalLM(PhimoeConfig(**SHAPE, num_local_experts=4, router_jitter_noise=0.5, attention_dropout=0.5)),
+        tiny("qwen2", attention_dropout=0.5),
+        FalconForCausalLM(FalconConfig(**SHAPE, attention_dropout=0.5)),
+    ],
+    ids=["router", "attention", "falcon"],
+)
+def test_passes_draw_no_random_numbers(model: Any, tmp_path: Path, checkpointing: bool) -> None:
+    folder = saved(model, tmp_path)
+    policy = Policy(ModelSource.of(str(folder)), "cpu", packing=False, checkpointing=checkpointing)
+    micro = micro_batch(sequences((9, 5)), packing=False)
+    first, second = (policy.scorer(micro).logprobs for _ in range(2))
+    assert torch.equal(first, second)
+    first.sum().backward()
+    assert policy.model.get_input_embeddings().weight.grad is not None

@@ -26,7 +26,7 @@ from gristmill_trainer.policy.lora import (
     save_adapters,
     without_adapters,
 )
-from gristmill_trainer.policy.scoring import Scorer, check
+from gristmill_trainer.policy.scoring import Scorer, check, fix_rotary
 from gristmill_trainer.policy.source import ModelSource, config_without_attention
 
 _LOG = logging.getLogger(__name__)
@@ -85,18 +85,18 @@ class Policy:
             model = load(whole, weights_dtype(self.device, lora))
         except (OSError, ValueError) as error:
             raise ModelError("model_unreadable", f"cannot load the model '{whole}': {error}", model=whole) from error
-        self.model = (model if self._several else model.to(self.device)).train()
-        # With dropout, the trainer's policy would differ from the server's policy.
-        _without_dropout(self.model)
+        # As the model server computes: without dropout, and without the noise of a router of experts.
+        self.model = (model if self._several else model.to(self.device)).train(False)
+        fix_rotary(self.model, source.max_model_len)
         self.scorer = Scorer(self.model, packing=packing)
+        if checkpointing:
+            self.scorer.checkpoint_layers(offload=checkpointing == "offload" and self.device.type == "cuda")
         if not self._several:
             check(self.scorer, seq_len, self.compute)
         if lora is not None:
             attach(self.model, lora)
             if weights is not None:
                 load_adapters(self.model, Path(weights))
-        if checkpointing:
-            self.scorer.checkpoint_layers(offload=checkpointing == "offload" and self.device.type == "cuda")
         if self.device.type == "cuda" if compiled is None else compiled:
             self.scorer.compile_layers()
         counts = [parameter.numel() for parameter in self.model.parameters()]
@@ -266,15 +266,6 @@ def weights_dtype(device: torch.device, lora: Lora | None) -> torch.dtype:
     Trained weights are float32, because a learning rate of 1e-6 vanishes in bfloat16.
     """
     return torch.bfloat16 if lora is not None and device.type == "cuda" else torch.float32
-
-
-def _without_dropout(model: torch.nn.Module) -> None:
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        # Attention has a separate dropout number, from its class or its configuration.
-        if hasattr(module, "attention_dropout") and isinstance(module.attention_dropout, float):
-            module.__dict__["attention_dropout"] = 0.0
 
 
 def _compare_ranks(folder: Path, lora: Lora | None) -> None:

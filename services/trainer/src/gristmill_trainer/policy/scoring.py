@@ -57,11 +57,7 @@ class Scorer(torch.nn.Module):
             try:
                 model.set_attn_implementation(PACKED)
             except ValueError as error:
-                raise ModelError(
-                    "packing_unsupported",
-                    f"{type(model).__name__} takes no attention but its own ({error}); train with --packing false",
-                    model=type(model).__name__,
-                ) from error
+                raise _packing_unsupported(model, error) from error
 
     def forward(self, micro: MicroBatch, *, entropy: Entropy = "none") -> Scores:
         """Scores the micro-batch's M targets.
@@ -79,9 +75,14 @@ class Scorer(torch.nn.Module):
                 model=wants,
             )
         extra = packed_arguments(layout) if self.packing else {"attention_mask": layout.attention}
-        hidden: torch.Tensor = self.model.get_decoder()(
-            input_ids=layout.tokens, position_ids=layout.positions, use_cache=False, **extra
-        ).last_hidden_state
+        try:
+            hidden: torch.Tensor = self.model.get_decoder()(
+                input_ids=layout.tokens, position_ids=layout.positions, use_cache=False, **extra
+            ).last_hidden_state
+        except ValueError as error:
+            if not self.packing:
+                raise
+            raise _packing_unsupported(self.model, error) from error
         states = hidden.flatten(0, 1).index_select(0, micro.sources)
         return head_scores(
             states,
@@ -130,6 +131,9 @@ class Scorer(torch.nn.Module):
                 f"{error}; train with --gradient_checkpointing false",
                 model=type(self.model).__name__,
             ) from error
+        for module in self.model.modules():
+            if getattr(module, "gradient_checkpointing", False):
+                module.training = True  # transformers checkpoints no other layer; the layer's parts stay as they are
 
     def compile_layers(self) -> None:
         """Lets torch.compile compile each layer and the head's chunks at their first call, once for all lengths."""
@@ -165,6 +169,41 @@ def logit_scale(model: Any) -> float:
             model=config.name_or_path,
         )
     return float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
+
+
+def fix_rotary(model: Any, longest: int) -> None:
+    """Makes the rotary embedding of a token the same beside any other tokens, and the same as in vLLM.
+
+    With longrope, transformers takes other frequencies for rows beyond the original context, and vLLM takes these for
+    every sequence if it serves sequences beyond it. `longest`: tokens of the longest sequence that vLLM serves. Raises
+    ModelError if an embedding depends on the row's length even so, as with dynamic scaling.
+    """
+    device = next(model.parameters()).device
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        for layer, kind in kinds.items() if isinstance(kinds, dict) else [(None, kinds)]:
+            if not isinstance(kind, str) or (kind != "longrope" and "dynamic" not in kind):
+                continue
+            of_layer = {} if layer is None else {"layer_type": layer}
+
+            def cosines(*positions: int, module: Any = module, of_layer: dict[str, str] = of_layer) -> torch.Tensor:
+                numbers = torch.tensor([positions], device=device)
+                found: torch.Tensor = module(torch.zeros((), device=device), numbers, **of_layer)[0]
+                return found[0, 0]
+
+            cosines(longest - 1)  # takes the frequencies of this length
+            if kind == "longrope":
+                module.rope_type = "default" if layer is None else {**module.rope_type, layer: "default"}
+            if not torch.equal(cosines(1), cosines(1, longest - 1)):
+                raise ModelError(
+                    "rotary_depends_on_length",
+                    f"the rotary embedding ({kind}) of '{model.config.name_or_path}' depends on the length of a row, so"
+                    " log-probabilities would depend on the micro-batch; set MODEL_MAX_LENGTH to the model's original "
+                    "context or less, or take another model",
+                    model=model.config.name_or_path,
+                    kind=kind,
+                    longest=longest,
+                )
 
 
 def check(scorer: Scorer, seq_len: int = 0, compute: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
@@ -210,6 +249,13 @@ def check(scorer: Scorer, seq_len: int = 0, compute: Callable[[], AbstractContex
                 reason = f"log-probabilities of {type(model).__name__} after a shared prompt differ by {difference:.2g}"
             if not scorer.sharing:
                 _LOG.info("each sequence computes its own prompt: %s", reason)
+
+
+def _packing_unsupported(model: Any, error: ValueError) -> ModelError:
+    name = type(model).__name__
+    return ModelError(
+        "packing_unsupported", f"{name} takes no packed rows ({error}); train with --packing false", model=name
+    )
 
 
 def _compare(model: Any, difference: float, tolerance: float, *, packing: bool) -> None:
