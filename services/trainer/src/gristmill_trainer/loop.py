@@ -37,7 +37,7 @@ from gristmill_trainer.metrics import StepResult
 from gristmill_trainer.out_of_memory import RankOutOfMemoryError
 from gristmill_trainer.policy.model import no_visit
 from gristmill_trainer.receipts.probes import ANY_PROBES, Probes, ProbeScores, own_scores
-from gristmill_trainer.receipts.receipts import Expectation, receipt_metrics
+from gristmill_trainer.receipts.receipts import receipt_metrics
 from gristmill_trainer.receipts.sums import PublishedSums
 from gristmill_trainer.settings import TrainerSettings
 from gristmill_trainer.stop import StoppedError
@@ -67,7 +67,7 @@ def train(training: Training) -> None:
             scores = check_weights(training, done)
             checkpoint_if_due(training, done)
             with phases("publish"):
-                publish(training, done, scores, moved=result.moved)
+                publish(training, done, scores)
             training.on_main(after_step, metrics)
     except BaseException as error:
         try:
@@ -260,11 +260,11 @@ def wake(training: Training, error: BaseException) -> None:
         _LOG.warning("%s may sleep until another trainer publishes", ", ".join(asleep))
 
 
-def publish(training: Training, step: int, scores: Sequence[ProbeScores] | None = None, *, moved: bool = False) -> None:
+def publish(training: Training, step: int, scores: Sequence[ProbeScores] | None = None) -> None:
     """Gathers the weights from every rank, and publishes them on rank 0. `scores`: of the probes by these weights, if
-    they are known. `moved`: the step changed the weights."""
+    they are known."""
     tensors, sums = served_tensors(training)
-    expect(training, step, sums, scores, moved=moved)
+    expect(training, step, sums, scores)
     if training.servers_sleep:
         torch.cuda.empty_cache()  # The servers need the memory of the step.
     training.on_main(lambda main: main.publisher.publish(tensors, main.session.version(step)))
@@ -291,17 +291,10 @@ def begin_receipts(training: Training, samples: list[Sample], step: int) -> None
         training.on_main(lambda main: main.publisher.wait())
 
 
-def expect(
-    training: Training,
-    step: int,
-    sums: PublishedSums,
-    scores: Sequence[ProbeScores] | None = None,
-    *,
-    moved: bool = False,
-) -> None:
+def expect(training: Training, step: int, sums: PublishedSums, scores: Sequence[ProbeScores] | None = None) -> None:
     """Computes what a server of the version after `step` steps answers, now that the weights are of this version.
 
-    `sums`: of the published tensors, on rank 0. `scores`, `moved`: as in `publish`.
+    `sums`: of the published tensors, on rank 0. `scores`: as in `publish`.
     """
     probes = training.probes
     if probes is None:
@@ -310,7 +303,7 @@ def expect(
 
     def receipts(main: MainRank) -> None:
         assert main.receipts is not None
-        main.receipts.expect(probes, main.session.version(step), Expectation(wanted, moved, sums))
+        main.receipts.expect(probes, main.session.version(step), wanted, sums)
 
     training.on_main(receipts)
 

@@ -57,11 +57,6 @@ class StepResult:
     order: tuple[int, ...] = ()
     """Index, among the step's samples, of each sequence in `token_stats`. With several epochs a sample comes again."""
 
-    @property
-    def moved(self) -> bool:
-        """Whether the step changed the weights: an update with a gradient other than zero was applied."""
-        return self.skipped is None and self.grad_norm > 0 and self.learning_rate > 0
-
 
 def step_metrics(
     version: PolicyVersion,

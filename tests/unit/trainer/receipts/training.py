@@ -90,8 +90,8 @@ class Run:
             samples = self.samples()
             self.publisher.settle()
             begin_receipts(self.training, samples, step - 1)
-            result = self.learner.step(samples, step)
-            publish(self.training, step, moved=result.moved)
+            self.learner.step(samples, step)
+            publish(self.training, step)
         self.publisher.wait()
 
     def close(self) -> None:

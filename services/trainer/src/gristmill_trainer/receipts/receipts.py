@@ -32,7 +32,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -75,10 +75,10 @@ class Expectation:
     """The trainer's scores for one version."""
 
     scores: list[ProbeScores]
+    sums: Sums
+    """Of the published tensors."""
     moved: bool
-    """Whether the step before this version applied a gradient that was not zero."""
-    sums: Sums = field(default_factory=dict)
-    """Of the published tensors; empty if they are not compared."""
+    """Whether a published tensor is not that of the version before."""
 
 
 @dataclass(frozen=True)
@@ -140,18 +140,21 @@ class Receipts:
         """Of the first version that this process published."""
         self._lock = threading.Lock()
 
-    def expect(self, probes: Probes, version: PolicyVersion, expectation: Expectation) -> None:
-        """Sets the trainer's scores for `version`. Call it before the publication.
+    def expect(self, probes: Probes, version: PolicyVersion, scores: list[ProbeScores], sums: Sums) -> None:
+        """Sets the trainer's scores for `version`, and the sums of its published tensors. Call it before the
+        publication.
 
         The first call of a run writes the probes and its scores to the run's folder.
         """
         with self._lock:
             if self._probes is None:
-                first = tuple(tuple(one.flat().tolist()) for one in expectation.scores)
+                first = tuple(tuple(one.flat().tolist()) for one in scores)
                 self._probes = msgspec.structs.replace(probes, first=first)
                 self._probes.write(self._folder)
-            self._expected[version] = expectation
-            self._first = self._first or (version, expectation)
+            before = self._expected.get(PolicyVersion(version.incarnation, version.step - 1))
+            moved = before is not None and before.sums != sums
+            self._expected[version] = Expectation(scores, sums, moved)
+            self._first = self._first or (version, self._expected[version])
             for old in sorted(self._expected)[:-_KEPT]:
                 del self._expected[old]
 
@@ -187,7 +190,7 @@ class Receipts:
                 raise
             self._unanswered(server, version, attempt, bound or 0.0, error)
             return True
-        sums = [] if comparable == frozenset() or not expectation.sums else served_sums(server)
+        sums = [] if comparable == frozenset() else served_sums(server)
         compared = compare(sums, expectation.sums)
         if comparable is None:
             comparable = compared.equal
