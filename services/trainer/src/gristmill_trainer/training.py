@@ -132,7 +132,7 @@ class Ledger:
             version=self.session.version(step),
             last_batch=self.session.batch_id(step),
             covered=self.session.covered,
-            skipped=self.skipped.files,
+            skipped=list(self.skipped.files),
             origin=self.origin,
             creation=self.session.run.creation,
         )

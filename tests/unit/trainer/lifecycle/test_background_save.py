@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -29,7 +30,9 @@ from gristmill_trainer.hooks import StepEvent
 from gristmill_trainer.learner_factory import LearnerPlan, build_learner
 from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.publish.publisher import NoTransport
+from gristmill_trainer.quarantine import SkippedSteps
 from gristmill_trainer.stop import StoppedError
+from gristmill_trainer.training import Ledger
 
 SECOND_STEPS = SKIPS.model_copy(update={"checkpoint_interval": 2})
 
@@ -224,6 +227,19 @@ def test_trainer_takes_a_step_while_a_checkpoint_is_written(trainer: Trainer, ap
     rows = read_digests(api.run / "digests.jsonl")
     assert [row.batches for row in rows] == [{1: ids(1), 2: ids(2)}, {3: ids(3), 4: ids(4)}]
     assert [row.after for row in rows] == [None, "1.2"]
+
+
+def test_steps_that_are_skipped_meanwhile_belong_to_the_next_checkpoint(tmp_path: Path) -> None:
+    run: Any = SimpleNamespace(creation="c")
+    session: Any = SimpleNamespace(run=run, covered=["g1"], version=lambda step: PolicyVersion(1, step), batch_id=str)
+    nothing: Any = None
+    ledger = Ledger(session, nothing, tmp_path, SkippedSteps(5), None)
+    ledger.skipped.skipped(tmp_path / "first", "the loss is nan")
+    begun = ledger.progress(1)
+    ledger.skipped.skipped(tmp_path / "second", "the loss is nan")
+    assert begun.skipped == [str(tmp_path / "first")]
+    ledger.skipped.trained()
+    assert begun.skipped == [str(tmp_path / "first")]
 
 
 def test_next_checkpoint_waits_for_the_previous_one(trainer: Trainer, api: Api, disk: Disk) -> None:
