@@ -18,7 +18,7 @@ from gristmill.hyperparameters import check_run_block
 from gristmill.internal.settings import load_yaml, merge, parse, parse_flags
 
 TRAINER_CONFIG = "trainer.yaml"
-_MAY_CHANGE = frozenset({"checkpoint_interval", "token_budget", "packing", "gradient_checkpointing", "compile"})
+MAY_CHANGE = frozenset({"checkpoint_interval", "token_budget", "packing", "gradient_checkpointing", "compile"})
 """Hyperparameters that a resumed training may change, because they do not change what is trained."""
 OF_TRAINING = frozenset({"policy_loss", "publisher", "ref_model"})
 """Settings of the trainer that, like a run's hyperparameters, must not change during the run. A fork takes them over,
@@ -96,7 +96,7 @@ class TrainerSettings(Hyperparameters):
 
     def record(self) -> dict[str, Any]:
         """The trainer's half of the run record: the settings that must not change during the run."""
-        fixed = {*Hyperparameters.model_fields, *OF_TRAINING} - _MAY_CHANGE
+        fixed = {*Hyperparameters.model_fields, *OF_TRAINING} - MAY_CHANGE
         return self.model_dump(include=fixed)
 
 

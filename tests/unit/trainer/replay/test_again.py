@@ -206,6 +206,8 @@ def test_fork_takes_over_what_only_a_trainer_may_set(
     trainer = config.pop("trainer")
     assert (trainer["learning_rate"], trainer["training_steps"]) == (0.5, SKIPS.training_steps - 2)
     assert TRAINER_ONLY.isdisjoint(trainer)
+    assert trainer["clip_epsilon_high"] is None, "another trainer.yaml may have a value"
+    assert "token_budget" not in trainer, "another machine may need one"
     assert not TRAINER_ONLY.intersection(config), "the environment does not know them"
 
 

@@ -43,6 +43,18 @@ def test_branches_of_a_rollout_have_one_weight_and_one_reward() -> None:
     assert found.reward == pytest.approx(math.e / (1 + math.e))
 
 
+def test_completion_without_a_trained_token_has_no_weight() -> None:
+    """Its ratio of 1 would be the largest weight."""
+    group = make_group(lengths=((3, 2), (3, 2)), rewards=(1.0, 0.0))
+    first, second = to_samples([group], Limits(64, 100, PolicyVersion(1, 0)), Hyperparameters()).samples
+    samples = [first, dataclasses.replace(second, trained=np.zeros_like(second.trained))]
+    stats = TokenStats(*[np.zeros(2, np.float32)] * 11)
+    stats = dataclasses.replace(stats, old_logprobs=np.array([-0.5, -0.5], np.float32))
+    found = off_policy([group], samples, StepResult(0.0, 0.0, stats, 10, 2, None, order=(0, 1)))
+    assert found is not None
+    assert (found.effective_sample_size, found.reward) == (1.0, 1.0)
+
+
 def test_step_without_log_probabilities_of_the_server_has_no_sample_size() -> None:
     group = make_group()
     made = to_samples([group], Limits(64, 100, PolicyVersion(1, 0)), Hyperparameters()).samples

@@ -29,7 +29,7 @@ from gristmill_trainer.checkpoint.digests import file_digests
 from gristmill_trainer.replay.recorded import RecordedRun, ReplayError, check_step
 from gristmill_trainer.replay.retrainer import recorded_training
 from gristmill_trainer.replay.untrusted import dollars_kept, recorded_environment
-from gristmill_trainer.settings import OF_TRAINING, TrainerSettings
+from gristmill_trainer.settings import MAY_CHANGE, OF_TRAINING, TrainerSettings
 
 _CONFIG = "fork.yaml"
 _LAST_SECONDS = 60.0
@@ -172,10 +172,14 @@ def _config(
                 place = place.setdefault(section, {})
             place[key] = value
     steps_left = max(1, recorded.training_steps - at)
-    trainer = recorded.model_dump(include=set(Hyperparameters.model_fields))
+    # A null of how the machine was used leaves this machine's trainer.yaml its value.
+    trainer = {
+        name: value
+        for name, value in recorded.model_dump(include=set(Hyperparameters.model_fields)).items()
+        if value is not None or name not in MAY_CHANGE
+    }
     trainer = merge({**trainer, "training_steps": steps_left}, hyperparameters)
     parse(Hyperparameters, trainer, "--set")
-    trainer = {name: value for name, value in trainer.items() if value is not None}
     env = {name: value for name, value in record.env.items() if name not in ("trainer", "model")}
     of_env = at_each_source(of_env, env)
     env = dollars_kept(recorded_environment(env, of_env, config_dir, trust=run.trust))

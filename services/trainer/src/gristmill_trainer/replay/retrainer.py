@@ -171,6 +171,9 @@ class Retrainer:
         _use_threads(facts)
         weights = None if checkpoint is None else str(checkpoint.path)
         plan = LearnerPlan(self.run.source(step + 1), weights, settings, facts.max_completion_length)
+        # The memory may not have room for two learners.
+        vars(self).pop("learner", None)
+        vars(self).pop("state", None)
         self.learner, self.state = build_learner(plan, self._dist)
         if checkpoint is not None:
             self._store.restore(checkpoint, self.state, own=own)
@@ -201,7 +204,7 @@ def off_policy(groups: list[TrajectoryGroup], samples: list[Sample], result: Ste
     start = 0
     for number in result.order:
         end = start + samples[number].trained_tokens
-        if samples[number].rollout_known:
+        if samples[number].rollout_known and start < end:
             gap = stats.old_logprobs[start:end].astype(np.float64) - stats.rollout_logprobs[start:end]
             log_weights.setdefault(number, float(gap.sum()))
         start = end
