@@ -7,23 +7,16 @@ import math
 import pytest
 import torch
 from tests.support.errors import raises
-from torch.optim.lr_scheduler import LambdaLR
 
 from gristmill.hyperparameters import Hyperparameters
 from gristmill_trainer.errors import OptimizerError
-from gristmill_trainer.optimizer import build_optimizer, build_schedule, load_schedule
+from gristmill_trainer.optimizer import build_optimizer, learning_rate
 
 
 def rates(schedule: str, warmup: int, steps: int) -> list[float]:
-    settings = Hyperparameters.model_validate({"learning_rate": 8.0, "lr_schedule": schedule, "warmup_steps": warmup})
-    optimizer = build_optimizer(settings, [torch.nn.Parameter(torch.ones(2))])
-    scheduler = build_schedule(optimizer, settings, steps)
-    seen = []
-    for _ in range(steps):
-        seen.append(float(scheduler.get_last_lr()[0]))
-        optimizer.step()
-        scheduler.step()
-    return seen
+    given = {"learning_rate": 8.0, "lr_schedule": schedule, "warmup_steps": warmup, "training_steps": steps}
+    settings = Hyperparameters.model_validate(given)
+    return [learning_rate(settings, step) for step in range(1, steps + 1)]
 
 
 def test_learning_rate_follows_the_formula_of_its_schedule() -> None:
@@ -33,33 +26,6 @@ def test_learning_rate_follows_the_formula_of_its_schedule() -> None:
     assert rates("linear", 1, 5) == [4, 8, 6, 4, 2]
     half = 4 * (1 + math.cos(math.pi / 4))
     assert rates("cosine", 1, 5) == pytest.approx([4, 8, half, 4, 8 - half])
-
-
-@pytest.mark.parametrize(
-    ("schedule", "wanted"), [("linear", [4, 3, 2, 1]), ("cosine", None), ("constant", [8, 8, 8, 8])]
-)
-def test_extended_run_continues_on_the_longer_curve(schedule: str, wanted: list[float] | None) -> None:
-    """4 steps in a run of 4, then 4 more in a run of 8: the rates match a run of 8 from the beginning."""
-    settings = Hyperparameters.model_validate({"learning_rate": 8.0, "lr_schedule": schedule})
-
-    def start(steps: int) -> tuple[torch.optim.Optimizer, LambdaLR]:
-        optimizer = build_optimizer(settings, [torch.nn.Parameter(torch.ones(2))])
-        return optimizer, build_schedule(optimizer, settings, steps)
-
-    optimizer, before = start(4)
-    for _ in range(4):
-        optimizer.step()
-        before.step()
-    extended, after = start(8)
-    extended.load_state_dict(optimizer.state_dict())
-    load_schedule(after, before.state_dict())
-    seen = []
-    for _ in range(4):
-        assert extended.param_groups[0]["lr"] == after.get_last_lr()[0]
-        seen.append(extended.param_groups[0]["lr"])
-        extended.step()
-        after.step()
-    assert seen == pytest.approx(wanted or rates(schedule, 0, 8)[4:])
 
 
 def test_a_warm_up_as_long_as_the_run_ends_below_the_peak() -> None:

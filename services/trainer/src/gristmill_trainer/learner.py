@@ -39,6 +39,7 @@ from gristmill_trainer.hooks import load_function
 from gristmill_trainer.metrics import ModelFlops, StepResult, TokenStats
 from gristmill_trainer.objectives import Objective, TrainedTokens, token_weights
 from gristmill_trainer.objectives.losses import of_user
+from gristmill_trainer.optimizer import learning_rate
 from gristmill_trainer.out_of_memory import MemoryLimits, RankOutOfMemoryError, is_out_of_memory
 from gristmill_trainer.policy import Policy
 from gristmill_trainer.settings import TrainerSettings
@@ -68,7 +69,6 @@ class Learner:
         optimizer: torch.optim.Optimizer,
         settings: TrainerSettings,
         *,
-        schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
         max_completion_length: int | None = None,
         budget: Callable[[], int | None] | None = None,
         limits: MemoryLimits | None = None,
@@ -84,7 +84,6 @@ class Learner:
         need it: the reference is then the policy without its adapters."""
         self.policy = policy
         self.optimizer = optimizer
-        self.schedule = schedule
         own = settings.policy_loss
         self.objective = Objective.of(settings, of_user(load_function(own, "policy_loss"), own) if own else None)
         self._settings = settings
@@ -102,22 +101,20 @@ class Learner:
         """How often the budget was halved in the current step."""
         self._flops = ModelFlops.of(policy.model)
 
-    @property
-    def learning_rate(self) -> float:
-        """Learning rate of the next update."""
-        return float(self.optimizer.param_groups[0]["lr"])
-
     def step(
         self, samples: Sequence[Sample], step: int, should_continue: Callable[[], bool] = lambda: True
     ) -> StepResult:
         """Trains on `samples`, the whole batch of optimizer step `step`, on every rank.
 
         An update with a non-finite loss or gradient is left out and does not change the policy. An update without a
-        trained token is left out too, because AdamW's momentum would change the policy. The schedule always advances.
+        trained token is left out too, because AdamW's momentum would change the policy.
         Rank 0 calls `should_continue` before each micro-batch. If it returns False, every rank raises AbandonedError.
         """
         settings = self._settings
         self._halved = 0
+        self._learning_rate = learning_rate(settings, step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._learning_rate
         try:
             samples = self._with_reference(samples, should_continue)
             if settings.updates_per_step > 1:
@@ -170,7 +167,7 @@ class Learner:
             left_out=len(left_out) + too_large,
             problem=problem,
             halved=self._halved,
-            learning_rate=self._advance(),
+            learning_rate=self._learning_rate,
             order=tuple(place for update in reported for place in update.order),
         )
 
@@ -220,14 +217,7 @@ class Learner:
         return [everywhere[number] for number in range(len(samples))]
 
     def _nothing(self, reason: str, left_out: int = 0) -> StepResult:
-        return StepResult(skipped=reason, left_out=left_out, halved=self._halved, learning_rate=self._advance())
-
-    def _advance(self) -> float:
-        """Advances the schedule, and returns the learning rate of the step before."""
-        learning_rate = self.learning_rate
-        if self.schedule is not None:
-            self.schedule.step()
-        return learning_rate
+        return StepResult(skipped=reason, left_out=left_out, halved=self._halved, learning_rate=self._learning_rate)
 
     def _in_memory(self, samples: Sequence[Sample], call: Callable[[], _T], limit: _Limit = "too_long") -> _T:
         """Returns the result of `call`, which computes micro-batches of `samples`. `limit`: the one that it observes.

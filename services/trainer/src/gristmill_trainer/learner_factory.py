@@ -14,8 +14,8 @@ from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import ModelError, OutOfMemoryError, TrainerError
 from gristmill_trainer.learner import Learner
 from gristmill_trainer.memory import Memory, gigabytes
-from gristmill_trainer.model_state import LearnerState, ShardedState, check_shardable, shard
-from gristmill_trainer.optimizer import build_optimizer, build_schedule
+from gristmill_trainer.model_state import LearnerState, check_shardable, shard
+from gristmill_trainer.optimizer import build_optimizer
 from gristmill_trainer.out_of_memory import MemoryLimits
 from gristmill_trainer.policy import Lora, ModelSource, Policy
 from gristmill_trainer.policy.lora import saved_lora
@@ -44,7 +44,7 @@ class LearnerPlan:
 
 
 def build_learner(plan: LearnerPlan, dist: DistContext) -> tuple[Learner, LearnerState]:
-    """Loads the model, shards it if there are several ranks, and builds optimizer and schedule. Every rank calls it.
+    """Loads the model, shards it if there are several ranks, and builds the optimizer. Every rank calls it.
 
     Raises TrainerError on every rank for settings that the run or the number of ranks does not allow.
     """
@@ -90,12 +90,10 @@ def build_learner(plan: LearnerPlan, dist: DistContext) -> tuple[Learner, Learne
     if dist.size > 1:
         shard(policy, dist, _longest(plan))
     optimizer = build_optimizer(settings, policy.trained_parameters())
-    schedule = build_schedule(optimizer, settings, settings.training_steps)
     learner = Learner(
         policy,
         optimizer,
         settings,
-        schedule=schedule,
         max_completion_length=plan.max_completion_length,
         budget=partial(_budget, policy, settings, dist),
         limits=plan.limits,
@@ -103,9 +101,7 @@ def build_learner(plan: LearnerPlan, dist: DistContext) -> tuple[Learner, Learne
         reference=reference,
         dist=dist,
     )
-    if dist.size == 1:
-        return learner, LearnerState(policy, optimizer, schedule)
-    return learner, ShardedState(policy, optimizer, schedule, dist)
+    return learner, LearnerState(policy, optimizer, dist)
 
 
 def _advise_on_adapters(settings: TrainerSettings, policy: Policy) -> None:

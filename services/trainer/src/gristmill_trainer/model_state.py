@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,7 +10,6 @@ from typing import Any, Protocol
 import torch
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
-    get_model_state_dict,
     set_model_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
@@ -21,13 +19,12 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from gristmill import Hyperparameters
 from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import TrainerError, WeightsError
-from gristmill_trainer.optimizer import kept_hyperparameters, load_schedule
+from gristmill_trainer.optimizer import kept_settings
 from gristmill_trainer.policy import Policy
 from gristmill_trainer.policy.lora import adapter_tensors, save_adapters
-from gristmill_trainer.policy.model import Visit, as_in_files, no_visit, tied_head
+from gristmill_trainer.policy.model import Visit, gathered, no_visit
 from gristmill_trainer.policy.scoring import check
 
-_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _FROM_RANK_0 = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
 
@@ -41,28 +38,25 @@ class SavedState(Protocol):
         """Writes a folder that a later policy loads as its weights: a Hugging Face model, or adapters."""
 
     def state(self) -> dict[str, Any]:
-        """Returns the other state as dicts and lists of tensors, numbers and strings, on rank 0. "schedule": learning
-        rate."""
+        """Returns the other state as dicts and lists of tensors, numbers and strings, on rank 0."""
 
 
 class LearnerState:
-    """The state of a learner: its policy, its optimizer and its schedule, in one process.
+    """The state of a learner: its policy and its optimizer.
 
-    With several processes, `ShardedState` has the same methods. Every rank calls them. Rank 0 alone returns the
-    tensors, and writes the files.
+    Every rank calls the methods. Rank 0 alone returns the tensors, and writes the files, which have the format of one
+    process. So a run may continue with another number of ranks.
     """
 
     def __init__(
         self,
         policy: Policy,
         optimizer: torch.optim.Optimizer,
-        schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
         dist: DistContext | None = None,
     ) -> None:
         self.dist = dist or DistContext()
         self._policy = policy
         self._optimizer = optimizer
-        self._schedule = schedule
         self._copies: dict[str, Any] = {}
         """The last result of `_host_copy`, whose memory the next one uses again."""
 
@@ -71,6 +65,8 @@ class LearnerState:
 
         None with several processes: the copy of the whole state would need too much memory on rank 0.
         """
+        if self.dist.size > 1:
+            return None
         policy = self._policy
         tensors = policy.model.state_dict() if policy.lora is None else adapter_tensors(policy.model)
         self._copies = _host_copy({"model": tensors, "other": self.state()}, self._copies, {})
@@ -126,17 +122,49 @@ class LearnerState:
         self._policy.save_whole(folder)
 
     def state(self) -> dict[str, Any]:
-        """Returns the state of optimizer and schedule, on rank 0."""
-        schedule = None if self._schedule is None else self._schedule.state_dict()
-        return {"optimizer": self._optimizer.state_dict(), "schedule": schedule}
+        """Returns the state of the optimizer, with parameters by number. Empty except on rank 0."""
+        found = self._optimizer.state_dict()
+        states: dict[int, dict[str, Any]] = {}
+        for number, values in found["state"].items():
+            whole = {name: gathered(value) for name, value in values.items()}
+            if self.dist.is_main:
+                # The GPU may not have room for all moments of all ranks.
+                states[number] = {name: value.cpu() for name, value in whole.items()} if self.dist.size > 1 else whole
+        return {"optimizer": {**found, "state": states}} if self.dist.is_main else {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restores rank 0's `state`, a result of `state`, without "schedule" if the schedule restarts. The model is
-        loaded separately."""
-        with kept_hyperparameters(self._optimizer, keep="schedule" not in state):
-            self._optimizer.load_state_dict(state["optimizer"])
-        if self._schedule is not None and state.get("schedule") is not None:
-            load_schedule(self._schedule, state["schedule"])
+        """Restores rank 0's `state`, a result of `state`. Its learning rate and other settings are left out. The
+        model is loaded separately.
+
+        Other ranks' values are ignored. Raises ValueError for the state of another model.
+        """
+        (own,) = self._optimizer.param_groups
+        saved = state["optimizer"] if self.dist.is_main else {"state": {}}
+        if self.dist.is_main and (there := len(saved["param_groups"][0]["params"])) != len(own["params"]):
+            raise ValueError(f"it has {there} parameters, the model {len(own['params'])}")
+        if self.dist.size > 1:
+            saved = self._shared(saved)
+        with kept_settings(self._optimizer):
+            self._optimizer.load_state_dict(saved)
+
+    def _shared(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """Returns this rank's part of rank 0's state of the optimizer."""
+        whole: dict[int, dict[str, torch.Tensor]] = saved["state"]
+        # In place of each tensor that the ranks share, its dtype.
+        small = {
+            number: {name: value.dtype if value.dim() else value for name, value in values.items()}
+            for number, values in whole.items()
+        }
+        groups, small = self.dist.on_main(lambda: (saved["param_groups"], small))
+        (own,) = self._optimizer.param_groups
+        for number, values in small.items():
+            parameter = own["params"][number]
+            for name, value in values.items():
+                if isinstance(value, torch.dtype):
+                    tensor = whole[number][name] if self.dist.is_main else torch.empty(parameter.shape, dtype=value)
+                    tensor = tensor.to(parameter.device)
+                    values[name] = distribute_tensor(tensor, parameter.device_mesh, parameter.placements)
+        return {"state": small, "param_groups": groups}
 
 
 class StagedState:
@@ -216,113 +244,3 @@ def shard(policy: Policy, dist: DistContext, seq_len: int = 0) -> None:
     register_fsdp_forward_method(policy.scorer, "own_logprobs")
     check(policy.scorer, seq_len, policy.compute)
     whole.reshard()
-
-
-class ShardedState(LearnerState):
-    """The state of a sharded policy: every method gathers the parts of all ranks on rank 0.
-
-    The files have the format of one process, so that a run may continue with another number of ranks.
-    """
-
-    def __init__(
-        self,
-        policy: Policy,
-        optimizer: torch.optim.Optimizer,
-        schedule: torch.optim.lr_scheduler.LRScheduler,
-        dist: DistContext,
-    ) -> None:
-        super().__init__(policy, optimizer, schedule, dist)
-        self._tied_head = tied_head(policy.model)
-
-    def staged(self) -> None:
-        return None
-
-    def served_tensors(self, *, on_device: bool = False, visit: Visit = no_visit) -> dict[str, torch.Tensor]:
-        policy = self._policy
-        return as_in_files(
-            policy.model, self._whole(), policy.served_dtype, self._tied_head, on_device=on_device, visit=visit
-        )
-
-    def _whole(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Gathers one tensor at a time from every rank, and yields it on rank 0."""
-        for name, tensor in self._policy.model.state_dict().items():
-            whole = _gathered(tensor)
-            if self.dist.is_main:
-                yield name, whole.detach()
-
-    def save_model(self, folder: Path) -> None:
-        """Writes a Hugging Face model folder on rank 0, tied as the original."""
-        tensors: dict[str, Any] = get_model_state_dict(self._policy.model, options=_WHOLE)
-
-        def write() -> None:
-            if self._tied_head is not None:
-                del tensors[self._tied_head]
-            self._policy.model.save_pretrained(folder, state_dict=tensors, safe_serialization=True)
-
-        self.dist.on_main(write)
-
-    save_whole = save_model  # A sharded policy never has adapters.
-
-    def state(self) -> dict[str, Any]:
-        """Returns the state in the format of one process: parameters by number. Empty except on rank 0.
-
-        A parameter that never had a gradient has no state.
-        """
-        (group,) = self._optimizer.param_groups
-        states = {}
-        for number, parameter in enumerate(group["params"]):
-            # torch's own function for this would count a step of an optimizer that has no state yet.
-            values = {name: _gathered(value) for name, value in self._optimizer.state.get(parameter, {}).items()}
-            if values and self.dist.is_main:
-                states[number] = {name: value.cpu() for name, value in values.items()}
-        if not self.dist.is_main:
-            return {}
-        groups = [{**group, "params": list(range(len(group["params"])))}]
-        schedule = None if self._schedule is None else self._schedule.state_dict()
-        return {"optimizer": {"state": states, "param_groups": groups}, "schedule": schedule}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Restores the state that rank 0 passes, from `state` here or in one process. Other ranks' values are ignored.
-
-        Raises ValueError for the state of another model.
-        """
-        (own,) = self._optimizer.param_groups
-        if self.dist.is_main:
-            (group,) = state["optimizer"]["param_groups"]
-            if len(group["params"]) != len(own["params"]):
-                raise ValueError(f"it has {len(group['params'])} parameters, the model {len(own['params'])}")
-        saved: dict[int, dict[str, torch.Tensor]] = state["optimizer"]["state"] if self.dist.is_main else {}
-        groups, small, schedule = self.dist.on_main(
-            lambda: (
-                state["optimizer"]["param_groups"],
-                # In place of each tensor that the ranks share, its dtype.
-                {
-                    number: {name: value.dtype if value.dim() else value for name, value in values.items()}
-                    for number, values in saved.items()
-                },
-                state.get("schedule", {}),
-            )
-        )
-        states: dict[int, dict[str, Any]] = {}
-        for number, values in small.items():
-            parameter = own["params"][number]
-            states[number] = {
-                name: self._share(parameter, value, saved.get(number, {}).get(name))
-                if isinstance(value, torch.dtype)
-                else value
-                for name, value in values.items()
-            }
-        with kept_hyperparameters(self._optimizer, keep=not schedule):
-            self._optimizer.load_state_dict({"state": states, "param_groups": groups})
-        if self._schedule is not None and schedule:
-            load_schedule(self._schedule, schedule)
-
-    def _share(self, parameter: DTensor, dtype: torch.dtype, whole: torch.Tensor | None) -> DTensor:
-        """Returns this rank's part of rank 0's tensor `whole`, which has the parameter's shape."""
-        if whole is None:
-            whole = torch.empty(parameter.shape, dtype=dtype)
-        return distribute_tensor(whole.to(parameter.device), parameter.device_mesh, parameter.placements)
-
-
-def _gathered(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

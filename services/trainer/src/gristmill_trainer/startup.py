@@ -91,7 +91,7 @@ def start(arguments: Sequence[str], environ: Mapping[str, str], dist: DistContex
             learner, state = build_learner(plan.learner, dist)
             resumption = plan.resumption
             if resumption.checkpoint is not None:
-                plan.checkpoints.restore(resumption.checkpoint, state, own=resumption.own)
+                plan.checkpoints.restore(resumption.checkpoint, state)
             policy = learner.policy
             if dist.on_main(partial(rank_0.take_run, plan, policy)):
                 break

@@ -183,7 +183,6 @@ def test_checkpoints_of_one_and_two_processes_are_equal(trainings: Trainings) ->
     assert {file.name for file in two.iterdir()} == {file.name for file in one.iterdir()}
     assert_same_tensors(load_file(two / "model.safetensors"), load_file(one / "model.safetensors"))
     states = [torch.load(folder / "optimizer.pt", weights_only=True) for folder in (one, two)]
-    assert states[0]["schedule"] == states[1]["schedule"]
     groups = [state["optimizer"]["param_groups"] for state in states]
     assert groups[0] == groups[1]
     by_number = [state["optimizer"]["state"] for state in states]

@@ -129,13 +129,12 @@ def _step(job: Job, learner: Learner, step: int) -> dict[str, Any]:
     batch = samples(step, shared=30 if job.settings == "shared prompts" else 0)
     if job.settings in GIVEN_UP and step == RESUMED:
         _give_up(learner, batch, step)
-    learning_rate = learner.learning_rate
     result = learner.step(batch, step)
     return {
         "step": step,
         "loss": result.loss,
         "grad_norm": result.grad_norm,
-        "learning_rate": learning_rate,
+        "learning_rate": result.learning_rate,
         "counts": [result.tokens, result.trained_tokens, result.flops],
         "measures": asdict(measure(result.token_stats)),
         "records": _records(batch, result),

@@ -10,7 +10,7 @@ import torch
 from tests.unit.trainer.learner.learning import Build
 
 from gristmill_trainer.learner import Learner
-from gristmill_trainer.optimizer import build_optimizer, build_schedule
+from gristmill_trainer.optimizer import build_optimizer
 from gristmill_trainer.out_of_memory import MemoryLimits
 from gristmill_trainer.policy import Lora, ModelSource, Policy
 from gristmill_trainer.settings import TrainerSettings
@@ -29,18 +29,16 @@ def build(model_dir: Path) -> Build:
     ) -> Learner:
         """`plain`: plain steps along the gradient, which preserve its size. Adam's steps hide it."""
         defaults: dict[str, Any] = {"device": "cpu", "batch_size": 8, "learning_rate": 1e-3}
-        chosen = TrainerSettings(**(defaults | settings))
+        chosen = TrainerSettings(**(defaults | settings | ({"learning_rate": 1.0} if plain else {})))
         source = ModelSource(str(model_dir), str(model_dir), None, 512)
         lora = Lora(chosen.lora_rank, chosen.lora_alpha) if chosen.lora_rank else None
         policy = Policy(source, "cpu", packing=chosen.packing, checkpointing=chosen.gradient_checkpointing, lora=lora)
         parameters = policy.trained_parameters()
         optimizer = torch.optim.SGD(parameters, lr=1.0) if plain else build_optimizer(chosen, parameters)
-        schedule = build_schedule(optimizer, chosen, chosen.training_steps)
         return Learner(
             policy,
             optimizer,
             chosen,
-            schedule=schedule,
             max_completion_length=16,
             limits=limits,
             reference=reference,

@@ -15,7 +15,6 @@ from tests.unit.trainer.learner.learning import Build, assert_same_bits, farthes
 
 from gristmill_trainer.data.micro_batches import split
 from gristmill_trainer.errors import AbandonedError
-from gristmill_trainer.optimizer import learning_rate_factor
 
 
 def test_update_without_a_trained_token_changes_no_weights(build: Build) -> None:
@@ -67,8 +66,8 @@ def test_step_skips_one_bad_update_and_applies_the_others(build: Build) -> None:
     assert none.skipped is not None
 
 
-def test_step_without_a_trained_token_advances_only_the_schedule(build: Build) -> None:
-    learner, samples = build(lr_schedule="linear", training_steps=4), make_samples()
+def test_step_without_a_trained_token_changes_nothing(build: Build) -> None:
+    learner, samples = build(), make_samples()
     learner.step(samples, 1)
     before, state = weights(learner), moments(learner)
     for left in ([replace(one, trained=np.zeros_like(one.trained)) for one in samples], []):
@@ -78,7 +77,6 @@ def test_step_without_a_trained_token_advances_only_the_schedule(build: Build) -
         assert math.isnan(result.loss)
     assert_same_bits(weights(learner), before)
     assert all(torch.equal(one, other) for one, other in zip(moments(learner), state, strict=True))
-    assert learner.learning_rate == pytest.approx(1e-3 * learning_rate_factor(3, "linear", 0, 4))
 
 
 def test_abandoned_step_keeps_the_weights(build: Build) -> None:
@@ -125,10 +123,15 @@ def test_step_abandoned_after_a_skipped_update_is_untouched(build: Build) -> Non
     assert_same_bits(weights(learner), before)
 
 
-def test_schedule_advances_once_per_step(build: Build) -> None:
-    learner = build(num_epochs=2, minibatches=2, warmup_steps=2, lr_schedule="linear", training_steps=6)
-    samples, rates = make_samples(), []
-    for step in range(1, 7):
-        rates.append(learner.learning_rate)
-        learner.step(samples, step)
-    assert rates == pytest.approx([1e-3 * learning_rate_factor(done, "linear", 2, 6) for done in range(6)])
+def test_updates_of_a_step_have_the_rate_of_their_step(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = build(num_epochs=2, minibatches=2, warmup_steps=1, lr_schedule="linear", training_steps=5)
+    used, update = [], learner.optimizer.step
+
+    def step(*arguments: Any) -> None:
+        used.append(learner.optimizer.param_groups[0]["lr"])
+        update(*arguments)
+
+    monkeypatch.setattr(learner.optimizer, "step", step)
+    results = [learner.step(make_samples(), number) for number in (1, 4)]
+    assert used == pytest.approx([0.5e-3] * 4 + [0.5e-3] * 4)
+    assert [result.learning_rate for result in results] == [used[0], used[-1]]

@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from gristmill_trainer.data.micro_batches import collate
 from gristmill_trainer.data.types import MicroBatch, Sample
+from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import ModelError, OutOfMemoryError, TrainerError
 from gristmill_trainer.learner import Learner
 from gristmill_trainer.memory import Memory
@@ -347,7 +348,7 @@ def test_first_scores_without_a_compiler_are_computed_without_it(
     policy = build().policy
     expected = own_scores(policy, ANY_PROBES)
     compile_without_compiler(policy)
-    monkeypatch.setattr(policy, "_several", several)
+    monkeypatch.setattr(policy, "_dist", DistContext(0, 2 if several else 1, 0))
     with raises(ModelError, "compile_failed") if several else nullcontext():
         assert distance(own_scores(policy, ANY_PROBES), expected) == 0
     assert policy.scorer.compiled == several

@@ -88,7 +88,7 @@ class Trainer:
         plan = LearnerPlan(self.source, resumption.weights, self.settings, None)
         learner, state = build_learner(plan, dist)
         if resumption.checkpoint is not None and self.restores:
-            store.restore(resumption.checkpoint, state, own=resumption.own)
+            store.restore(resumption.checkpoint, state)
         first_step = resumption.step
         metrics = JsonlWriter(self.folder / METRICS_FILE, keep=lambda row: bool(row["step"] <= first_step))
         guard = StallGuard("trainer", STALL)

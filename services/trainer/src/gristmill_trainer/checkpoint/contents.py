@@ -2,7 +2,7 @@
 
 step-000020/
   config.json, model.safetensors, ...   the model in Hugging Face's format
-  optimizer.pt                          states of the optimizer and the schedule
+  optimizer.pt                          state of the optimizer
   random.pt                             states of the random number generators
   trainer_state.json                    `Progress`
   manifest.json                         SHA-256 of every file above, to find disk errors before training continues

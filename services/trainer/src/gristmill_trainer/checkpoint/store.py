@@ -135,8 +135,8 @@ class CheckpointStore:
         self._prune()
 
     @staticmethod
-    def restore(checkpoint: Checkpoint, learner: LearnerState, own: bool = True) -> None:
-        """Restores optimizer and random numbers, and the schedule if the checkpoint is the run's own.
+    def restore(checkpoint: Checkpoint, learner: LearnerState) -> None:
+        """Restores optimizer and random numbers.
 
         Every rank calls it; rank 0 reads the files. The model is loaded separately. Raises CheckpointError.
         """
@@ -144,8 +144,6 @@ class CheckpointStore:
             learner.load_state({})
             return
         states = [_load(checkpoint.path / name) for name in (OPTIMIZER, RANDOM)]
-        if not own:
-            states[0].pop("schedule", None)
         try:
             learner.load_state(states[0])
         except (KeyError, ValueError) as error:
@@ -242,7 +240,7 @@ class Resumption:
     """None: the first weights."""
     own: bool = True
     """Whether the checkpoint is from this creation of this run. From another run's checkpoint, the trainer takes
-    weights, optimizer and random numbers; steps and schedule restart."""
+    weights, optimizer and random numbers; steps restart."""
     origin: str | None = None
     """Written to the `Progress` of every later checkpoint."""
 

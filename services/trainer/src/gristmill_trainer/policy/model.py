@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.initialization import no_init_weights
@@ -79,8 +80,8 @@ class Policy:
             _compare_ranks(Path(weights), lora)
         # A checkpoint of adapters does not contain the base model's weights.
         whole = source.weights if lora is not None or weights is None else weights
-        self._several = dist is not None and dist.size > 1
-        load = _load if dist is None or dist.is_main else _without_weights
+        self._dist = dist or DistContext()
+        load = _load if self._dist.is_main else _without_weights
         try:
             model = load(whole, weights_dtype(self.device, lora))
         except (OSError, ValueError) as error:
@@ -132,6 +133,10 @@ class Policy:
         )
         self.scorer.run_eagerly()
         return True
+
+    @property
+    def _several(self) -> bool:
+        return self._dist.size > 1
 
     @property
     def vocabulary(self) -> int:
@@ -202,10 +207,14 @@ class Policy:
 
     def save(self, folder: Path) -> None:
         """Writes the `weights` folder of a later Policy: a Hugging Face model, tied as the original, or adapters."""
-        if self.lora is None:
-            self.model.save_pretrained(folder, safe_serialization=True)
-        else:
+        if self.lora is not None:
             save_adapters(self.model, adapter_tensors(self.model), folder)
+        elif self._several:
+            tied = tied_head(self.model)
+            tensors = {name: tensor.cpu() for name, tensor in self._tensors() if name != tied}
+            self._dist.on_main(lambda: self.model.save_pretrained(folder, state_dict=tensors))
+        else:
+            self.model.save_pretrained(folder, safe_serialization=True)
 
     def describe_adapters(self, folder: Path) -> None:
         """Writes adapter_config.json, which describes the adapters' tensors."""
@@ -213,15 +222,20 @@ class Policy:
 
     def save_whole(self, folder: Path) -> None:
         """Writes a Hugging Face model folder, tied as the original, with merged adapters."""
-        model = self.model if self.lora is None else self._merged_model()
-        model.save_pretrained(folder, safe_serialization=True)
+        if self.lora is None:
+            self.save(folder)
+        else:
+            self._merged_model().save_pretrained(folder, safe_serialization=True)
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields the live tensors by name. Merged tensors are copies."""
+        """Yields the live tensors by name, on rank 0. Merged tensors are copies, and so are those of several ranks."""
         if self.lora is not None:
             yield from merged_tensors(self.model)
-        else:
-            yield from ((name, tensor.detach()) for name, tensor in self.model.state_dict().items())
+            return
+        for name, tensor in self.model.state_dict().items():
+            whole = gathered(tensor.detach())
+            if self._dist.is_main:
+                yield name, whole
 
     def _merged_model(self) -> Any:
         with torch.device("meta"):
@@ -279,6 +293,11 @@ def _compare_ranks(folder: Path, lora: Lora | None) -> None:
             saved=saved or 0,
             lora_rank=asked or 0,
         )
+
+
+def gathered(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor, and the whole of a tensor that ranks share. Every rank calls it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def tied_head(model: Any) -> str | None:

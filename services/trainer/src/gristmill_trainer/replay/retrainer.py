@@ -22,7 +22,6 @@ from gristmill_trainer.data.types import Sample, rollouts_of
 from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.learner_factory import LearnerPlan, build_learner
 from gristmill_trainer.metrics import StepResult
-from gristmill_trainer.optimizer import load_schedule
 from gristmill_trainer.replay.recorded import RecordedRun, differences
 from gristmill_trainer.settings import TrainerSettings
 
@@ -165,8 +164,6 @@ class Retrainer:
 
     def _build(self, checkpoint: Checkpoint | None, step: int) -> None:
         """Loads the checkpoint after `step` steps, or the weights before any training."""
-        # The optimizer's settings and the schedule continue, unless other settings or another run's weights begin here.
-        own = step > 0 and (self.change.is_empty or step < self.change.after)
         settings, facts = self.settings_of(step + 1), self.run.facts(step + 1)
         _use_threads(facts)
         weights = None if checkpoint is None else str(checkpoint.path)
@@ -176,10 +173,7 @@ class Retrainer:
         vars(self).pop("state", None)
         self.learner, self.state = build_learner(plan, self._dist)
         if checkpoint is not None:
-            self._store.restore(checkpoint, self.state, own=own)
-            schedule = self.learner.schedule
-            if not own and step and schedule is not None:  # The new schedule continues at this step.
-                load_schedule(schedule, {**schedule.state_dict(), "last_epoch": step, "_step_count": step + 1})
+            self._store.restore(checkpoint, self.state)
         self.settings, self.step, self._last = settings, step, checkpoint
 
     def _save(self, progress: Progress) -> Checkpoint:
