@@ -273,6 +273,8 @@ def publish(training: Training, step: int, scores: Sequence[ProbeScores] | None 
 def served_tensors(training: Training) -> tuple[dict[str, torch.Tensor], PublishedSums]:
     """Returns the tensors to publish and their sums for the receipts, on rank 0; nothing on other ranks."""
     sums = PublishedSums()
+    if training.settings.publisher == "none":
+        return {}, sums
     visit = no_visit if training.probes is None else sums.add
     return training.state.served_tensors(on_device=training.settings.publishes_from_device, visit=visit), sums
 

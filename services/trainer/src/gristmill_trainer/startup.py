@@ -47,7 +47,7 @@ from gristmill_trainer.out_of_memory import MemoryLimits
 from gristmill_trainer.policy import ModelSource, Policy, check_publishable, find_model
 from gristmill_trainer.publish.device_memory import DeviceMemoryTransport
 from gristmill_trainer.publish.pool import ModelServers
-from gristmill_trainer.publish.publisher import FilesystemTransport, NoTransport, Publisher, claim_publishing
+from gristmill_trainer.publish.publisher import FilesystemTransport, Publisher, claim_publishing
 from gristmill_trainer.publish.sender import WeightSender
 from gristmill_trainer.publish.servers import ServerList
 from gristmill_trainer.quarantine import SkippedSteps
@@ -275,7 +275,7 @@ class _MainStart:
         settings, source, stop, run_id = plan.learner.settings, plan.learner.source, self._stop, session.run.run_id
         ahead = settings.max_staleness > 0
         receipts: Receipts | None = None
-        transport = NoTransport()
+        transport: FilesystemTransport | None = None
         if settings.publisher != "none":
             since = None if plan.resumption.checkpoint is None else plan.resumption.step
             receipts = Receipts(plan.run_dir, policy, plan.probes, since)
@@ -289,14 +289,16 @@ class _MainStart:
             )
             describe = policy.describe_adapters if policy.publishes_adapters else None
             folder = self._deployment.weights_dir / run_id
-            kind: Callable[..., FilesystemTransport] = FilesystemTransport
-            if settings.publishes_from_device:
+            if settings.publishes_from_device and describe is None:  # Adapters are small, and are published as files.
                 sender = None
-                if settings.publisher == "nccl" and describe is None:
+                if settings.publisher == "nccl":
                     url = URL(next(iter(self._servers)).url)
                     sender = WeightSender((url.host, url.port or 80), policy.device)
-                kind = partial(DeviceMemoryTransport, device=policy.device, sender=sender)
-            transport = kind(servers, folder, source.served_weights, describe)
+                transport = DeviceMemoryTransport(
+                    servers, folder, source.served_weights, device=policy.device, sender=sender
+                )
+            else:
+                transport = FilesystemTransport(servers, folder, source.served_weights, describe)
         publisher = Publisher(transport, partial(announce, session), stop, background=ahead)
         self._stack.callback(publisher.close)
         return publisher, receipts

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,12 +22,25 @@ from gristmill_trainer.learner import Learner
 from gristmill_trainer.learner_factory import LearnerPlan, build_learner
 from gristmill_trainer.model_state import LearnerState
 from gristmill_trainer.policy import ModelSource, Policy
+from gristmill_trainer.publish.pool import ModelServers
+from gristmill_trainer.publish.publisher import FilesystemTransport
 from gristmill_trainer.settings import TrainerSettings
 
 LIMITS = Limits(vocabulary=64, seq_len=512, policy=PolicyVersion(1, 0))
 SETTINGS = TrainerSettings(
     device="cpu", batch_size=4, learning_rate=1e-2, lr_schedule="cosine", warmup_steps=2, num_epochs=2, minibatches=2
 )
+
+
+class StandInTransport(FilesystemTransport):
+    """A transport without model servers."""
+
+    def __init__(self) -> None:
+        self.servers: Any = mock.create_autospec(ModelServers, instance=True)
+        self.servers.wake.return_value = []
+
+    def sleep(self) -> None:
+        self.servers.sleep(2)
 
 
 @dataclass

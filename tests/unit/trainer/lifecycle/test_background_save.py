@@ -16,7 +16,7 @@ import pytest
 import torch
 from tests.support.errors import raises
 from tests.unit.trainer.lifecycle.api_stand_in import ApiStandIn
-from tests.unit.trainer.lifecycle.conftest import SETTINGS, Training, progress, step_groups
+from tests.unit.trainer.lifecycle.conftest import SETTINGS, StandInTransport, Training, progress, step_groups
 from tests.unit.trainer.lifecycle.test_loop import SKIPS, Trainer
 
 from gristmill import ApiError, ApiUnreachable, PolicyVersion
@@ -29,7 +29,6 @@ from gristmill_trainer.errors import CheckpointError, FencedError, PublishError
 from gristmill_trainer.hooks import StepEvent
 from gristmill_trainer.learner_factory import LearnerPlan, build_learner
 from gristmill_trainer.policy import ModelSource
-from gristmill_trainer.publish.publisher import NoTransport
 from gristmill_trainer.quarantine import SkippedSteps
 from gristmill_trainer.stop import StoppedError
 from gristmill_trainer.training import Ledger
@@ -87,7 +86,7 @@ class Api(ApiStandIn):
         super().ack(run_id, incarnation, batch_ids, **named)
 
 
-class Transport(NoTransport):
+class Transport(StandInTransport):
     """Remembers the step of the last publication."""
 
     served = 0
@@ -353,7 +352,7 @@ def test_end_of_the_training_waits_for_its_checkpoint(trainer: Trainer, api: Api
             seen.append(list(api.acked))
             raise EndedError
 
-    transport.prove = prove  # type: ignore[method-assign]
+    transport.servers.prove = prove
     with pytest.raises(EndedError):
         trainer.run()
     assert seen == [ids(1, 2, 3, 4)]
@@ -452,7 +451,7 @@ def test_error_of_the_training_does_not_lose_the_checkpoint_in_progress(
             raise error
 
     trainer.transport = transport = Transport()
-    transport.prove = fail  # type: ignore[method-assign]
+    transport.servers.prove = fail
     with pytest.raises(kind):
         trainer.run()
     found = resumption(api.run)

@@ -17,7 +17,7 @@ import pytest
 import torch
 from tests.support.errors import raises
 from tests.unit.trainer.lifecycle.api_stand_in import ApiStandIn
-from tests.unit.trainer.lifecycle.conftest import SETTINGS, prepare, step_groups
+from tests.unit.trainer.lifecycle.conftest import SETTINGS, StandInTransport, prepare, step_groups
 
 from gristmill import ApiError, ApiUnreachable, LeaseSession, PolicyVersion, TrajectoryGroup
 from gristmill.internal.lines import JsonlWriter, read_jsonl
@@ -38,7 +38,7 @@ from gristmill_trainer.loop import train
 from gristmill_trainer.metrics import step_metrics
 from gristmill_trainer.observers import Observers
 from gristmill_trainer.policy import ModelSource
-from gristmill_trainer.publish.publisher import NoTransport, Publisher
+from gristmill_trainer.publish.publisher import FilesystemTransport, Publisher
 from gristmill_trainer.quarantine import SkippedSteps
 from gristmill_trainer.run import announce
 from gristmill_trainer.startup import STALL
@@ -67,7 +67,7 @@ class Trainer:
 
     def __init__(self, source: ModelSource, folder: Path, api: ApiStandIn) -> None:
         self.source, self.folder, self.api = source, folder, api
-        self.transport = NoTransport()
+        self.transport: FilesystemTransport | None = None
         self.settings = SKIPS
         self.grace = 50.0
         self.servers_sleep = False
@@ -167,16 +167,17 @@ def test_loop_continues_a_skip_count_below_the_bound(source: ModelSource, tmp_pa
     trainer.transport = _Transport(stopped)
     with pytest.raises(StoppedError):
         trainer.run()
-    trainer.transport = NoTransport()
+    trainer.transport = None
     with raises(TrainerError, "too_many_skipped_steps") as raised:
         trainer.run()
     assert len(raised.value.values["files"]) == 3
 
 
-class _Transport(NoTransport):
+class _Transport(StandInTransport):
     """Calls a function with every version."""
 
     def __init__(self, called: Callable[[PolicyVersion], object]) -> None:
+        super().__init__()
         self._called = called
 
     def publish(self, tensors: object, version: PolicyVersion) -> None:
@@ -269,6 +270,7 @@ class _Sleeping(_Transport):
     def __init__(self) -> None:
         self.calls: list[str] = []
         super().__init__(lambda version: self.calls.append(str(version.step)))
+        self.servers.wake = self.wake
 
     def sleep(self) -> None:
         self.calls.append("sleep")

@@ -8,17 +8,19 @@ import threading
 import pytest
 import torch
 from tests.support.errors import raises
+from tests.unit.trainer.lifecycle.conftest import StandInTransport
 
 from gristmill import GristmillError, PolicyVersion
 from gristmill_trainer.errors import PublishError
-from gristmill_trainer.publish.publisher import NoTransport, Publisher, Tensors
+from gristmill_trainer.publish.publisher import Publisher, Tensors
 from gristmill_trainer.stop import StoppedError, StopRequest
 
 
-class _Slow(NoTransport):
+class _Slow(StandInTransport):
     """Publishes when the test allows it."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.go = threading.Event()
         self.seen: list[tuple[float, PolicyVersion]] = []
         self.error: Exception | None = None

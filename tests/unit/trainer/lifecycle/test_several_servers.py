@@ -288,10 +288,10 @@ class _FailsReceipt:
     def expects(self, version: PolicyVersion) -> bool:
         return True
 
-    def holds(self, server: ModelServer, version: PolicyVersion, attempt: int) -> bool:
-        return server.url != self.failing
-
-    def explain(self, server: ModelServer, label: str) -> PublishError:
+    def check(self, server: ModelServer, version: PolicyVersion, attempt: int) -> PublishError | None:
+        if server.url != self.failing:
+            return None
+        server.leave_out()
         return PublishError("receipt_failed", "another function", url=server.url)
 
 

@@ -69,7 +69,7 @@ class Run:
         stop = StopRequest(50)
         self.announced: list[str] = []
         self.publisher = Publisher(
-            FilesystemTransport(self.servers, folder / "weights", None, describe),
+            FilesystemTransport(self.servers, folder / "weights", None, describe) if receipts else None,
             lambda version: self.announced.append(str(version)),
             stop,
             background=background,

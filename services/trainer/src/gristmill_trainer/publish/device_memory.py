@@ -8,7 +8,6 @@ afterwards. With nccl, servers are on other GPUs, and receive the buffer.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -22,23 +21,19 @@ from gristmill_trainer.publish.sender import WeightSender
 
 
 class DeviceMemoryTransport(FilesystemTransport):
-    """Writes `folder`/<version>/device_memory.json, and lets the running `servers` load the buffer that it describes.
-
-    Adapters are small, and are published as files.
-    """
+    """Writes `folder`/<version>/device_memory.json, and lets `servers` load the buffer that it describes."""
 
     def __init__(
         self,
         servers: ModelServers,
         folder: Path,
         served_weights: Path | None,
-        describe_adapters: Callable[[Path], None] | None = None,
         *,
         device: torch.device,
         sender: WeightSender | None = None,
     ) -> None:
         """`device`: of the buffer. `sender`: for servers that are not on this device."""
-        super().__init__(servers, folder, served_weights, describe_adapters)
+        super().__init__(servers, folder, served_weights)
         self._device = device
         self._sender = sender
         self._buffer: torch.Tensor | None = None
@@ -48,15 +43,10 @@ class DeviceMemoryTransport(FilesystemTransport):
         """The tensors in the buffer."""
 
     def copied(self, tensors: Tensors) -> Tensors:
-        if self._describe_adapters is not None:
-            return super().copied(tensors)
         self._fill(tensors)
         return self._views
 
     def _save(self, tensors: Tensors, folder: Path) -> None:
-        if self._describe_adapters is not None:
-            super()._save(tensors, folder)
-            return
         if tensors is not self._views:
             self._fill(tensors)
         assert self._buffer is not None

@@ -38,16 +38,11 @@ class Proof(Protocol):
     def expects(self, version: PolicyVersion) -> bool:
         """Whether the version can be checked."""
 
-    def holds(self, server: ModelServer, version: PolicyVersion, attempt: int) -> bool:
-        """Whether the server computes with the weights of `version`. `attempt`: of its publication, from 1.
+    def check(self, server: ModelServer, version: PolicyVersion, attempt: int) -> PublishError | None:
+        """Returns None if the server computes with the weights of `version`. Else leaves the server out, and returns
+        its error with the code `RECEIPT_FAILED`. `attempt`: of its publication, from 1.
 
         Raises PublishError if the server does not answer.
-        """
-
-    def explain(self, server: ModelServer, label: str) -> PublishError:
-        """Returns the error of a server for which `holds` was False, with the code `RECEIPT_FAILED`.
-
-        `label`: of the server's weights.
         """
 
 
@@ -417,16 +412,10 @@ class ModelServers:
     def _prove(self, server: ModelServer, target: Target) -> ActionResult:
         """Asks for the proof, if necessary again after a second publication. Leaves the server out without it."""
         assert self._proof is not None
-        for attempt in (1, 2):
-            if self._proof.holds(server, target.version, attempt):
-                break
-            label = server.served_version()
-            server.leave_out()
-            problem = self._proof.explain(server, label)
-            if attempt == 2:
-                return problem
-            server.publish(target.path, target.version)
-        return target.version
+        if self._proof.check(server, target.version, 1) is None:
+            return target.version
+        server.publish(target.path, target.version)
+        return self._proof.check(server, target.version, 2) or target.version
 
 
 def _ends_training(problem: PublishError, member: _Member) -> bool:

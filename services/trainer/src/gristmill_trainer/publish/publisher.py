@@ -33,42 +33,6 @@ files."""
 KEPT = 2
 
 
-class NoTransport:
-    """Brings weights to one or more model servers; this class to none, as for a server that may not be updated.
-
-    Completions become more off-policy with every step then; importance weights correct this.
-    """
-
-    def copied(self, tensors: Tensors) -> Tensors:
-        """Returns a copy of the tensors that `publish` takes later. At most one copy is in use."""
-        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-
-    def publish(self, tensors: Tensors, version: PolicyVersion) -> None:
-        """Returns when these weights are served under this version. Raises PublishError.
-
-        The servers then prove in the background that they serve the weights.
-        """
-
-    def ensure(self) -> None:
-        """Publishes the last weights again to restarted servers. Does not wait: call it regularly.
-
-        Raises PublishError.
-        """
-
-    def prove(self) -> None:
-        """Returns when each server that answers has proven that it serves the last weights. Raises PublishError."""
-
-    def sleep(self) -> None:
-        """Lets the servers free their memory on the GPU until the next publication or `wake`."""
-
-    def wake(self) -> Sequence[str]:
-        """Ends a sleep: the servers serve the last weights again. Returns the URLs of those that do not."""
-        return []
-
-    def close(self) -> None:
-        """Ends the background work."""
-
-
 class Publisher:
     """Publishes weights and announces their versions: at once, or in the background on a copy of the weights.
 
@@ -82,13 +46,15 @@ class Publisher:
 
     def __init__(
         self,
-        transport: NoTransport,
+        transport: FilesystemTransport | None,
         announce: Callable[[PolicyVersion], object],
         stop: StopRequest,
         *,
         background: bool = False,
     ) -> None:
-        """`announce`: called once a version is served, to notify the API. `stop`: shortens waits."""
+        """`transport`: None announces versions and publishes nothing, for a server that may not be updated. Completions
+        become more off-policy with every step then; importance weights correct this. `announce`: called once a version
+        is served, to notify the API. `stop`: shortens waits."""
         self._transport = transport
         self._announce = announce
         self._stop = stop
@@ -102,9 +68,8 @@ class Publisher:
         In the background, copies the tensors and starts their publication. First waits for the previous one, because
         versions only rise.
         """
-        if not self._background:
-            self._transport.publish(tensors, version)
-            self._announce(version)
+        if self._transport is None or not self._background:
+            self._publish(tensors, version)
             return
         self._join()
         copies = self._transport.copied(tensors)
@@ -121,15 +86,17 @@ class Publisher:
         if self.publishing:
             return
         self._join()
-        self._transport.ensure()
+        if self._transport is not None:
+            self._transport.servers.ensure()
 
     def sleep(self) -> None:
         """Lets the servers free their memory on the GPU until the next publication or `wake`. In a synchronous run."""
+        assert self._transport is not None
         self._transport.sleep()
 
     def wake(self) -> Sequence[str]:
         """Ends a sleep: the servers serve the last weights again. Returns the URLs of those that do not."""
-        return self._transport.wake()
+        return [] if self._transport is None else self._transport.servers.wake()
 
     def settle(self) -> None:
         """In a synchronous run, does what `wait` does. In the background, returns at once."""
@@ -142,7 +109,8 @@ class Publisher:
         Raises the error of the publication, or StoppedError if a stop is requested meanwhile.
         """
         self._join()
-        self._transport.prove()
+        if self._transport is not None:
+            self._transport.servers.prove()
 
     def _join(self) -> None:
         """Returns when no thread publishes any more."""
@@ -160,18 +128,24 @@ class Publisher:
         """Waits within the grace period for the publication in progress, then closes the transport."""
         if self._thread is not None:
             self._thread.join(timeout=max(0.0, min(self._stop.seconds_left, self._stop.grace)))
-        self._transport.close()
+        if self._transport is not None:
+            self._transport.close()
+
+    def _publish(self, tensors: Tensors, version: PolicyVersion) -> None:
+        if self._transport is not None:
+            self._transport.publish(tensors, version)
+        self._announce(version)
 
     def _run(self, tensors: Tensors, version: PolicyVersion) -> None:
+        assert self._transport is not None
         try:
-            self._transport.publish(tensors, version)
-            self._announce(version)
-            self._transport.prove()
+            self._publish(tensors, version)
+            self._transport.servers.prove()
         except Exception as error:  # noqa: BLE001  Raised by the next call: a full disk must not end the thread unheard.
             self._failure = of_thread(f"publishing version {version}", error)
 
 
-class FilesystemTransport(NoTransport):
+class FilesystemTransport:
     """Writes `folder`/<version>/model.safetensors or an adapter's files, and lets the running `servers` load them."""
 
     def __init__(
@@ -183,7 +157,7 @@ class FilesystemTransport(NoTransport):
     ) -> None:
         """`served_weights`: the folder that the server first loaded; publications must have its shapes.
         `describe_adapters`: for an adapter's tensors, writes its adapter_config.json into a folder."""
-        self._servers = servers
+        self.servers = servers
         self._folder = folder.absolute()
         self._folder.mkdir(parents=True, exist_ok=True)
         for partial in self._folder.glob(".*.partial"):  # Left by a killed trainer; never reused.
@@ -191,27 +165,26 @@ class FilesystemTransport(NoTransport):
         self._describe_adapters = describe_adapters
         self._expected = None if served_weights is None or describe_adapters is not None else shapes(served_weights)
 
+    def copied(self, tensors: Tensors) -> Tensors:
+        """Returns a copy of the tensors that `publish` takes later. At most one copy is in use."""
+        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+
     def publish(self, tensors: Tensors, version: PolicyVersion) -> None:
+        """Returns when these weights are served under this version. Raises PublishError.
+
+        The servers then prove in the background that they serve the weights.
+        """
         self._check(tensors)
         path = self._write(tensors, version)
-        self._servers.load(path, version)
+        self.servers.load(path, version)
         self._prune()
-
-    def ensure(self) -> None:
-        self._servers.ensure()
-
-    def prove(self) -> None:
-        self._servers.prove()
 
     def sleep(self) -> None:
         # The next publication brings all weights, or an adapter to the weights that vLLM keeps at level 1.
-        self._servers.sleep(1 if self._describe_adapters is not None else 2)
-
-    def wake(self) -> Sequence[str]:
-        return self._servers.wake()
+        self.servers.sleep(1 if self._describe_adapters is not None else 2)
 
     def close(self) -> None:
-        self._servers.close()
+        self.servers.close()
 
     def _write(self, tensors: Tensors, version: PolicyVersion) -> Path:
         target = self._folder / str(version)
@@ -260,7 +233,7 @@ class FilesystemTransport(NoTransport):
         """
         versions = [path for path in self._folder.iterdir() if path.name[0] != "."]
         for old in sorted(versions, key=lambda path: path.stat().st_mtime_ns)[:-KEPT]:
-            if old not in self._servers.in_use:
+            if old not in self.servers.in_use:
                 try:
                     shutil.rmtree(old)
                 except OSError as error:  # On NFS, a file that another machine reads stays. The next call removes it.

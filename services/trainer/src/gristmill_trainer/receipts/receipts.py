@@ -32,7 +32,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -98,8 +98,6 @@ class _Server:
     bound: float | None = None
     """Of later receipts, in nats; None before the first receipt."""
     answered: Answered | None = None
-    failed: tuple[Case, Receipt] | None = None
-    """The last failed receipt, which `explain` completes."""
     refused: bool = False
     """Whether the log says that the server answers no probes."""
     comparable: frozenset[str] | None = None
@@ -163,8 +161,8 @@ class Receipts:
         with self._lock:
             return version in self._expected
 
-    def holds(self, server: ModelServer, version: PolicyVersion, attempt: int) -> bool:
-        """Asks the server for its receipt, and returns False if the receipt fails. `explain` then completes it.
+    def check(self, server: ModelServer, version: PolicyVersion, attempt: int) -> PublishError | None:
+        """Asks the server for its receipt. If the receipt fails, leaves the server out and returns its error.
 
         `attempt`: 1, or 2 after the version was published again. Raises PublishError if the server does not answer, or
         if the trainer's scores for the version are not kept any more.
@@ -189,7 +187,7 @@ class Receipts:
             if error.code != "probe_refused":
                 raise
             self._unanswered(server, version, attempt, bound or 0.0, error)
-            return True
+            return None
         sums = [] if comparable == frozenset() else served_sums(server)
         compared = compare(sums, expectation.sums)
         if comparable is None:
@@ -236,32 +234,25 @@ class Receipts:
                 served_dtype=compared.dtype,
                 adapters=self._adapters,
                 tied=self._tied,
+                label=server.served_version(),
                 ask=partial(served_scores, server),
             )
-            with self._lock:
-                known.failed = case, receipt
-            return False
+            server.leave_out()
+            return self._explain(case, receipt)
         with self._lock:
             known.answered = Answered(version, served, expectation.scores)
             known.bound, known.comparable = bound, comparable
         self._write(receipt)
-        return True
+        return None
 
-    def explain(self, server: ModelServer, label: str) -> PublishError:
-        """Diagnoses the server's failed receipt, writes it, and returns its error.
-
-        `label`: the server's label of its weights before it was left out.
-        """
-        with self._lock:
-            failed = self._servers[server.url].failed
-        assert failed is not None
-        case, receipt = failed
+    def _explain(self, case: Case, receipt: Receipt) -> PublishError:
+        """Diagnoses a failed receipt, writes it, and returns its error."""
         try:
-            diagnosis = diagnose(replace(case, label=label))
+            diagnosis = diagnose(case)
         except PublishError:
             raise
         except Exception as error:  # noqa: BLE001  An error of the diagnosis must not end the training.
-            _LOG.exception("the diagnosis of the failed receipt of %s failed", server.url)
+            _LOG.exception("the diagnosis of the failed receipt of %s failed", receipt.server)
             problem = f"the diagnosis failed: {type(error).__name__}: {error}"
             diagnosis = Diagnosis(Cause.UNKNOWN, problem, receipt.difference or float("inf"))
         detail = f"{diagnosis.text}; {diagnosis.remedy}"
@@ -272,7 +263,7 @@ class Receipts:
                 "receipt",
                 state="failed",
                 version=receipt.version,
-                server=server.url,
+                server=receipt.server,
                 cause=diagnosis.cause,
                 difference=None if receipt.difference is None else f"{receipt.difference:.2g}",
                 bound=f"{receipt.bound:.2g}",
@@ -281,9 +272,9 @@ class Receipts:
         )
         return PublishError(
             "receipt_failed",
-            f"the model server at {server.url} does not serve version {receipt.version}, which was published to it: "
-            f"{diagnosis.text} [{diagnosis.cause}]. Remedy: {diagnosis.remedy}",
-            url=server.url,
+            f"the model server at {receipt.server} does not serve version {receipt.version}, which was published to it:"
+            f" {diagnosis.text} [{diagnosis.cause}]. Remedy: {diagnosis.remedy}",
+            url=receipt.server,
             version=receipt.version,
             cause=diagnosis.cause,
             difference=receipt.difference,
