@@ -94,7 +94,7 @@ class Learner:
         """Whether a prefix that samples of a group share is computed once."""
         self._copied_key = copied_key
         self._limits = limits or MemoryLimits()
-        self._find_budget = budget if settings.token_budget is None else None
+        self._find_budget = self._own_budget = budget if settings.token_budget is None else None
         self._budget = min(filter(None, (settings.token_budget, self._limits.token_budget)), default=None)
         """Most tokens of a micro-batch; halved after an update that ran out of memory."""
         self._halved = 0
@@ -235,6 +235,7 @@ class Learner:
                 return call()
             except (RuntimeError, MemoryError) as error:
                 if self.policy.runs_eagerly_after(error):
+                    self._find_budget = self._own_budget  # which counted on compiled layers
                     self.optimizer.zero_grad(set_to_none=True)
                     continue
                 if not is_out_of_memory(error):

@@ -16,18 +16,24 @@ from transformers import (
     AutoModelForCausalLM,
     CohereConfig,
     CohereForCausalLM,
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
     FalconConfig,
     FalconForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PhiConfig,
     PhiForCausalLM,
     PhimoeConfig,
     PhimoeForCausalLM,
+    Starcoder2Config,
+    Starcoder2ForCausalLM,
 )
 
 from gristmill_trainer.data.types import MicroBatch
@@ -281,10 +287,27 @@ def test_rotary_embedding_is_that_of_the_longest_served_sequence(tmp_path: Path,
     torch.testing.assert_close(alone[1], wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_rotary_embedding_that_depends_on_the_length_of_a_row_is_refused(tmp_path: Path) -> None:
-    scaling = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
-    folder = saved(tiny("llama", max_position_embeddings=32, rope_parameters=scaling), tmp_path)
-    Policy(ModelSource.of(str(folder), 32), "cpu")
+DYNAMIC: dict[str, Any] = {
+    "max_position_embeddings": 32,
+    "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
+}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        tiny("llama", **DYNAMIC),
+        # Its embedding is one complex tensor.
+        DeepseekV2ForCausalLM(
+            DeepseekV2Config(**{**SHAPE, "num_key_value_heads": 4}, **DYNAMIC, q_lora_rank=None, kv_lora_rank=16,
+                             qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8, first_k_dense_replace=2)
+        ),
+    ],
+    ids=["llama", "deepseek_v2"],
+)  # fmt: skip
+def test_rotary_embedding_that_depends_on_the_length_of_a_row_is_refused(model: Any, tmp_path: Path) -> None:
+    folder = saved(model, tmp_path)
+    Policy(ModelSource.of(str(folder), 32), "cpu", packing=False)
     with raises(ModelError, "rotary_depends_on_length", longest=33):
         Policy(ModelSource.of(str(folder), 33), "cpu")
 
@@ -296,8 +319,12 @@ def test_rotary_embedding_that_depends_on_the_length_of_a_row_is_refused(tmp_pat
         PhimoeForCausalLM(PhimoeConfig(**SHAPE, num_local_experts=4, router_jitter_noise=0.5, attention_dropout=0.5)),
         tiny("qwen2", attention_dropout=0.5),
         FalconForCausalLM(FalconConfig(**SHAPE, attention_dropout=0.5)),
+        Starcoder2ForCausalLM(Starcoder2Config(**SHAPE, embedding_dropout=0.5, residual_dropout=0.5)),
+        OPTForCausalLM(
+            OPTConfig(**{**SHAPE, "intermediate_size": None}, ffn_dim=48, word_embed_proj_dim=32, dropout=0.5)
+        ),
     ],
-    ids=["router", "attention", "falcon"],
+    ids=["router", "attention", "falcon", "starcoder2", "opt"],
 )
 def test_passes_draw_no_random_numbers(model: Any, tmp_path: Path, checkpointing: bool) -> None:
     folder = saved(model, tmp_path)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from gristmill_trainer.data.micro_batches import collate
 from gristmill_trainer.data.types import MicroBatch, Sample
@@ -131,9 +132,11 @@ class Scorer(torch.nn.Module):
                 f"{error}; train with --gradient_checkpointing false",
                 model=type(self.model).__name__,
             ) from error
+        # transformers checkpoints a layer in training only. The layer's parts stay as they are, and its dropout is off.
         for module in self.model.modules():
-            if getattr(module, "gradient_checkpointing", False):
-                module.training = True  # transformers checkpoints no other layer; the layer's parts stay as they are
+            if isinstance(module, GradientCheckpointingLayer):
+                module.training = True
+                vars(module).update((name, 0.0) for name, value in vars(module).items() if _is_dropout(name, value))
 
     def compile_layers(self) -> None:
         """Lets torch.compile compile each layer and the head's chunks at their first call, once for all lengths."""
@@ -186,15 +189,16 @@ def fix_rotary(model: Any, longest: int) -> None:
                 continue
             of_layer = {} if layer is None else {"layer_type": layer}
 
-            def cosines(*positions: int, module: Any = module, of_layer: dict[str, str] = of_layer) -> torch.Tensor:
+            def first(*positions: int, module: Any = module, of_layer: dict[str, str] = of_layer) -> torch.Tensor:
                 numbers = torch.tensor([positions], device=device)
-                found: torch.Tensor = module(torch.zeros((), device=device), numbers, **of_layer)[0]
-                return found[0, 0]
+                found = module(torch.zeros((), device=device), numbers, **of_layer)
+                parts = [found] if isinstance(found, torch.Tensor) else [*found]
+                return torch.cat([part[..., 0, :].flatten() for part in parts])
 
-            cosines(longest - 1)  # takes the frequencies of this length
+            first(longest - 1)  # takes the frequencies of this length
             if kind == "longrope":
                 module.rope_type = "default" if layer is None else {**module.rope_type, layer: "default"}
-            if not torch.equal(cosines(1), cosines(1, longest - 1)):
+            if not torch.equal(first(1), first(1, longest - 1)):
                 raise ModelError(
                     "rotary_depends_on_length",
                     f"the rotary embedding ({kind}) of '{model.config.name_or_path}' depends on the length of a row, so"
@@ -249,6 +253,10 @@ def check(scorer: Scorer, seq_len: int = 0, compute: Callable[[], AbstractContex
                 reason = f"log-probabilities of {type(model).__name__} after a shared prompt differ by {difference:.2g}"
             if not scorer.sharing:
                 _LOG.info("each sequence computes its own prompt: %s", reason)
+
+
+def _is_dropout(name: str, value: object) -> bool:
+    return "drop" in name and isinstance(value, float)
 
 
 def _packing_unsupported(model: Any, error: ValueError) -> ModelError:
