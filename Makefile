@@ -54,6 +54,7 @@ $(OPENENV_READY): scripts/make_venv.sh $(call pins,openenv) | $(UV_READY)
 $(VERIFIERS_READY): scripts/make_venv.sh $(call pins,verifiers) | $(UV_READY)
 	PYTHON=$(PYTHON) scripts/make_venv.sh verifiers
 
+local: export DEVICE := $(DEVICE)
 local: setup ## set up, then train the quickstart without Docker; ARGS=--help lists the options
 	$(VENV)/gristmill run $(ARGS)
 

@@ -33,6 +33,14 @@ case $part in
     atropos | openenv | verifiers) venv=.venv-$part device=any ;;
     *) echo "make_venv: unknown part '$part'; there are uv, main, dev, model, atropos, openenv and verifiers" >&2; exit 2 ;;
 esac
+# On a GPU, vLLM and torch.compile start kernels by Triton, which compiles a part of itself at its first use.
+headers='import os, sys, sysconfig; sys.exit(not os.path.isfile(os.path.join(sysconfig.get_path("include"), "Python.h")))'
+compiles() { command -v "${CC:-gcc}" >/dev/null || { [ -z "${CC:-}" ] && command -v clang >/dev/null; }; }
+if [ "$device" = cuda ] && { ! compiles || ! "${PYTHON:-python3.11}" -c "$headers"; }; then
+    echo "make_venv: DEVICE=cuda needs a C compiler and the headers of Python; on Debian and Ubuntu, install gcc," \
+        "libc6-dev and python3.11-dev" >&2
+    exit 2
+fi
 # The builds for the other device have the same versions or own the same files, so uv would keep some of them.
 for stamp in "$venv"/.ready-* "$venv"/.uv-*; do
     if [ -e "$stamp" ] && [ "${stamp##*-}" != "$device" ]; then
@@ -83,17 +91,6 @@ torch_cpu() {
         install --require-hashes --only-binary :all: --default-index https://download.pytorch.org/whl/cpu \
             -r requirements/torch-cpu.txt
 }
-
-# On a GPU, vLLM and torch.compile start kernels by Triton, which compiles a part of itself at its first use.
-headers='import os, sys, sysconfig; sys.exit(not os.path.isfile(os.path.join(sysconfig.get_path("include"), "Python.h")))'
-compiles() { command -v "${CC:-gcc}" >/dev/null || { [ -z "${CC:-}" ] && command -v clang >/dev/null; }; }
-case $part-$device in main-cuda | model-cuda)
-    if ! compiles || ! "$venv/bin/python" -c "$headers"; then
-        echo "make_venv: DEVICE=cuda needs a C compiler and the headers of Python; on Debian and Ubuntu, install gcc," \
-            "libc6-dev and python3.11-dev" >&2
-        exit 2
-    fi ;;
-esac
 
 echo "make_venv: $venv (a first time downloads its packages)"
 packages=(-e sdk -e services/model)

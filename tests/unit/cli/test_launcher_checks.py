@@ -416,7 +416,7 @@ def test_launcher_checks_without_the_libraries_that_take_seconds_to_import() -> 
         ({"DEVICE": "cuda", "CUDA_VISIBLE_DEVICES": "2,3"}, None, "2", "gristmill_trainer.per_gpu"),
         ({"DEVICE": "cuda", "CUDA_VISIBLE_DEVICES": ""}, None, "", "gristmill_trainer.per_gpu"),
         ({"DEVICE": "cpu", "MODEL_GPU": "0", "TRAINER_GPU": "1,2"}, None, None, "gristmill_trainer"),
-        ({"MODEL_GPU": "0", "TRAINER_GPU": "1"}, "0", "1", "gristmill_trainer.per_gpu"),
+        ({"MODEL_GPU": "0", "TRAINER_GPU": "1"}, "0", "1", "gristmill_trainer"),
         ({}, None, None, "gristmill_trainer"),
     ],
     ids=str,

@@ -233,27 +233,21 @@ def _as_in_compose(environ: Mapping[str, str]) -> dict[str, str]:
 def visible_gpus(environ: Mapping[str, str], name: str) -> dict[str, str]:
     """Returns the variable that shows a service the GPUs of MODEL_GPU or TRAINER_GPU only, as in compose/cuda.yaml.
 
-    Without GPUs in the variable, the trainer gets the first GPU that this process sees, and the model server all of
-    them. Without DEVICE=cuda, each service sees the GPUs that this process sees.
+    Without GPUs in the variable, a service sees those that this process sees. With DEVICE=cuda, which starts one
+    trainer per GPU, the trainer then sees the first of them only.
     """
-    if not on_cuda(environ):
-        return {}
+    device = environ.get("DEVICE")
     gpus = [part.strip() for part in environ.get(name, "").split(",") if part.strip()]
-    if not gpus and name == "TRAINER_GPU":
+    if device == "cpu":
+        return {}
+    if not gpus and device == "cuda" and name == "TRAINER_GPU":
         gpus = environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[:1]
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
 
 
 def trainer_module(environ: Mapping[str, str]) -> str:
-    """Returns the trainer's module: for GPUs, the module that starts one process per GPU, and none without a GPU."""
-    return "gristmill_trainer.per_gpu" if on_cuda(environ) else "gristmill_trainer"
-
-
-def on_cuda(environ: Mapping[str, str]) -> bool:
-    """Returns whether DEVICE is cuda. Without DEVICE, a variable that names GPUs means the same."""
-    if device := environ.get("DEVICE"):
-        return device == "cuda"
-    return bool(environ.get("MODEL_GPU") or environ.get("TRAINER_GPU"))
+    """Returns the trainer's module: with DEVICE=cuda the one that starts a process per GPU, and none without a GPU."""
+    return "gristmill_trainer.per_gpu" if environ.get("DEVICE") == "cuda" else "gristmill_trainer"
 
 
 def _hub_token(variable: str) -> dict[str, str]:
