@@ -15,7 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from gristmill_trainer import learner_factory, memory
 from gristmill_trainer.dist_context import DistContext
-from gristmill_trainer.errors import ModelError, OutOfMemoryError, TrainerError
+from gristmill_trainer.errors import OutOfMemoryError, TrainerError
 from gristmill_trainer.learner_factory import LearnerPlan, build_learner
 from gristmill_trainer.policy import ModelSource, Policy
 from gristmill_trainer.settings import TrainerSettings
@@ -181,15 +181,3 @@ def test_unusual_settings_of_lora_are_logged(
     build_learner(LearnerPlan(source, None, settings, None), DistContext())
     assert ("low for LoRA" in caplog.text) == (learning_rate == 1e-6)
     assert ("LORA_RANK=2" in caplog.text) == (served_rank == 0)
-
-
-def test_adapters_are_resumed_with_their_own_alpha(model_dir: Path, tmp_path: Path) -> None:
-    """Another value would scale the learned adapters, and no error would show it."""
-    source = ModelSource.of(str(model_dir))
-    settings = TrainerSettings(device="cpu", lora_rank=2, lora_alpha=4.5)
-    _, state = build_learner(LearnerPlan(source, None, settings, None), DistContext())
-    state.save_model(tmp_path)
-    build_learner(LearnerPlan(source, str(tmp_path), settings, None), DistContext())
-    other = settings.model_copy(update={"lora_alpha": 64.0})
-    with raises(ModelError, "lora_alpha_mismatch", folder=tmp_path, saved=4.5, lora_alpha=64.0):
-        build_learner(LearnerPlan(source, str(tmp_path), other, None), DistContext())

@@ -40,7 +40,7 @@ from gristmill_trainer.data.types import Sample
 from gristmill_trainer.errors import ModelError, PublishError, TrainerError
 from gristmill_trainer.memory import MOMENTS, Memory, gigabytes
 from gristmill_trainer.policy import ModelSource, Policy, check_publishable, find_model
-from gristmill_trainer.policy.lora import ADAPTER_CONFIG, adapter_rank, saved_lora
+from gristmill_trainer.policy.lora import ADAPTER_CONFIG, saved_lora
 from gristmill_trainer.publish.publisher import shapes
 from gristmill_trainer.publish.servers import ModelServer, ServerList
 from gristmill_trainer.receipts.diagnosis import Case, Diagnosis, diagnose
@@ -323,7 +323,7 @@ def _weights_of(run: RunFolder, deployment: Deployment) -> tuple[list[PublishedW
             ):
                 continue
             version, dtype = str(read_progress(path).version), "float32" if manifest is None else manifest.dtype
-            if adapter_rank(path) is None:
+            if saved_lora(path) is None:
                 found.append(PublishedWeights(version, replace(ModelSource.of(str(path)), served_dtype=dtype)))
             elif (base := _base_of(digests.get(version), deployment)) is not None:
                 found.append(PublishedWeights(version, replace(base, served_dtype=dtype), path))

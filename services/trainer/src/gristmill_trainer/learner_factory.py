@@ -5,20 +5,18 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 
 import torch
 
 from gristmill_trainer.checkpoint.contents import seed_all
 from gristmill_trainer.dist_context import DistContext
-from gristmill_trainer.errors import ModelError, OutOfMemoryError, TrainerError
+from gristmill_trainer.errors import OutOfMemoryError, TrainerError
 from gristmill_trainer.learner import Learner
 from gristmill_trainer.memory import Memory, gigabytes
 from gristmill_trainer.model_state import LearnerState, check_shardable, shard
 from gristmill_trainer.optimizer import build_optimizer
 from gristmill_trainer.out_of_memory import MemoryLimits
 from gristmill_trainer.policy import Lora, ModelSource, Policy
-from gristmill_trainer.policy.lora import saved_lora
 from gristmill_trainer.settings import TrainerSettings
 
 _LOG = logging.getLogger(__name__)
@@ -84,8 +82,6 @@ def build_learner(plan: LearnerPlan, dist: DistContext) -> tuple[Learner, Learne
             _advise_on_adapters(settings, policy)
     if memory is not None:
         _check_state(memory, policy.device, dist, servers_sleep=plan.source.sleeps(settings))
-    if plan.weights is not None and settings.lora_rank:
-        _compare_alpha(Path(plan.weights), settings.lora_alpha)
     reference = _reference(plan, dist)
     if dist.size > 1:
         shard(policy, dist, _longest(plan))
@@ -172,23 +168,6 @@ def _budget(policy: Policy, settings: TrainerSettings, dist: DistContext) -> int
 def _longest(plan: LearnerPlan) -> int:
     """Returns the most tokens of a sequence."""
     return plan.settings.seq_len or plan.source.max_model_len
-
-
-def _compare_alpha(folder: Path, asked: float) -> None:
-    """Compares lora_alpha with the loaded checkpoint's, because another scale would make a different policy.
-
-    Raises ModelError.
-    """
-    saved = saved_lora(folder).alpha
-    if saved != asked:
-        raise ModelError(
-            "lora_alpha_mismatch",
-            f"the checkpoint {folder} holds LoRA adapters of alpha {saved:g}, but lora_alpha is {asked:g}; "
-            f"set lora_alpha to {saved:g}",
-            folder=folder,
-            saved=saved,
-            lora_alpha=asked,
-        )
 
 
 def _reference(plan: LearnerPlan, dist: DistContext) -> Policy | None:

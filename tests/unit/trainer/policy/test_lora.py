@@ -120,11 +120,12 @@ def test_lora_refuses_a_mixture_of_experts_whose_weights_would_stay_frozen(famil
 
 def test_checkpoint_of_another_kind_is_refused(source: ModelSource, tmp_path: Path) -> None:
     trained(source).save(tmp_path / "saved")
-    with raises(ModelError, "lora_rank_mismatch", folder=tmp_path / "saved", saved=3, lora_rank=0):
+    with raises(ModelError, "lora_mismatch", folder=tmp_path / "saved", asked="a whole model"):
         Policy(source, "cpu", str(tmp_path / "saved"))
-    with raises(ModelError, "lora_rank_mismatch", saved=3, lora_rank=4):
-        Policy(source, "cpu", str(tmp_path / "saved"), lora=Lora(4, 7.0))
-    with raises(ModelError, "lora_rank_mismatch", saved=0, lora_rank=3):
+    for other in (replace(LORA, rank=4), replace(LORA, alpha=64.0)):  # Another alpha would scale the learned adapters.
+        with raises(ModelError, "lora_mismatch"):
+            Policy(source, "cpu", str(tmp_path / "saved"), lora=other)
+    with raises(ModelError, "lora_mismatch", saved="a whole model"):
         Policy(source, "cpu", source.weights, lora=LORA)
 
 

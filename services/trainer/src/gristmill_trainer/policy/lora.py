@@ -38,14 +38,11 @@ class Lora:
     """The product of the adapters is multiplied by alpha / rank."""
 
 
-def adapter_rank(folder: Path) -> int | None:
-    """Returns the rank of the adapters in a checkpoint folder; None for a whole model. Raises ModelError."""
-    return saved_lora(folder).rank if (folder / ADAPTER_CONFIG).is_file() else None
-
-
-def saved_lora(folder: Path) -> Lora:
-    """Returns the settings of the adapters in a checkpoint folder. Raises ModelError."""
+def saved_lora(folder: Path) -> Lora | None:
+    """Returns the settings of the adapters in a checkpoint folder; None for a whole model. Raises ModelError."""
     file = folder / ADAPTER_CONFIG
+    if not file.is_file():
+        return None
     try:
         saved = json.loads(file.read_text())
         return Lora(int(saved["r"]), float(saved["lora_alpha"]))
@@ -53,6 +50,25 @@ def saved_lora(folder: Path) -> Lora:
         raise ModelError(
             "adapter_unreadable", f"{file} is not readable ({error}); resume from the checkpoint before", path=file
         ) from error
+
+
+def check_saved(folder: Path, asked: Lora | None) -> None:
+    """Raises ModelError if a checkpoint has other adapters than `asked`. Another alpha would scale the learned ones."""
+    saved = saved_lora(folder)
+    if saved == asked:
+        return
+    there, here = (
+        "a whole model" if one is None else f"LoRA adapters of rank {one.rank} and alpha {one.alpha:g}"
+        for one in (saved, asked)
+    )
+    remedy = "0" if saved is None else f"{saved.rank} and lora_alpha to {saved.alpha:g}"
+    raise ModelError(
+        "lora_mismatch",
+        f"the checkpoint {folder} holds {there}, and the settings ask for {here}; set lora_rank to {remedy}",
+        folder=folder,
+        saved=there,
+        asked=here,
+    )
 
 
 def attach(model: Any, lora: Lora) -> None:

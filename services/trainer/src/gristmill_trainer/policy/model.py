@@ -18,9 +18,9 @@ from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import ModelError
 from gristmill_trainer.policy.lora import (
     Lora,
-    adapter_rank,
     adapter_tensors,
     attach,
+    check_saved,
     describe_adapters,
     load_adapters,
     merged_tensors,
@@ -77,7 +77,7 @@ class Policy:
         self.source = source
         self.lora = lora
         if weights is not None:
-            _compare_ranks(Path(weights), lora)
+            check_saved(Path(weights), lora)
         # A checkpoint of adapters does not contain the base model's weights.
         whole = source.weights if lora is not None or weights is None else weights
         self._dist = dist or DistContext()
@@ -280,19 +280,6 @@ def weights_dtype(device: torch.device, lora: Lora | None) -> torch.dtype:
     Trained weights are float32, because a learning rate of 1e-6 vanishes in bfloat16.
     """
     return torch.bfloat16 if lora is not None and device.type == "cuda" else torch.float32
-
-
-def _compare_ranks(folder: Path, lora: Lora | None) -> None:
-    saved, asked = adapter_rank(folder), None if lora is None else lora.rank
-    if saved != asked:
-        holds = "a whole model" if saved is None else f"LoRA adapters of rank {saved}"
-        raise ModelError(
-            "lora_rank_mismatch",
-            f"the checkpoint {folder} holds {holds}, but lora_rank is {asked or 0}; set lora_rank to {saved or 0}",
-            folder=folder,
-            saved=saved or 0,
-            lora_rank=asked or 0,
-        )
 
 
 def gathered(tensor: torch.Tensor) -> torch.Tensor:
