@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,16 @@ def test_publication_wakes_all_memory_before_a_token_is_sampled(server: Server, 
     assert server.vllm.serves is None
     assert server.publish("1.2") == (200, "1.2")
     assert server.vllm.serves == "1.2"
+
+
+def test_log_has_the_seconds_of_each_part_of_a_publication(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    server.publish("1.1")
+    server.publish("1.2")
+    parts = ["/pause", "/weight_info", "/update_weight_version", "load_files", "/reset_prefix_cache"]
+    parts += ["/update_weight_version", "/resume"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "vllm.gristmill_model.publication"]
+    assert [re.findall(r"(\S+) \d+\.\d{3} s", line) for line in lines] == [parts] * 2
 
 
 @pytest.mark.parametrize("awake", [[FAILURE, FAILURE], [[], FAILURE]])

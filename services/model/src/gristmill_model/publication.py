@@ -30,6 +30,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -51,7 +52,7 @@ INVALID: Final = "invalid"
 """Label of weights that may be only partly loaded."""
 
 _ADAPTER: Final = "adapter_config.json"
-_LOG = logging.getLogger(__name__)
+_LOG = logging.getLogger(f"vllm.{__name__}")  # vLLM shows the lines of its own loggers only.
 
 
 class _CallError(Exception):
@@ -73,13 +74,18 @@ class Publications:
         self._asleep = False
         """Whether memory of vLLM may sleep. It is then paused, and computing would crash its engine."""
         self._turn = asyncio.Lock()
+        self._took: list[str] = []
+        """Calls of vLLM for the present request, and their seconds."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, refusal: Callable[[], Refusal | None]) -> None:
         """Serves one request. `refusal`: returns why the sender may not publish at this moment, or None."""
         # Read the whole body first, because a sender that stops within its request must not hold up the others.
         body = await read_body(receive)
         async with self._turn:
+            self._took.clear()
             version = refusal() or await self._serve(scope, body)
+            if not isinstance(version, Refusal):
+                _LOG.info("POST %s, version %s: %s", scope["path"], version, ", ".join(self._took))
         if isinstance(version, Refusal):
             await version.send(send)
         else:
@@ -186,7 +192,7 @@ class Publications:
         }
         content = b"" if body is None else json.dumps(body).encode()
         inner, receive = with_body(scope, _nothing_more, content)
-        status, answered = 0, bytearray()
+        status, answered, started = 0, bytearray(), time.monotonic()
 
         async def send(message: Any) -> None:
             nonlocal status
@@ -197,6 +203,7 @@ class Publications:
             await self._app(inner, receive, send)
         except Exception as error:  # an endpoint raises whatever error its engine raised
             raise _CallError(f"{path} failed: {error}") from error
+        self._took.append(f"{(body or {}).get('method', path)} {time.monotonic() - started:.3f} s")
         text = bytes(answered).decode(errors="replace")
         if status != 200:
             raise _CallError(f"{path} was answered with {status}: {text[:300]}")
