@@ -7,6 +7,7 @@ the initial model. `receipts` has the bounds, and names the cause of a differenc
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import shutil
@@ -46,7 +47,6 @@ from gristmill_trainer.publish.servers import ModelServer, ServerList
 from gristmill_trainer.receipts.diagnosis import Case, Diagnosis, diagnose
 from gristmill_trainer.receipts.probes import Probe, Probes, ProbeScores, distance, own_scores, scale, served_scores
 from gristmill_trainer.receipts.receipts import first_bound, later_bound, rounding_of
-from gristmill_trainer.receipts.sums import compare, served_sums
 from gristmill_trainer.settings import TrainerSettings, read_settings
 
 _LOG = logging.getLogger(__name__)
@@ -232,7 +232,6 @@ def check_server(server: ModelServer, policy: Policy, probes: Probes, *, adapter
     if difference <= bound:
         text = f"log-probabilities of {where} agree with the trainer's to {difference:.1g}"
         return Check(name, "ok", f"{text} ({source.served_dtype}: at most {bound:.1g})")
-    published = str(policy.served_dtype).removeprefix("torch.")
     case = Case(
         probes=probes,
         served=served,
@@ -240,13 +239,17 @@ def check_server(server: ModelServer, policy: Policy, probes: Probes, *, adapter
         older={},
         bound=bound,
         version="1.0",
-        served_dtype=compare(
-            served_sums(server), {name: (published, 0) for name, _ in policy.model.named_parameters()}
-        ).dtype,
         adapters=adapters,
         ask=partial(served_scores, server),
+        in_dtype=partial(_scores_in, policy, probes),
     )
     return _failed(name, f"log-probabilities differ between {where} and {source.weights}", diagnose(case))
+
+
+def _scores_in(policy: Policy, probes: Probes, dtype: torch.dtype) -> list[ProbeScores]:
+    short = copy.deepcopy(policy)
+    short.model.to(dtype)
+    return own_scores(short, probes)
 
 
 def _failed(name: str, text: str, found: Diagnosis) -> Check:

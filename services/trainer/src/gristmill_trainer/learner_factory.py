@@ -154,8 +154,9 @@ def _memory(policy: Policy, settings: TrainerSettings, dist: DistContext) -> Mem
 def _budget(policy: Policy, settings: TrainerSettings, dist: DistContext) -> int | None:
     """Returns the most tokens of a micro-batch that fit in every rank's GPU, at most LARGEST_MICRO_BATCH; None on a
     CPU, and if the model's config does not tell its shape."""
-    memory, room = _memory(policy, settings, dist), _room(policy.device, dist)
-    if memory is None or room is None:
+    room = _room(policy.device, dist)
+    memory = None if room is None else _memory(policy, settings, dist)
+    if room is None or memory is None:
         return None
     tokens = min(memory.tokens(_USED * room), LARGEST_MICRO_BATCH)
     if dist.is_main:

@@ -62,7 +62,7 @@ def test_server_of_the_same_weights_agrees(serve: Serve, model: Path) -> None:
     ],
 )
 def test_disagreement_has_the_cause_of_the_diagnosis(serve: Serve, model: Path, fault: str, cause: Cause) -> None:
-    found = compared(serve(fault, since=0, sums=torch.float32), model)
+    found = compared(serve(fault, since=0), model)
     assert (found.name, found.state) == ("trainer and server", "failed")
     assert f"[{cause}]" in found.text
 

@@ -4,7 +4,8 @@ Each hypothesis names one certain fault, and the scores that a server with it wo
 the fault. The first hypothesis whose scores agree with the server's to rounding is the cause. The trainer makes no copy
 of the model for a diagnosis: the exact comparison (sums.py) finds wrong tensors.
 
-Without a server to ask (`Case.ask`), its hypotheses are left out. A saved case can therefore be diagnosed as well.
+Without a server to ask (`Case.ask`) and without a policy that computes in another dtype (`Case.in_dtype`), their
+hypotheses are left out. A saved case can therefore be diagnosed as well.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 import numpy as np
+import torch
 
 from gristmill import PolicyVersion
 from gristmill_trainer.receipts.probes import Probes, ProbeScores, distance
 
 _HEAD: Final = "lm_head.weight"
+_LEAST_CORRELATION: Final = 0.5
+"""Of two differences with a common cause. By chance, about 80 scores reach it once in a million times."""
 
 
 class Cause(StrEnum):
@@ -107,6 +111,8 @@ class Case:
     """Whether the trained model's head is its embedding table."""
     ask: Callable[..., list[ProbeScores]] | None = None
     """Asks the server for its scores, with other sampling parameters, as `served_scores` does."""
+    in_dtype: Callable[[torch.dtype], list[ProbeScores]] | None = None
+    """Returns the trainer's scores of the version, computed in a dtype."""
     raw: list[ProbeScores] | None = None
     """For an archived answer: the trainer's scores without the temperature. The archive has one score per position, so
     no other temperature and no truncation can be found in it."""
@@ -122,7 +128,7 @@ class _Found(NamedTuple):
 def diagnose(case: Case) -> Diagnosis:
     """Returns the first cause that explains the case, else `unexplained` with the closest hypothesis in its text."""
     closest = Diagnosis(Cause.UNKNOWN, "", float("inf"))
-    for hypotheses in (_tokens, _compared, _stored, _sampling, _experiments, _dtype):
+    for hypotheses in (_tokens, _compared, _stored, _sampling, _experiments, _dtypes):
         judged = [_judged(one, case) for one in hypotheses(case)]
         best = min(judged, key=lambda one: one.residual, default=closest)
         if best.residual <= case.bound:
@@ -266,6 +272,23 @@ def _experiments(case: Case) -> Iterator[_Found]:
             yield _Found(Cause.PREFIX_CACHE, "it continues from keys and values of older weights in its prefix cache")
 
 
-def _dtype(case: Case) -> Iterator[_Found]:
+# --- Dtypes ---------------------------------------------------------------------------------------------------
+def _dtypes(case: Case) -> Iterator[_Found]:
+    """The server has tensors of another dtype, or computes in one. Two programs in a short dtype do not agree exactly.
+
+    Both round the weights alike, and the results of their arithmetic differently. A dtype therefore explains the gap if
+    the gap has the size of the dtype's rounding in this process, and is correlated with it. With |a| = gap, |b| =
+    rounding and |a - b| = left, the correlation is (|a|^2 + |b|^2 - |a - b|^2) / 2|a||b|. vLLM in bfloat16 and torch in
+    bfloat16 gave 0.83; two faults without a common cause give about 0.
+    """
     if case.served_dtype:
         yield _Found(Cause.DTYPE, f"its tensors are {case.served_dtype}")
+    if case.in_dtype is None:
+        return
+    gap = distance(case.served, case.own)
+    for dtype in (torch.bfloat16, torch.float16):
+        scores = case.in_dtype(dtype)
+        rounding, left = distance(scores, case.own), distance(scores, case.served)
+        is_alike = 0.2 * rounding <= gap <= 5 * rounding
+        if is_alike and gap**2 + rounding**2 - left**2 >= _LEAST_CORRELATION * 2 * gap * rounding:
+            yield _Found(Cause.DTYPE, f"it computes in {str(dtype).removeprefix('torch.')}")
