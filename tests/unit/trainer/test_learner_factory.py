@@ -56,7 +56,7 @@ def test_model_whose_config_names_its_shape_differently_can_be_trained(
     assert "per token of a micro-batch" in caplog.text
     monkeypatch.setattr(memory, "_number", lambda config, name: None)
     build_learner(plan, DistContext())
-    assert "does not tell its shape" in caplog.text
+    assert "does not give its shape" in caplog.text
 
 
 def test_micro_batches_are_as_large_as_the_gpus_free_memory_allows(

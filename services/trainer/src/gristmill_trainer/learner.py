@@ -18,6 +18,7 @@ import dataclasses
 import gc
 import logging
 import math
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -112,6 +113,7 @@ class Learner:
         """
         settings = self._settings
         self._halved = 0
+        seed_all(settings.seed, step)
         self._learning_rate = learning_rate(settings, step)
         for group in self.optimizer.param_groups:
             group["lr"] = self._learning_rate
@@ -412,6 +414,17 @@ class Learner:
             one if one.ref_logprobs is not None else dataclasses.replace(one, ref_logprobs=ref)
             for one, ref in zip(samples, logprobs, strict=True)
         ]
+
+
+def seed_all(seed: int, step: int = 0) -> None:
+    """Seeds Python's, numpy's and torch's generators for a step, or for the model's creation, alike on every rank.
+
+    So the random numbers of a step, which only a user's loss draws, are the same after a resume.
+    """
+    number = int(np.random.SeedSequence((seed % (1 << 64), step)).generate_state(1)[0]) if step else seed
+    random.seed(number)
+    np.random.seed(number % (1 << 32))
+    torch.manual_seed(number)
 
 
 def sample_weights(samples: Sequence[Sample], settings: Hyperparameters, max_completion_length: int | None) -> F64:

@@ -8,10 +8,9 @@ from functools import partial
 
 import torch
 
-from gristmill_trainer.checkpoint.contents import seed_all
 from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import OutOfMemoryError, TrainerError
-from gristmill_trainer.learner import Learner
+from gristmill_trainer.learner import Learner, seed_all
 from gristmill_trainer.memory import Memory, gigabytes
 from gristmill_trainer.model_state import LearnerState, check_shardable, shard
 from gristmill_trainer.optimizer import build_optimizer
@@ -76,7 +75,7 @@ def build_learner(plan: LearnerPlan, dist: DistContext) -> tuple[Learner, Learne
     )
     memory = _memory(policy, settings, dist)
     if dist.is_main:
-        needed = "an unknown amount, because the model's config does not tell its shape" if memory is None else memory
+        needed = "an unknown amount, because the model's config does not give its shape" if memory is None else memory
         _LOG.info("memory: the training needs %s (docs/gpu.md has the parts)", needed)
         if settings.lora_rank:
             _advise_on_adapters(settings, policy)
@@ -153,7 +152,7 @@ def _memory(policy: Policy, settings: TrainerSettings, dist: DistContext) -> Mem
 
 def _budget(policy: Policy, settings: TrainerSettings, dist: DistContext) -> int | None:
     """Returns the most tokens of a micro-batch that fit in every rank's GPU, at most LARGEST_MICRO_BATCH; None on a
-    CPU, and if the model's config does not tell its shape."""
+    CPU, and if the model's config does not give its shape."""
     room = _room(policy.device, dist)
     memory = None if room is None else _memory(policy, settings, dist)
     if room is None or memory is None:

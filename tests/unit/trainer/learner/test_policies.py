@@ -101,6 +101,11 @@ def scalar(tokens):
 
 def constant(tokens):
     return tokens.advantages
+
+def noisy(tokens):
+    import random, numpy, torch
+    noise = torch.rand(()) + numpy.random.random() + random.random()
+    return likelihood(tokens) * noise
 """
 
 
@@ -115,6 +120,21 @@ def test_loss_of_the_user_takes_the_place_of_the_objectives_own(build: Build, tm
     assert settings.joins_branches
     assert settings.record()["policy_loss"] == "mine.py:of_sequences"
     assert build(policy_loss=f"{tmp_path}/mine.py:of_sequences").step(samples, 1).skipped is None
+
+
+def test_random_numbers_of_a_loss_depend_on_the_step_only(build: Build, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(LOSSES)
+    samples = make_samples()
+
+    def loss(step: int, *, seed: int = 0, drawn: int = 0) -> float:
+        learner = build(policy_loss=f"{tmp_path}/mine.py:noisy", seed=seed)
+        torch.rand(drawn)
+        return learner.step(samples, step).loss
+
+    first = loss(2)
+    assert loss(2, drawn=3) == first
+    assert loss(3) != first
+    assert loss(2, seed=1) != first
 
 
 @pytest.mark.parametrize("name", ["scalar", "constant"])

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pytest
-import torch
 from tests.support.groups import make_group
 
 from gristmill import PolicyVersion, TrajectoryGroup
@@ -53,12 +51,7 @@ class Training:
         return self.learner.policy
 
     def step(self, step: int) -> None:
-        # The random draws must repeat after a resume.
-        noise = 1 + 0.01 * (float(torch.rand(())) + np.random.random())
-        samples = to_samples(step_groups(step), LIMITS, SETTINGS).samples
-        for sample in samples:
-            sample.advantages[:] *= noise
-        self.learner.step(samples, step)
+        self.learner.step(to_samples(step_groups(step), LIMITS, SETTINGS).samples, step)
 
 
 def start_training(source: ModelSource, weights: str | None = None) -> Training:

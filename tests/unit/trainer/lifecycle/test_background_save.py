@@ -173,7 +173,7 @@ def test_checkpoint_of_a_thread_has_the_bytes_of_its_step(
         staged = training.state.staged()
         assert staged is not None
         saving.begin(beside, staged, progress(step), None)
-        training.step(step + 1)  # Draws random numbers too.
+        training.step(step + 1)
         assert disk.reached.wait(60)
         assert saving.poll() is None
         assert not list(beside.folder.glob(f"step-{step:06d}"))

@@ -7,7 +7,7 @@ import time
 
 from gristmill import GristmillError
 from gristmill.errors import of_thread
-from gristmill_trainer.checkpoint.contents import Progress, random_state
+from gristmill_trainer.checkpoint.contents import Progress
 from gristmill_trainer.checkpoint.digests import DigestWriter
 from gristmill_trainer.checkpoint.store import CheckpointStore
 from gristmill_trainer.model_state import SavedState
@@ -63,16 +63,15 @@ class BackgroundSave:
     def begin(
         self, store: CheckpointStore, staged: SavedState, progress: Progress, digests: DigestWriter | None
     ) -> None:
-        """Starts to write the checkpoint, with the present random states. Call `join` before.
+        """Starts to write the checkpoint. Call `join` before.
 
         `staged`: a result of `LearnerState.staged`, which is not called again before `join`.
         """
         assert not self.pending, f"the checkpoint of step {self._step} is in progress"
-        random = random_state()
 
         def write() -> None:
             try:
-                store.save(staged, progress, digests, random)
+                store.save(staged, progress, digests)
             except Exception as error:  # noqa: BLE001  Raised by `join`: a full disk must not end the thread unheard.
                 self._failure = of_thread(f"writing the checkpoint of step {progress.step}", error)
             self.slowest = max(self.slowest, time.monotonic() - self._began)

@@ -18,13 +18,10 @@ from gristmill.internal import foreign
 from gristmill.internal.disk import sync
 from gristmill_trainer.checkpoint.contents import (
     OPTIMIZER,
-    RANDOM,
     STATE,
     Checkpoint,
     Progress,
-    random_state,
     remedy,
-    restore_random_state,
     verify,
     write_manifest,
 )
@@ -84,12 +81,10 @@ class CheckpointStore:
         learner: SavedState,
         progress: Progress,
         digests: DigestWriter | None = None,
-        random: dict[str, Any] | None = None,
     ) -> Checkpoint:
         """Writes a checkpoint and returns when it is on disk under its name. Every rank calls it; rank 0 writes.
 
-        `digests`: receives the checkpoint's row, on rank 0. `random`: the `random_state` of the step, by default the
-        present one.
+        `digests`: receives the checkpoint's row, on rank 0.
 
         Raises CheckpointError if it cannot be written. Raises FencedError if a newer trainer of the run has already
         written this step: this trainer was replaced, as while its machine slept.
@@ -100,7 +95,7 @@ class CheckpointStore:
         remedy = "The previous checkpoint stays, and a restarted trainer continues from it"
         try:
             with writing(path, CheckpointError, remedy):
-                _write(partial, learner, progress, random)
+                _write(partial, learner, progress)
         except CheckpointError:
             shutil.rmtree(partial, ignore_errors=True)
             raise
@@ -136,16 +131,16 @@ class CheckpointStore:
 
     @staticmethod
     def restore(checkpoint: Checkpoint, learner: LearnerState) -> None:
-        """Restores optimizer and random numbers.
+        """Restores the optimizer.
 
-        Every rank calls it; rank 0 reads the files. The model is loaded separately. Raises CheckpointError.
+        Every rank calls it; rank 0 reads the file. The model is loaded separately. Raises CheckpointError.
         """
         if not learner.dist.is_main:
             learner.load_state({})
             return
-        states = [_load(checkpoint.path / name) for name in (OPTIMIZER, RANDOM)]
+        state = _load(checkpoint.path / OPTIMIZER)
         try:
-            learner.load_state(states[0])
+            learner.load_state(state)
         except (KeyError, ValueError) as error:
             raise CheckpointError(
                 "checkpoint_mismatch",
@@ -153,7 +148,6 @@ class CheckpointStore:
                 "Resume with the settings that it was written with.",
                 path=checkpoint.path / OPTIMIZER,
             ) from error
-        restore_random_state(states[1])
         _LOG.info("resumed from %s", checkpoint.path)
 
     def _prune(self) -> None:
@@ -181,15 +175,14 @@ def read_progress(path: Path) -> Progress:
         ) from error
 
 
-def _write(folder: Path, learner: SavedState, progress: Progress, random: dict[str, Any] | None) -> None:
+def _write(folder: Path, learner: SavedState, progress: Progress) -> None:
     """Writes all files. The model is on disk before the optimizer's state is gathered, because each may be large."""
     learner.dist.on_main(folder.mkdir)
     learner.save_model(folder)
     optimizer = learner.state()
 
     def finish() -> None:
-        for state, name in ((optimizer, OPTIMIZER), (random_state() if random is None else random, RANDOM)):
-            _save(state, folder / name)
+        _save(optimizer, folder / OPTIMIZER)
         (folder / STATE).write_bytes(msgspec.json.encode(progress))
         write_manifest(folder)
         for entry in (*folder.rglob("*"), folder):
@@ -240,7 +233,7 @@ class Resumption:
     """None: the first weights."""
     own: bool = True
     """Whether the checkpoint is from this creation of this run. From another run's checkpoint, the trainer takes
-    weights, optimizer and random numbers; steps restart."""
+    weights and optimizer; steps restart."""
     origin: str | None = None
     """Written to the `Progress` of every later checkpoint."""
 

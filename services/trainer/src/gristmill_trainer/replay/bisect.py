@@ -13,7 +13,6 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 
-from gristmill_trainer.checkpoint.contents import random_state, restore_random_state
 from gristmill_trainer.data.types import Sample
 from gristmill_trainer.metrics import QUANTILES, StepResult, TokenMeasures, measure
 from gristmill_trainer.replay.recorded import RecordedRun, ReplayError, check_step
@@ -102,14 +101,12 @@ class _Trial:
         self._trainer, self._step, self._metric = trainer, step, metric
         self._weights = copy.deepcopy(trainer.learner.policy.model.state_dict())
         self._state = copy.deepcopy(trainer.state.state())
-        self._random = random_state()
 
     def value(self, samples: Sequence[Sample]) -> float:
         result = self._trainer.learner.step(samples, self._step)
         # A loaded optimizer state is used and changed without a copy.
         self._trainer.learner.policy.model.load_state_dict(self._weights)
         self._trainer.state.load_state(copy.deepcopy(self._state))
-        restore_random_state(self._random)
         return _values(result)[self._metric]
 
 
