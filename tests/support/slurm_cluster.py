@@ -8,21 +8,22 @@ not touched.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from tests.support.ports import free_port
 
-from gristmill_cli.local.processes import LocalStack
+from gristmill_cli.local.processes import LocalStack, Service
 
 _PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged")
 _REMEDY = "scripts/prepare_package.sh slurm installs it"
@@ -54,6 +55,8 @@ class SlurmCluster:
     def __init__(self, folder: Path, nodes: list[str]) -> None:
         self.folder = folder
         self.nodes = nodes
+        self.daemons: dict[str, Service] = {}
+        """The slurmd of each node."""
         self.environ = {"SLURM_CONF": str(folder / "slurm.conf")}
         """Variables for the commands of Slurm."""
 
@@ -83,6 +86,22 @@ class SlurmCluster:
         """Changes a node or a job: `update("node", "127.0.0.1", state="drain", reason="a test")`."""
         self.run("scontrol", "update", f"{kind}={name}", *(f"{key}={value}" for key, value in values.items()))
 
+    def lose(self, node: str) -> None:
+        """Ends all processes of a node, as a power failure does, and tells Slurm, which would notice after minutes.
+
+        With a living slurmd, a node that is set to `down` returns to service at once. Slurm 22.05 may then give it to
+        the next start of the same job, and take it away when it reports the end of the start before.
+        """
+        self.daemons[node].process.kill()
+        self.daemons[node].process.wait()
+        self.update("nodename", node, state="down", reason="test")
+        marks = {f"{name}={value}".encode() for name, value in {**self.environ, "SLURMD_NODENAME": node}.items()}
+        for process in Path("/proc").glob("[0-9]*"):
+            # Processes may end at any time, and the environment of other users' processes cannot be read.
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+                if marks <= set((process / "environ").read_bytes().split(b"\0")):
+                    os.kill(int(process.name), signal.SIGKILL)
+
     def start_now(self, job: str) -> None:
         """Starts a job that returned to the queue without Slurm's delay of two minutes."""
         self.wait(lambda: self.states(job) == {"PENDING"}, f"job {job} is queued")
@@ -96,7 +115,7 @@ class SlurmCluster:
             time.sleep(1)
 
 
-@contextmanager
+@contextlib.contextmanager
 def slurm_cluster(folder: Path, nodes: int) -> Iterator[SlurmCluster]:
     """Starts a cluster in `folder`, and stops it with its jobs at the end.
 
@@ -133,7 +152,7 @@ def _start(stack: LocalStack, folder: Path, names: list[str], cluster: SlurmClus
     stack.wait_until(munged, (munge / "socket").exists, timeout=60)
     controller = stack.start("slurmctld", [_named("slurmctld"), "-D"], cluster.environ)
     for name in names:
-        stack.start(f"slurmd-{name}", [_named("slurmd"), "-D", "-N", name], cluster.environ)
+        cluster.daemons[name] = stack.start(f"slurmd-{name}", [_named("slurmd"), "-D", "-N", name], cluster.environ)
 
     def ready() -> bool:
         asked = subprocess.run(

@@ -179,9 +179,10 @@ def test_job_survives_cancelled_steps_lost_and_drained_nodes_and_its_time_limit(
 
     cluster.update("nodename", drained, state="resume")
     lost = cluster.steps()["trainer"][1][1]
-    cluster.update("nodename", lost, state="down", reason="test")
+    cluster.lose(lost)
     cluster.start_now(training.job)
     training.wait_for_steps()
+    assert training.nodes() == set(cluster.nodes) - {lost}
     assert re.findall(r"job \d+, start (\d)", training.output) == ["1", "2", "3"]
 
     training.wait_for_end()
