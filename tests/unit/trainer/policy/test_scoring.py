@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.support.errors import raises
 from tests.unit.trainer.policy.models import ARCHITECTURES, VOCABULARY, checked_scorer, micro_batch, sequences, tiny
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     CohereConfig,
     CohereForCausalLM,
@@ -199,6 +200,26 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": 2,
     "initializer_range": 0.3,
 }
+EXPERTS: dict[str, Any] = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "window"),
+    [
+        ("qwen2_moe", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0}),
+        ("phimoe", {"sliding_window": 16}),
+        ("llama4_text", {"attention_chunk_size": 16, "head_dim": 8, "no_rope_layers": [1, 1], "attn_scale": 0.1}),
+    ],
+)
+def test_window_or_chunk_that_is_only_in_the_masks_is_refused(kind: str, window: dict[str, Any]) -> None:
+    def model() -> Any:
+        build: Any = AutoModelForCausalLM.from_config
+        return build(AutoConfig.for_model(kind, **SHAPE, **EXPERTS, **window)).eval()
+
+    checked_scorer(model(), packing=True, seq_len=16)
+    with raises(ModelError, "sequence_over_window", longest=17, window=16):
+        checked_scorer(model(), packing=True, seq_len=17)
+    checked_scorer(model(), packing=False, seq_len=17)
 
 
 @pytest.mark.parametrize(

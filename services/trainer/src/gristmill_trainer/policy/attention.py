@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface
 
 from gristmill_trainer.data.types import Layout
 from gristmill_trainer.errors import ModelError
@@ -100,15 +101,7 @@ def packed_attention(
             f"{type(module).__name__} does not hand on where the packed sequences end; train with --packing false",
             model=type(module).__name__,
         )
-    if sliding_window is not None and sliding_window < max_length_q:
-        raise ModelError(
-            "sequence_over_window",
-            f"sequences of up to {max_length_q} tokens are longer than the model's attention window of "
-            f"{sliding_window}, which packed rows do not have; train with --packing false, or with --seq_len up to the "
-            "window",
-            longest=max_length_q,
-            window=sliding_window,
-        )
+    _check_window(sliding_window, max_length_q)
     unknown = [name for name in _UNKNOWN if rest.get(name) is not None]
     if unknown or attention_mask is not None:
         raise ModelError(
@@ -125,6 +118,36 @@ def packed_attention(
     # Rotary embeddings leave queries and keys in float32 under autocast.
     q, k, v = (tensor[0].transpose(0, 1).to(half) for tensor in (query, key, value))
     return varlen(q, k, v, cu_seq_lens_q, max_length_q, scaling)[None], None
+
+
+@contextmanager
+def refusing_masks(longest: int) -> Iterator[None]:
+    """Raises ModelError for a mask whose window or chunk has fewer than `longest` tokens.
+
+    Some models (Llama 4, Qwen2-MoE) limit attention in their masks only. Packed rows have no masks, so outside of this
+    context transformers makes none.
+    """
+
+    def mask(*_: Any, local_size: int | None = None, **__: Any) -> None:
+        _check_window(local_size, longest)
+
+    AttentionMaskInterface.register(PACKED, mask)
+    try:
+        yield
+    finally:
+        del AttentionMaskInterface._global_mapping[PACKED]  # Nothing public removes it.
+
+
+def _check_window(window: int | None, longest: int) -> None:
+    """`window`: the most tokens that a token attends to; None: all before it. Raises ModelError."""
+    if window is not None and window < longest:
+        raise ModelError(
+            "sequence_over_window",
+            f"sequences of up to {longest} tokens are longer than the model's attention window of {window}, which "
+            "packed rows do not have; train with --packing false, or with --seq_len up to the window",
+            longest=longest,
+            window=window,
+        )
 
 
 def _on_card(query: torch.Tensor) -> bool:

@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from gristmill_trainer.errors import ModelError
+from gristmill_trainer.policy.scoring import decoder_of
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -86,7 +87,7 @@ def attach(model: Any, lora: Lora) -> None:
         ) from error
     linear = {
         name.rpartition(".")[2]
-        for name, module in model.get_decoder().named_modules()
+        for name, module in decoder_of(model).named_modules()
         if isinstance(module, torch.nn.Linear)
     }
     if not linear:
@@ -98,7 +99,7 @@ def attach(model: Any, lora: Lora) -> None:
     # transformers stores the experts of a layer as one tensor, which is not a linear layer and would stay frozen.
     experts = [
         f"{name}.{own}"
-        for name, module in model.get_decoder().named_modules()
+        for name, module in decoder_of(model).named_modules()
         for own, parameter in module.named_parameters(recurse=False)
         if parameter.dim() == _EXPERTS_DIMENSIONS and not isinstance(module, torch.nn.Conv1d)
     ]

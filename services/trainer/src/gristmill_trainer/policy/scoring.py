@@ -17,7 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from gristmill_trainer.data.micro_batches import collate
 from gristmill_trainer.data.types import MicroBatch, Sample
 from gristmill_trainer.errors import ModelError
-from gristmill_trainer.policy.attention import PACKED, packed_arguments, register
+from gristmill_trainer.policy.attention import PACKED, packed_arguments, refusing_masks, register
 from gristmill_trainer.policy.head import Entropy, Scores, head_scores
 
 _LOG = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class Scorer(torch.nn.Module):
             )
         extra = packed_arguments(layout) if self.packing else {"attention_mask": layout.attention}
         try:
-            hidden: torch.Tensor = self.model.get_decoder()(
+            hidden: torch.Tensor = decoder_of(self.model)(
                 input_ids=layout.tokens, position_ids=layout.positions, use_cache=False, **extra
             ).last_hidden_state
         except ValueError as error:
@@ -110,7 +110,7 @@ class Scorer(torch.nn.Module):
 
     def layers(self) -> torch.nn.ModuleList:
         """Returns the decoder's layers in order. Raises ModelError if the decoder has no `layers` list."""
-        layers = getattr(self.model.get_decoder(), "layers", None)
+        layers = getattr(decoder_of(self.model), "layers", None)
         if not isinstance(layers, torch.nn.ModuleList):
             raise ModelError(
                 "decoder_layers_missing",
@@ -236,7 +236,8 @@ def check(scorer: Scorer, seq_len: int = 0, compute: Callable[[], AbstractContex
     micro = batch(sharing=False)
     # On CUDA, FSDP gathers float32 weights as bfloat16.
     exact = weight.dtype.itemsize >= _FLOAT32_BYTES and not (isinstance(weight, DTensor) and device.type == "cuda")
-    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+    masks = refusing_masks(micro.layout.longest) if packing else nullcontext()
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"), masks:
         with nullcontext() if exact else compute():
             wanted = torch.cat([scorer.own_logprobs(torch.from_numpy(tokens).to(device)) for tokens in sequences])
         if exact:
@@ -253,6 +254,12 @@ def check(scorer: Scorer, seq_len: int = 0, compute: Callable[[], AbstractContex
                 reason = f"log-probabilities of {type(model).__name__} after a shared prompt differ by {difference:.2g}"
             if not scorer.sharing:
                 _LOG.info("each sequence computes its own prompt: %s", reason)
+
+
+def decoder_of(model: Any) -> Any:
+    """Returns the model without its head. transformers takes the whole text model of Llama 4 for its decoder."""
+    found = model.get_decoder()
+    return found.model if hasattr(found, "lm_head") else found
 
 
 def _is_dropout(name: str, value: object) -> bool:
