@@ -38,7 +38,7 @@ def test_a_program_that_passes_all_cases_scores_1() -> None:
         SUM,
         "```python\nprint(3)\n```",
         "print(sum(map(int, input().split())))",
-        "```py\nprint(0)\n```\nBetter:\n```\nprint(sum(map(int, input().split())))\n```",
+        "```py\nprint(sum(map(int, input().split())))\n```\nIts output:\n```\n3\n```",
         "<think>```python\nprint(0)\n```</think>" + SUM,
         "I do not know.",
         "```python\nimport time\ntime.sleep(600)\n```",
@@ -103,6 +103,7 @@ def test_wrong_params_are_refused(params: dict[str, Any], error: str) -> None:
         ({"cases": "text"}, "code_case_invalid"),
         ({"cases": []}, "code_case_invalid"),
         ({"cases": [{"input": 1, "output": ""}]}, "code_case_invalid"),
+        ({"cases": [{"input": "", "output": "a" * (2**20 + 1)}]}, "code_case_invalid"),
     ],
 )
 async def test_a_row_without_cases_is_an_error_and_no_score(row: dict[str, Any], error: str) -> None:
@@ -173,4 +174,8 @@ def test_the_last_block_of_python_is_the_program() -> None:
     assert program_of("```\na = 1\n```\n~~~\n```json\n{}\n```") == "a = 1\n"
     assert program_of("```python\na = '```'\n```") == "a = '```'\n"
     assert program_of("a = 1") == "a = 1"
+    assert program_of("```python\na = 1\n```\nIt prints:\n```\n5\n```") == "a = 1\n"
+    assert program_of("1. So:\n   ```python\n   if a:\n       b\n   ```") == "if a:\n    b\n"
+    assert program_of("```python3.11\na = 1\n```\n```pycon\n>>> a\n```") == "a = 1\n"
+    assert program_of('```python title="a"\na = 1\n```') == "a = 1\n"
     assert program_of("```py\n" * 100_000).count("\n") == 100_000, "in linear time"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
@@ -14,15 +16,17 @@ from gristmill_env.rewards.registry import reward
 
 _LEAST_OUTPUT, _MOST_OUTPUT = 64 * 2**10, 2**20
 """Bytes that a program may print: more if a right output is long."""
-_PYTHON: Final = frozenset({"", "python", "python3", "py"})
+_PYTHON: Final = re.compile(r"py|python[\d.]*")
+"""The first word after the marks of a block of Python."""
 
 
 @reward("code")
 class Code:
     """1 if the program in the completion passes all of the row's cases or its tests, else 0.
 
-    The program is the last fenced block of Python, or the text after the reasoning if it has no block. It runs in the
-    sandbox (docs/sandbox.md), without files, network or other processes.
+    The program is the last fenced block of Python after the reasoning. If no block is labelled as Python, it is the
+    last block without a label, and without one all of that text. It runs in the sandbox (docs/sandbox.md), without
+    files, network or other processes.
 
     Options: `cases_field`, a column with a list of {input, output}: the program runs once for each input, on stdin,
     and must print the output. Lines are compared without white space at their ends. Expected outputs never enter the
@@ -54,8 +58,7 @@ class Code:
             answer = await sandbox.run(text, tests=_column(row, self._tests, str), **self._limits)
             return float(answer.tests is not None and answer.tests.succeeded)
         cases = _cases(row, str(self._cases))
-        longest = max(len(wanted.encode("utf-8", "surrogatepass")) for _, wanted in cases)
-        room = min(max(_LEAST_OUTPUT, 2 * longest), _MOST_OUTPUT)
+        room = min(max(_LEAST_OUTPUT, 2 * max(_size(wanted) for _, wanted in cases)), _MOST_OUTPUT)
         answer = await sandbox.run(text, [given for given, _ in cases], output_bytes=room, **self._limits)
         passed = [
             report.succeeded and _lines(report.stdout) == _lines(wanted)
@@ -65,22 +68,32 @@ class Code:
 
 
 def program_of(completion: str) -> str:
-    """Returns the last fenced block of Python after the reasoning, or all of that text. Takes linear time."""
+    """Returns the program in a completion, as `Code` says. Takes linear time."""
     text = after_thinking(completion)
-    program = None
+    labelled = unlabelled = None
     language: str | None = None
     block: list[str] = []
     for line in text.splitlines(keepends=True):
         mark = line.strip()
         if language is None:
-            if mark.startswith("```") and "`" not in (name := mark[3:].strip().lower()):
-                language, block = name, []
+            if mark.startswith("```") and "`" not in (label := mark[3:].lower()):
+                language, block = (label.split() or [""])[0], []
+                indented = not line.startswith("```")
         elif mark == "```":
-            program = "".join(block) if language in _PYTHON else program
+            body = "".join(block)
+            body = textwrap.dedent(body) if indented else body  # as in an item of a list
+            if not language:
+                unlabelled = body
+            elif _PYTHON.fullmatch(language):
+                labelled = body
             language = None
         else:
             block.append(line)
-    return text if program is None else program
+    return next((found for found in (labelled, unlabelled) if found is not None), text)
+
+
+def _size(output: str) -> int:
+    return len(output.encode("utf-8", "surrogatepass"))
 
 
 def _lines(output: str) -> list[str]:
@@ -96,6 +109,13 @@ def _cases(row: Mapping[str, Any], field: str) -> list[tuple[str, str]]:
                 "code_case_invalid",
                 f"case {number} of column '{field}' is {case!r:.80}; an object with the texts input and output is "
                 "expected",
+                column=field,
+                case=number,
+            )
+        if (size := _size(case["output"])) > _MOST_OUTPUT:
+            raise RewardError(
+                "code_case_invalid",
+                f"the output of case {number} of column '{field}' has {size} bytes; a program may print {_MOST_OUTPUT}",
                 column=field,
                 case=number,
             )
