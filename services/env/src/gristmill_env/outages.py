@@ -7,7 +7,10 @@ meanwhile, the error is of one row. If it answered none, the error ends the run.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import socket
+import ssl
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,13 +26,19 @@ _OF_CONNECTIONS = frozenset({"TransportError", "ClientConnectionError", "APIConn
 _OF_A_MISTAKE = frozenset({"UnsupportedProtocol", "LocalProtocolError"})
 """Subclasses of these that do not pass: the address or the request is wrong."""
 _OF_FILES = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
+_SHORTAGES = frozenset(
+    {
+        *(errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE),
+        *(errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.ENOBUFS),
+    }
+)
+"""Numbers of the operating system's errors that are not of one call's arguments, such as a path that is too long."""
 
 
 def may_pass(error: BaseException | None) -> bool:
     """Returns whether an error, or an error behind it, is of a service that may answer later.
 
-    These are HTTP status 408, 429 and 5xx, failed connections, time-outs and other errors of the operating system,
-    except a missing or forbidden file.
+    These are HTTP status 408, 429 and 5xx, failed connections, time-outs, and a lack of memory, disk or files.
     """
     return any(_passes(one) for one in _chain(error))
 
@@ -58,7 +67,11 @@ def _passes(error: BaseException) -> bool:
     names = {kind.__name__ for kind in type(error).__mro__}
     if not names.isdisjoint(_OF_CONNECTIONS):
         return names.isdisjoint(_OF_A_MISTAKE)
-    return isinstance(error, OSError) and not isinstance(error, (*_OF_FILES, ValueError))
+    if not isinstance(error, OSError) or isinstance(error, (*_OF_FILES, ValueError)):
+        return False
+    if isinstance(error, socket.gaierror):
+        return error.errno == socket.EAI_AGAIN
+    return isinstance(error, ConnectionError | TimeoutError | ssl.SSLError) or error.errno in (None, *_SHORTAGES)
 
 
 def _status(error: BaseException) -> int | None:

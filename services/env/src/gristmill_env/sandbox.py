@@ -24,6 +24,8 @@ from gristmill_env.errors import EnvError
 URL: Final = "GRISTMILL_SANDBOX_URL"
 _TIMEOUT: Final = 600.0
 """Seconds for an answer. Programs wait in the sandbox for their turn."""
+_OF_A_PROGRAM: Final = (413, 422)
+"""HTTP status of a program that the sandbox does not take, as one that is too long."""
 
 
 class SandboxError(EnvError):
@@ -86,7 +88,12 @@ async def python(code: str) -> str:
     Args:
         code: The program. It has Python's standard library, but no files, no network and no other processes.
     """
-    [report] = (await run(code, [""])).runs
+    try:
+        [report] = (await run(code, [""])).runs
+    except SandboxError as error:
+        if error.code == "sandbox_refused" and error.values["status"] in _OF_A_PROGRAM:
+            return f"Error: {error}"
+        raise
     end = "" if report.status in ("exited", "signalled") else f"The program was ended: {report.status}."
     return "".join([report.stdout, report.stderr, end]) or "(no output)"
 

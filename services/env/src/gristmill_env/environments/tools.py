@@ -20,7 +20,7 @@ from gristmill_env.environments.base import Environment
 from gristmill_env.environments.functions import ArgumentsError, checked_arguments, result_text, schema_of
 from gristmill_env.environments.model import Model, NoMoreRepliesError, ToolCall
 from gristmill_env.environments.returned import EnvironmentName
-from gristmill_env.errors import EpisodeError
+from gristmill_env.errors import EnvError, EpisodeError
 from gristmill_env.gather import gather
 from gristmill_env.outages import may_pass
 from gristmill_env.running.host import run
@@ -170,7 +170,10 @@ def tool_environment(kind: type) -> type[ToolObject]:
 
 
 async def _result(call: ToolCall, tools: Mapping[str, Callable[..., Any]]) -> str:
-    """Runs a call. Returns its result, or what is wrong with it. Raises an error of the tool that may pass."""
+    """Runs a call. Returns its result, or what is wrong with it.
+
+    Raises an error of the tool that may pass, or that is Gristmill's own, such as a sandbox that does not start.
+    """
     tool = tools.get(call.name)
     if tool is None:
         return f"Error: there is no tool {call.name}; there are {', '.join(tools)}"
@@ -181,6 +184,6 @@ async def _result(call: ToolCall, tools: Mapping[str, Callable[..., Any]]) -> st
     try:
         return result_text(await run(tool, **arguments))
     except (Exception, SystemExit) as error:
-        if may_pass(error):
+        if may_pass(error) or isinstance(error, EnvError):
             raise
         return f"Error: {type(error).__name__}: {message_of(error)}"[:_LONGEST_ERROR]
