@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import weakref
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.errors import raises
+from tests.support.http_server import Answer, HttpServer, Request
 from tests.unit.env.environments.conftest import ITEM, Roll, trained
 from tests.unit.env.gateway.conftest import ScriptedModel
 
 from gristmill.errors import PluginError
+from gristmill_env import sandbox
 from gristmill_env.data import Item
 from gristmill_env.environments import EnvironmentRunner, Model, create_environment
 from gristmill_env.environments.functions import ArgumentsError, checked_arguments, result_text, schema_of
@@ -103,6 +107,19 @@ class WordGame:
     def get_reward(self) -> float:
         return 1.0 / self.guesses if self.guesses else 0.0
 
+class Sized(WordGame):
+    def __init__(self, *, size: int):
+        super().__init__()
+        self.size = size
+
+    def tell(self, times: int = 1) -> str:
+        """Tell the size.
+
+        Args:
+            times: How often.
+        """
+        return str(self.size) * times
+
 class Silent:
     def reset(self, **row):
         return None
@@ -187,6 +204,21 @@ async def test_service_of_a_tool_that_is_away_fails_the_rollout(
     assert set(model.prompts) == {model.prompts[0]}, "no reply to a failed call was asked for"
 
 
+async def test_error_of_our_own_is_no_result(
+    roll: Roll, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(request: Request) -> Answer:
+        return Answer(413 if b"long" in request.body else 404, {})
+
+    with closing(HttpServer(answer)) as server:
+        monkeypatch.setenv(sandbox.URL, server.url)
+        environment = create_environment("tools", {"tools": ["gristmill_env.sandbox:python"]})
+        model.says = [call("python", code="long"), call("python", code="1"), "done"]
+        with raises(EpisodeError, "environment_raised", error="SandboxError"):
+            await roll(environment, tools=True)
+    assert len(model.prompts) == 2, "the model reads what is wrong with its program only"
+
+
 async def test_calls_end_at_the_number_of_turns(roll: Roll, model: ScriptedModel, folder: Path) -> None:
     model.says = [call("search", query=str(number)) for number in range(9)]
     rollout = await roll(tools(folder, "search", max_turns=2), tools=True)
@@ -206,6 +238,27 @@ async def test_class_of_trl_is_an_environment(roll: Roll, model: ScriptedModel, 
     assert rollout.messages[1]["content"] == "2 + 2? It has 4 letters."
     assert "_private" not in model.prompts[0]
     assert '"name": "guess"' in model.prompts[0]
+
+
+async def test_class_of_trl_has_options(roll: Roll, model: ScriptedModel, folder: Path) -> None:
+    model.says = [call("tell", times=2), call("tell", self=1), "5"]
+    made = create_environment("words.py:Sized", {"size": 5}, folder=folder)
+    rollout = await roll(made, tools=True, columns={"answer": "four"})
+    assert results(rollout) == ["55", "Error: unknown argument self; known are times"]
+    with raises(EpisodeError, "unknown_parameter", parameter="wide", known=["size"]):
+        create_environment("words.py:Sized", {"wide": 5}, folder=folder)
+
+
+def test_objects_whose_methods_were_called_are_freed() -> None:
+    class Tool:
+        def look(self) -> str:
+            return "nothing"
+
+    tool = Tool()
+    assert checked_arguments(tool.look, {}) == {}
+    freed = weakref.ref(tool)
+    del tool
+    assert freed() is None
 
 
 async def test_class_of_trl_without_reward_and_observation(

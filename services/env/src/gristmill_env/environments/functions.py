@@ -7,6 +7,7 @@ import json
 import typing
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from types import MethodType
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -54,7 +55,9 @@ def checked_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]
     """Returns the arguments of a call, converted to the types of the function's hints. Raises ArgumentsError."""
     if arguments is None:
         raise ArgumentsError("the arguments are not a JSON object")
-    parameters, adapters = _signature(function)
+    # The key of the cache must not hold a method's object.
+    plain, bound = (function.__func__, True) if isinstance(function, MethodType) else (function, False)
+    parameters, adapters = _signature(plain, bound)
     if unknown := [name for name in arguments if name not in parameters]:
         raise ArgumentsError(f"unknown argument {unknown[0]}; known are {', '.join(parameters) or 'none'}")
     missing = [
@@ -82,7 +85,10 @@ def result_text(result: object) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _signature(function: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], dict[str, TypeAdapter[Any]]]:
+def _signature(
+    function: Callable[..., Any], bound: bool
+) -> tuple[dict[str, inspect.Parameter], dict[str, TypeAdapter[Any]]]:
+    """`bound`: leaves out the parameter `self`."""
     hints = typing.get_type_hints(function, include_extras=True)
-    parameters = dict(inspect.signature(function).parameters)
+    parameters = dict(list(inspect.signature(function).parameters.items())[int(bound) :])
     return parameters, {name: TypeAdapter(hints.get(name, Any)) for name in parameters}
