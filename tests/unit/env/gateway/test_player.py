@@ -170,12 +170,16 @@ async def test_error_of_an_agent_keeps_the_rollout_so_far(running: Running, aske
     assert failed.value.unfinished.text == "4"
 
 
-async def test_agent_that_asks_nothing_has_failed(running: Running, asked: Ask) -> None:
+async def test_agent_that_asks_nothing_has_failed(running: Running, asked: Ask, tmp_path: Path) -> None:
     async def silent(task: AgentTask, say: Any, endpoint: Endpoint) -> float:
         return 1.0
 
-    with raises(EpisodeError, "agent_said_nothing"):
-        await player(running, silent).play(ITEM, asked)
+    played = player(running, silent)
+    played.runner.elsewhere = True  # then the session is kept in a file
+    for _ in range(2):
+        with raises(EpisodeError, "agent_said_nothing"):
+            await played.play(ITEM, replace(asked, kept=tmp_path / "kept"))
+        assert not list((tmp_path / "kept").iterdir()), "the next attempt begins anew"
 
 
 async def test_agent_that_takes_too_long_has_failed(running: Running, asked: Ask) -> None:

@@ -40,6 +40,11 @@ class AgentPlayer:
     ignored: list[float] = field(default_factory=list)
     """The first number that no reward reads."""
 
+    @property
+    def name(self) -> str:
+        """The agent's function, the program of its command, or `external`."""
+        return self.spec.function or (self.spec.command or ["external"])[0]
+
     async def play(self, item: Item, ask: Ask, number: int = 0) -> Rollout:
         """Runs the agent on the item, or goes on with the rollout of a killed process.
 
@@ -51,6 +56,8 @@ class AgentPlayer:
         self.gateway.sessions.add(session)
         try:
             await self._run(item, session)
+            if not session.branches():
+                raise EpisodeError("agent_said_nothing", "the agent has ended without a reply of the model")
         except RolloutTimeoutError as late:
             if self.truncates and (rollout := self._so_far(session, "length")) is not None:
                 return rollout
@@ -72,8 +79,7 @@ class AgentPlayer:
                 "the agent returned the reward %g, and nothing reads it: add `episode` to reward_functions", reward
             )
         rollout = rollout_of(session, reward, self.policy.prompts)
-        if rollout is None:
-            raise EpisodeError("agent_said_nothing", "the agent has ended without a reply of the model")
+        assert rollout is not None, "it has a branch"
         return rollout
 
     async def _run(self, item: Item, session: Session) -> None:

@@ -37,6 +37,11 @@ logger = logging.getLogger(__name__)
 class Player(Protocol):
     """Plays rollouts."""
 
+    @property
+    def name(self) -> str:
+        """The user's name for what plays, for the log and for errors."""
+        ...
+
     async def play(self, item: Item, ask: Ask, number: int) -> Rollout:
         """Plays one rollout to its end. `number`: of the rollout in its group.
 
@@ -101,7 +106,7 @@ class RolloutGenerator:
 
     @cached_property
     def _outages(self) -> Outages:
-        return Outages(self.config.patience, "environment", EnvError)
+        return Outages(self.config.patience, "environment" if self.agent is None else "agent", EnvError)
 
     @property
     def prompts(self) -> PromptBuilder:
@@ -208,7 +213,8 @@ class RolloutGenerator:
 
         An error of a service that may answer later is waited for, and is not a retry.
         """
-        name, wait, retries = self.environments.factory.name, None, self.config.rollout_retries
+        name = self.environments.factory.name if self.agent is None else self.agent.name
+        wait, retries = None, self.config.rollout_retries
         while True:
             try:
                 rollouts = await play(number)
