@@ -13,8 +13,8 @@ from tests.support.errors import raises
 from tests.support.stack import ROOT
 
 from gristmill.folders import EVALUATION_FILE, EVALUATION_GROUPS_FILE
-from gristmill_env.errors import BusyEvaluationError, EvaluationError
-from gristmill_env.evaluation.folder import EvaluationFolder, read_evaluation
+from gristmill_env.errors import BusyEvaluationError, DropReason, EvaluationError
+from gristmill_env.evaluation.folder import EvaluationFolder, read_evaluation, skipped
 
 from .made import PLAN, judged, plan, prompt, sample
 
@@ -31,6 +31,25 @@ async def test_resumed_evaluation_keeps_finished_samples(tmp_path: Path) -> None
         await file.add(judged(1, 0, 0))
         assert [group.row for group in file.finish()] == [0, 1, 2]
     assert [group.row for group in read_evaluation(tmp_path / "e")] == [0, 1, 2]
+
+
+async def test_what_may_work_in_a_later_process_is_evaluated_again(tmp_path: Path) -> None:
+    failed = sample(None, errors={"accuracy": "401"}, scores={"accuracy": None})
+    with EvaluationFolder(tmp_path, PLAN, resume=False) as file:
+        for number, reason in enumerate((DropReason.TIMEOUT, DropReason.TOO_LONG, DropReason.ENVIRONMENT_ERROR)):
+            await file.add(skipped(number, reason, "away", PLAN))
+        await file.add(prompt(3, [failed, failed]))
+        await file.add(prompt(4, [failed, sample(1)]))
+    with EvaluationFolder(tmp_path, PLAN, resume=True) as file:
+        assert file.done == {1, 4}
+        await file.add(judged(0, 1))
+        await file.add(judged(3, 0))
+        groups = file.finish()
+        assert [(group.row, group.reason, len(group.completions)) for group in groups] == [
+            (0, None, 1), (1, "too_long", 0), (2, "environment_error", 0), (3, None, 1), (4, None, 2)
+        ]  # fmt: skip
+    with EvaluationFolder(tmp_path, PLAN, resume=True) as file:
+        assert file.done == {0, 1, 3, 4}
 
 
 async def test_torn_last_sample_is_evaluated_again(tmp_path: Path) -> None:

@@ -32,10 +32,29 @@ EXTRACTION = "extract_answer"
 _ENCODER = msgspec.json.Encoder()
 
 
-class _Row(msgspec.Struct):
-    """The prompt's place in the evaluation, from 0."""
+_MAY_PASS = frozenset({DropReason.TIMEOUT, DropReason.ENVIRONMENT_ERROR})
 
+
+class _Scored(msgspec.Struct):
+    scores: dict[str, float | None] = {}
+    errors: dict[str, str] = {}
+
+    @property
+    def failed(self) -> bool:
+        """Whether every reward failed or returned no value, and one failed."""
+        return bool(self.errors) and all(value is None for value in self.scores.values())
+
+
+class _Row(msgspec.Struct):
     row: int
+    """The prompt's place in the evaluation, from 0."""
+    reason: str | None = None
+    completions: list[_Scored] = []
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether what failed may work in a later process: an environment, or all rewards, as with a wrong key."""
+        return self.reason in _MAY_PASS or (bool(self.completions) and all(one.failed for one in self.completions))
 
 
 _ROW = msgspec.json.Decoder(_Row)
@@ -80,7 +99,8 @@ class EvaluationFolder:
     """The folder of an unfinished evaluation. Only one process at a time may have it open."""
 
     def __init__(self, folder: Path, plan: Plan, *, resume: bool) -> None:
-        """Creates the folder, or continues in it. `done`: the numbers of the finished prompts.
+        """Creates the folder, or continues in it. `done`: the numbers of the finished prompts, without those that may
+        work now.
 
         Raises EvaluationError when the folder cannot be written, holds an evaluation and `resume` is not set, or holds
         an evaluation with other settings. Raises BusyEvaluationError when another process is at work in the folder.
@@ -112,7 +132,7 @@ class EvaluationFolder:
                 path=folder,
             ) from error
         try:
-            self.done = {row for row, _ in self._lines()}
+            self.done = {number for number, (row, _) in self._rows().items() if not row.may_pass}
         except EvaluationError:
             self.close()
             raise
@@ -128,7 +148,7 @@ class EvaluationFolder:
     def finish(self) -> list[SavedGroup]:
         """Sorts the file in the prompts' order, and returns its groups as `read_evaluation` does."""
         path = self.folder / EVALUATION_GROUPS_FILE
-        places = dict(self._lines())
+        places = {number: start for number, (_, start) in self._rows().items()}
         with path.open("rb") as file, complete_file(path) as temporary, temporary.open("xb") as ordered:
             for row in sorted(places):
                 file.seek(places[row])
@@ -144,11 +164,11 @@ class EvaluationFolder:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _lines(self) -> Iterator[tuple[int, int]]:
-        """Yields the number of each finished prompt, and where its line begins in the file."""
+    def _rows(self) -> dict[int, tuple[_Row, int]]:
+        """Returns the last line of each prompt by the prompt's number, and where the line begins in the file."""
         with _errors(self.folder / EVALUATION_GROUPS_FILE), (self.folder / EVALUATION_GROUPS_FILE).open("rb") as file:
-            for start, line in whole_lines(file):
-                yield _ROW.decode(line).row, start
+            rows = ((_ROW.decode(line), start) for start, line in whole_lines(file))
+            return {row.row: (row, start) for row, start in rows}
 
     def _check(self, resume: bool) -> None:
         if not resume:

@@ -119,13 +119,15 @@ async def evaluate(
 
 
 def _check_scored(groups: Sequence[SavedGroup], folder: Path) -> None:
-    """Raises EvaluationError with the first error if there are completions and none of them has a score."""
+    """Raises EvaluationError with the first error if no completion has a score."""
     completions = [completion for group in groups for completion in group.completions]
-    if not completions or any(value is not None for one in completions for value in one.scores.values()):
+    if any(value is not None for one in completions for value in one.scores.values()):
         return
-    failures = (f"{name}: {error}" for one in completions for name, error in one.errors.items())
-    first = next(failures, "the rewards returned None")
-    text = f"none of {len(completions)} completions has a score: {first} ({folder} has all completions and errors)"
+    failures = [f"{name}: {error}" for one in completions for name, error in one.errors.items()]
+    skips = [f"{group.reason}: {group.error}" for group in groups if not group.completions]
+    first = [*failures, *([] if completions else skips), "the rewards returned None"][0]
+    what = f"{len(completions)} completions has a score" if completions else f"{len(groups)} prompts has a completion"
+    text = f"none of {what}: {first} ({folder} has all completions and errors)"
     raise EvaluationError("nothing_scored", text, completions=len(completions), folder=folder)
 
 
