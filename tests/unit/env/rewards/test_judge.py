@@ -86,6 +86,9 @@ def score(server: JudgeServer, completion: str = "42", **more: Any) -> float | N
         ("**Score:** 10", {}, 1.0),
         ("- Score: **10**.", {}, 1.0),
         ("Score: 10/10", {}, 1.0),
+        ("**Final score:** 10 out of 10", {}, 1.0),
+        ("Overall Score: 1 - it is wrong", {}, 0.0),
+        ("Score: 4/4 (all points)", {"scale": [0, 4]}, 1.0),
         ("Score: 2\nNo, that was too strict.\nScore: 10", {}, 1.0),
         ("Score: 0", {"scale": [-1, 1]}, 0.5),
         ("Score: -1", {"scale": [-1, 1]}, 0.0),
@@ -107,6 +110,8 @@ def test_the_judges_grade_becomes_a_score_from_0_to_1(
         ("", {}),
         ("It is good.", {}),
         ("Score: 11", {}),
+        ("Score: 4/5", {}),
+        ("Score: 4 - 5", {}),
         ("Score: -3", {}),
         ("The score of the game was 3 to 2.", {}),
         ("1: yes", {"rubric": ["right", "short"]}),
@@ -269,7 +274,7 @@ async def grades(server: JudgeServer, *completions: str) -> list[Any]:
 
 
 async def test_a_group_is_one_request_and_grades_belong_to_their_answers(server: JudgeServer) -> None:
-    server.reply = lambda question: "A2 is best.\nA3: 0\nA1: 2.5\n**A2**: 10"
+    server.reply = lambda question: "A2 is best.\nA3: 0/10\nA1: 2.5 - fair\n**A2**: 10"
     found = await grades(server, "first", "second", "third")
     assert [result.total for result in found] == [0.25, 1.0, 0.0]
     assert [result.parts["judge_group/tokens"] for result in found] == pytest.approx([110 / 3] * 3)
@@ -287,7 +292,7 @@ async def test_an_answer_cannot_know_the_tags_of_its_group(server: JudgeServer) 
 
 
 @pytest.mark.parametrize(
-    "reply", ["A1: 5", "A1: 5\nA2: 5\nA3: 5", "A1: 5\nA1: 6\nA2: 5", "A1: 5\nA2: 11", "A1: 5\nB: 5"]
+    "reply", ["A1: 5", "A1: 5\nA2: 5\nA3: 5", "A1: 5\nA1: 6\nA2: 5", "A1: 5\nA2: 11", "A1: 5\nA2: 5/20", "A1: 5\nB: 5"]
 )
 async def test_a_reply_without_each_id_once_is_an_error(server: JudgeServer, reply: str) -> None:
     server.reply = lambda question: reply

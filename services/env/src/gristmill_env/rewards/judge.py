@@ -43,9 +43,12 @@ _GROUP: Final = """Compare answers to the same task.
 Task:
 {prompt}
 """
-_SCORE: Final = re.compile(r"^\W*score\W*?(-?[0-9]+(?:\.[0-9]+)?)(?:\s*/\s*[0-9]+)?\W*$", re.IGNORECASE | re.MULTILINE)
+_NUMBER: Final = r"(-?[0-9]+(?:\.[0-9]+)?)"
+_REST: Final = r"(?:\s*(?:/|out of)\s*([0-9]+))?(?:\s+[-\u2013\u2014(]\s*[^\W\d].*|\W*)$"
+"""The rest of a line after a grade: the best grade, as in 7/10, and a reason, as in 7 - right."""
+_SCORE: Final = re.compile(rf"^\W*(?:\w+ )?score\W*?{_NUMBER}{_REST}", re.IGNORECASE | re.MULTILINE)
 _VERDICT: Final = re.compile(r"^\W*([0-9]+)\W+(yes|no)\b.*$", re.IGNORECASE | re.MULTILINE)
-_GRADE: Final = re.compile(r"^\W*(A[0-9]+)\W+?(-?[0-9]+(?:\.[0-9]+)?)\W*$", re.MULTILINE)
+_GRADE: Final = re.compile(rf"^\W*(A[0-9]+)\W+?{_NUMBER}{_REST}", re.MULTILINE)
 _T = TypeVar("_T")
 _PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
 
@@ -238,10 +241,10 @@ class Judge:
             return float(sum(verdicts.values()) / len(verdicts))
         low, high = self._scale
         scores = _SCORE.findall(reply)
-        if not scores or not low <= float(scores[-1]) <= high:
+        number, best = scores[-1] if scores else ("nan", "")
+        if not low <= float(number) <= high or (best and float(best) != high):
             raise _unreadable(reply, f"a score from {low:g} to {high:g}")
-        score = float(scores[-1])
-        return (score - low) / (high - low)
+        return (float(number) - low) / (high - low)
 
 
 @reward("judge_group")
@@ -292,7 +295,7 @@ class JudgeGroup:
 
 def _grades(reply: str, names: Collection[str]) -> dict[str, float]:
     grades = _GRADE.findall(reply)
-    values = {name: float(grade) for name, grade in grades}
+    values = {name: float(grade) for name, grade, best in grades if best in ("", "10")}
     if len(grades) != len(names) or set(values) != set(names) or not all(0 <= one <= 10 for one in values.values()):
         raise _unreadable(reply, f"a grade from 0 to 10 for each of {', '.join(names)}")
     return values
