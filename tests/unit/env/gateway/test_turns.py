@@ -131,12 +131,14 @@ def test_every_trained_token_is_trained_once_in_a_tree_of_branches() -> None:
     ],
 )
 def test_reply_is_recognized_in_the_form_of_other_clients(echo: dict[str, Any]) -> None:
-    call = {"id": "call_1", "type": "function", "function": {"name": "search", "arguments": '{"query": "x"}'}}
+    arguments = '{"query": "x", "least": 1.0, "of": [{"share": 2.0}]}'
+    call = {"id": "call_1", "type": "function", "function": {"name": "search", "arguments": arguments}}
     turns = Turns()
     turn = turns.add(
         turns.place(OPENING), (1,), sampled(10), {"role": "assistant", "content": None, "tool_calls": [call]}
     )
-    other = {"id": "call_1", "function": {"name": "search", "arguments": '{ "query":"x" }'}}
+    written = '{ "query":"x", "least":1, "of":[{"share":2}]}'
+    other = {"id": "call_1", "function": {"name": "search", "arguments": written}}
     sent = template_message({**echo, "tool_calls": [other]})
     assert turns.place((*OPENING, sent, user("more"))).parent is turn
 

@@ -259,9 +259,18 @@ def _identity(message: Message) -> Mapping[str, Any]:
     calls = message.get("tool_calls") or ()
     if calls:
         same["tool_calls"] = [
-            (call.get("id"), call["function"]["name"], call["function"]["arguments"]) for call in calls
+            (call.get("id"), call["function"]["name"], _as_javascript(call["function"]["arguments"])) for call in calls
         ]
     return same
+
+
+def _as_javascript(value: Any) -> Any:
+    """Returns a JSON value with whole numbers as integers, because JavaScript writes 1.0 as 1."""
+    if isinstance(value, dict):
+        return {key: _as_javascript(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_as_javascript(one) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53 else value
 
 
 def _digest(key: bytes, value: object) -> bytes:
