@@ -216,7 +216,7 @@ def test_continuation_tokens_match_the_template(tokenizer: PreTrainedTokenizerFa
     opening = prompts.build("Guess.")
     reply = tokenizer("<answer>5</answer>", add_special_tokens=False)["input_ids"]
     end = [tokenizer.eos_token_id] if ended else []  # a stop string ends a turn without its token
-    more = ({"role": "user", "content": "Higher."},)
+    more = ({"role": "user", "content": "Higher than \u2063reply\u2063, please."},)
     between = prompts.continuation_tokens(opening.messages, more, [*reply, *end][-1]).token_ids
     whole = prompts.build([*opening.messages, {"role": "assistant", "content": "<answer>5</answer>"}, *more])
     assert (*opening.token_ids, *reply, *end, *between) == whole.token_ids

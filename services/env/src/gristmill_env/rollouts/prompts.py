@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_REPLY = "\u2063reply\u2063"
-"""Marks the place of a reply in a rendered conversation."""
+_REPLY = f"\u2063{secrets.token_hex(8)}\u2063"
+"""Marks the place of a reply in a rendered conversation. No message contains it."""
 _CLOSERS = (
     "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<|return|>", "<|call|>",
     "</s>", "<eos>", "<end_of_turn>", "<turn|>", "<|END_OF_TURN_TOKEN|>", "<\uff5cend\u2581of\u2581sentence\uff5c>",
