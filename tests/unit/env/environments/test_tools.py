@@ -204,9 +204,7 @@ async def test_service_of_a_tool_that_is_away_fails_the_rollout(
     assert set(model.prompts) == {model.prompts[0]}, "no reply to a failed call was asked for"
 
 
-async def test_error_of_our_own_is_no_result(
-    roll: Roll, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_error_of_our_own_is_no_result(roll: Roll, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(request: Request) -> Answer:
         return Answer(413 if b"long" in request.body else 404, {})
 
