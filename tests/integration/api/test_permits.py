@@ -195,6 +195,20 @@ async def test_row_of_a_group_that_came_too_late_goes_to_the_next_that_asks(harn
     assert await harness.ask("env-3", 1) == [late], "env-1 does not renew its permits"
 
 
+async def test_permits_wait_for_the_first_version_of_a_trainer_that_went_back(harness: StoreHarness) -> None:
+    plan = {"staleness": 0, "groups": 2, "steps": 9}
+    incarnation = await harness.start(**plan)
+    for step in (1, 2, 3):
+        await harness.fill(2)
+        await harness.lease(incarnation, f"b{step}", 2)
+        await harness.store.queue.ack(RUN, incarnation, [f"b{step}"])
+        await harness.store.runs.record_version(RUN, incarnation, step)
+    back = (await harness.store.runs.take(RUN, trainer(**plan), [], 1)).incarnation
+    assert await harness.ask("env-1", 9) == [], "the recorded version is of a later step"
+    await harness.store.runs.record_version(RUN, back, 1)
+    assert len(await harness.ask("env-1", 9)) == 2
+
+
 async def test_permits_ahead_end_when_no_more_groups_are_dropped(harness: StoreHarness) -> None:
     incarnation = await harness.start(staleness=0, groups=40, steps=9)
     await dropped(harness, 40)

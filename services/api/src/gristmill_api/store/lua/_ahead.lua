@@ -9,10 +9,10 @@
 local MAX_OUT, LATELY, LEAST, MOST_AHEAD = 65536, 64, 8, 16
 
 -- Groups that the run still takes: accepted groups stay within min(version step + 1 + max staleness, training steps) x groups
--- per step. nil before a version was recorded.
+-- per step. nil before a version was recorded, and while a trainer that went back has recorded none.
 local function needed_groups()
-  local plan = redis.call('HMGET', RECORD, 'version_step', 'max_staleness', 'training_steps', 'groups_per_step')
-  if not plan[1] then return nil end
+  local plan = redis.call('HMGET', RECORD, 'version_step', 'max_staleness', 'training_steps', 'groups_per_step', 'went_back')
+  if not plan[1] or plan[5] then return nil end
   local steps = math.min(plan[1] + 1 + plan[2], tonumber(plan[3]))
   return math.min(steps * plan[4] - tonumber(redis.call('HGET', COUNTERS, 'accepted') or 0), MAX_OUT)
 end

@@ -3,7 +3,8 @@
 --   record        HASH    state (open, suspended or finished), digest, env, group_size, stack, protocol, created_ms, creation (random: a run that is
 --                         deleted and created again has another); after a take also trainer,
 --                         taker (of the last take), incarnation, groups_per_step, training_steps, max_staleness; after a version also
---                         version_incarnation, version_step. env and trainer are JSON as received, never parsed here.
+--                         version_incarnation, version_step; went_back (1 after a take at an earlier step than that, until the next version).
+--                         env and trainer are JSON as received, never parsed here.
 --   counters      HASH    rows (the next row; those before it were issued, or passed over as resting), seq (submits so far), accepted (stored, and neither dead nor
 --                         dropped since), trained, bytes (payload bytes held); <state>_sequences and <state>_bytes of
 --                         the states ready, leased and dead; expiries (leases that ran out), redeliveries;

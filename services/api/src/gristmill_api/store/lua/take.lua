@@ -51,8 +51,12 @@ for _, id in ipairs(redis.call('ZRANGE', LEASES, 0, -1)) do delete_batch(id) end
 for _, id in ipairs(redis.call('SMEMBERS', EXPIRED)) do delete_batch(id) end
 redis.call('DEL', LEASES, EXPIRED, ACKED)
 -- A trainer that goes back beyond its last ack trains those steps again, on new groups. The old groups of those steps
--- are in no weights any more, and would hold their permits for ever.
+-- are in no weights any more, and would hold their permits for ever. The recorded version is of a later step, so permits
+-- wait for the first version of this trainer.
 if steps ~= '' then
+  if tonumber(steps) < tonumber(redis.call('HGET', RECORD, 'version_step') or 0) then
+    redis.call('HSET', RECORD, 'went_back', 1)
+  end
   local accepted = steps * groups_per_step + redis.call('ZCARD', READY)
   if accepted < tonumber(redis.call('HGET', COUNTERS, 'accepted') or 0) then
     redis.call('HSET', COUNTERS, 'accepted', accepted)

@@ -17,6 +17,7 @@ if state() == 'finished' then
   return {'FINISHED'}
 end
 redis.call('HSET', RECORD, 'version_incarnation', incarnation, 'version_step', step)
+redis.call('HDEL', RECORD, 'went_back')
 local first = string.match(redis.call('HGET', VERSIONS, incarnation) or step, '^%d+')
 redis.call('HSETNX', VERSIONS, 'lowest', incarnation)
 local highest = math.max(tonumber(step), tonumber(redis.call('HGET', VERSIONS, 'highest') or 0))
