@@ -266,6 +266,20 @@ async def test_more_training_steps_extend_a_run(harness: StoreHarness, state: Ru
     assert len(await harness.ask("env-1", 99)) == 4
 
 
+async def test_rows_of_permits_that_were_out_at_the_end_come_first_in_the_extended_run(harness: StoreHarness) -> None:
+    incarnation = await harness.start(staleness=0, groups=4, steps=1)
+    stored, held, given_back, dropped = await harness.ask("env-1", 4)
+    assert await harness.submit("env-1", stored)
+    await harness.store.permits.return_permit(RUN, "env-1", given_back, "abandoned")
+    await harness.store.runs.record_version(RUN, incarnation, 1)
+    await harness.store.runs.finish(RUN, incarnation)
+    assert (await harness.store.permits.renew(RUN, "env-1", [held])).lost == [held]
+    assert (await refusal(harness.store.permits.return_permit(RUN, "env-1", dropped, "timeout"))).code == "permit_lost"
+    await harness.store.runs.take(RUN, trainer(staleness=0, groups=4, steps=3), [], 1)
+    await harness.store.runs.record_version(RUN, incarnation + 1, 1)
+    assert (await harness.ask("env-2", 3)) == [held, given_back, dropped]
+
+
 async def test_run_is_extended_if_an_environment_names_more_steps_than_its_trainer(
     harness: StoreHarness,
 ) -> None:

@@ -13,16 +13,21 @@ local function index_unfinished(start, id, state)
   for _, key in ipairs({'trained', 'dropped', 'tombs', 'difficulty', 'resting'}) do redis.call('PERSIST', start .. key) end
 end
 
--- Another run takes the stack. This run loses nothing: rows that had permits are issued again.
-local function suspend(start, id)
-  redis.call('HSET', start .. 'record', 'state', 'suspended')
-  index_unfinished(start, id, 'suspended')
+-- The permits that are out are void. If the run continues, their rows are issued again before any new row.
+local function void_permits(start)
   local held = redis.call('HGETALL', start .. 'holders')
   for i = 1, #held, 2 do
     redis.call('ZADD', start .. 'reissue', string.sub(held[i], 2), held[i])
     redis.call('HSET', start .. 'lapsed', held[i], held[i + 1])
   end
   redis.call('DEL', start .. 'permits', start .. 'holders')
+end
+
+-- Another run takes the stack. This run loses nothing.
+local function suspend(start, id)
+  redis.call('HSET', start .. 'record', 'state', 'suspended')
+  index_unfinished(start, id, 'suspended')
+  void_permits(start)
   redis.call('XADD', start .. 'events', 'MAXLEN', '~', 1024, '*', 'kind', 'suspend')
   redis.call('PUBLISH', EVENTS, 'permits ' .. start)
   redis.call('PUBLISH', EVENTS, 'ready ' .. start)

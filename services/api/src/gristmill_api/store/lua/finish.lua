@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- include: _keys.lua
 -- include: _life.lua
--- End the run. Permits still out are void; groups keep their states, and tombstones expire.
+-- End the run. Groups keep their states, and tombstones expire.
 -- ARGV: incarnation, or '' for an operator, who may also end a suspended run; ms for which tombstones stay
 -- -> {OK, record...} | {MISSING} | {SUSPENDED} | {FENCED, incarnation}
 local incarnation, tombstones_ttl = unpack(ARGV)
@@ -15,7 +15,7 @@ if state() ~= 'finished' then
   redis.call('SREM', OPEN_RUNS, id)
   redis.call('ZADD', FINISHED_RUNS, now(), id)
   for _, key in ipairs({TRAINED, DROPPED, TOMBSTONES, DIFFICULTY, RESTING}) do redis.call('PEXPIRE', key, tombstones_ttl) end
-  redis.call('DEL', PERMITS, HOLDERS, REISSUE, LAPSED)
+  void_permits(P)
   log_event('finish')
   publish('permits')
   publish('ready')

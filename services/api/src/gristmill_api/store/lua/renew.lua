@@ -34,7 +34,7 @@ for i = 4, #ARGV do
   elseif by == holder then
     redis.call('ZADD', PERMITS, deadline, id)
     answer[2] = answer[2] + 1
-  elseif lapsed(id, holder) and not is_surplus(nil) then
+  elseif current == 'open' and lapsed(id, holder) and not is_surplus(nil) then
     leave_reissue(id)
     redis.call('ZADD', PERMITS, deadline, id)
     redis.call('HSET', HOLDERS, id, holder)

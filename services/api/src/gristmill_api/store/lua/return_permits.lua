@@ -11,7 +11,8 @@
 --    all, which have the reason "abandoned": {MISSING} | {OK, count}
 local holder, id, reason, most, result = unpack(ARGV)
 
-if not state() then return {'MISSING'} end
+local current = state()
+if not current then return {'MISSING'} end
 local refused = foreign(holder)
 if refused then return refused end
 if id == '' then
@@ -33,7 +34,7 @@ if dropped then
   if dropped == reason then return {'ALREADY'} end
   return {'LOST'}
 end
-local waiting = lapsed(id, holder)
+local waiting = current ~= 'finished' and lapsed(id, holder)
 if waiting and reason == 'abandoned' then return {'ALREADY'} end
 if not waiting and redis.call('HGET', HOLDERS, id) ~= holder then return {'LOST'} end
 
