@@ -30,6 +30,12 @@ async def test_gunzip_returns_the_compressed_bytes(size: int) -> None:
 async def test_gunzip_reads_several_members_padding_and_an_empty_body() -> None:
     assert await gunzipped(gzip.compress(b"one ") + gzip.compress(b"two") + b"\0\0", LIMIT) == b"one two"
     assert await gunzipped(b"", LIMIT) == b""
+    assert await gunzipped(gzip.compress(b"a") * 64, LIMIT) == b"a" * 64
+
+
+async def test_gunzip_refuses_many_members_which_take_quadratic_time() -> None:
+    with pytest.raises(InvalidGzip):
+        await gunzipped(gzip.compress(b"") * 65, LIMIT)
 
 
 @pytest.mark.parametrize("cut", [1, 8, 9, 20, 150_000])

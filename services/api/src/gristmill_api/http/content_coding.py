@@ -17,6 +17,8 @@ GZIP_MINIMUM_SIZE: Final = 1000
 _GZIP_LEVEL: Final = 1
 _GZIP: Final = 16 + isal_zlib.MAX_WBITS
 _GZIP_ERROR: type[Exception] = igzip_lib.IsalError  # type: ignore[assignment]  # its stub says an instance
+_MOST_MEMBERS: Final = 64
+"""Each member copies the rest of the body, so many small ones would take quadratic time."""
 _USUAL_GROWTH: Final = 4
 """A body that grows by more than this factor is inflated a second time, with room for the largest body."""
 
@@ -49,6 +51,8 @@ def _gunzip(body: bytes, limit: int) -> bytes | None:
     room = limit + 1
     # A gzip file is one member or several. Zero bytes after them are padding. An empty body is an empty body.
     while body:
+        if len(parts) == _MOST_MEMBERS:
+            raise InvalidGzip(f"the body has more than {_MOST_MEMBERS} members")
         member = isal_zlib.decompressobj(wbits=_GZIP)
         try:
             part = member.decompress(body, room)

@@ -142,7 +142,8 @@ def _refuse_too_many(run: RunRecord, groups: int | None) -> None:
 async def extend(ctx: Ctx, run_id: RunId, body: Batches) -> Extended:
     """Keep leases alive. `lost`: batches whose groups went to another lease."""
     lost = await ctx.store.queue.extend(run_id, body.incarnation, body.batch_ids)
-    return Extended(extended=[batch_id for batch_id in body.batch_ids if batch_id not in set(lost)], lost=lost)
+    gone = frozenset(lost)
+    return Extended(extended=[batch_id for batch_id in body.batch_ids if batch_id not in gone], lost=lost)
 
 
 @router.post("/ack")
