@@ -40,7 +40,7 @@ def row(step: int, length: int = 0, source: str = "env-1") -> MetricsRow:
 
 
 async def steps(harness: StoreHarness, source: str, run_id: str = RUN) -> list[int]:
-    return [row.step for row in await harness.store.journal.rows(run_id, source, -1, 10_000)]
+    return [json.loads(row)["step"] for row in await harness.store.journal.rows(run_id, source, -1, 10_000)]
 
 
 async def test_settings_have_a_bound(harness: StoreHarness) -> None:
@@ -333,13 +333,14 @@ TOO_LARGE = (2**16 + 1, 2**53 + 1, 2**63 - 1, 2**63, 2**64, 10**30)
         *(("/register", WHOLE, name, TOO_LARGE[1:]) for name in WHOLE if isinstance(WHOLE[name], int)),
         ("/register-env", ENV, "group_size", (-1, 0, *TOO_LARGE)),
         ("/register-env", ENV, "max_token_length", TOO_LARGE[1:]),
+        *(("/register-env", ENV, name, (1.7e308, -1e7)) for name in ("weight", "min_batch_allocation")),
         ("/disconnect-env", {"env_id": 0}, "env_id", TOO_LARGE[1:]),
         *((f"{AT}/take", {"trainer": trainer()}, name, TOO_LARGE[1:]) for name in trainer()),
         (f"{AT}/take", {"trainer": trainer()}, "batch_size", (2 * 2**16 + 2,)),
     ],
 )
 async def test_numbers_that_scripts_count_with_are_refused_at_the_edge(
-    http: httpx.AsyncClient, path: str, body: dict[str, Any], name: str, values: tuple[int, ...]
+    http: httpx.AsyncClient, path: str, body: dict[str, Any], name: str, values: tuple[float, ...]
 ) -> None:
     await http.post("/v1/runs", json={"run_id": RUN, "env": {}, "group_size": 2})
     for value in values:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from gristmill_api.atropos.env_status import EnvFacts, EnvView, status
+from gristmill_api.atropos.queue import MOST_ENVS
 
 ALONE = EnvView(
     number=0,
@@ -34,6 +35,15 @@ def test_status_weight_follows_context_and_weight_with_a_minimum() -> None:
     assert status(two)["env_weight"] == 512 / (512 + 1536)
     assert status(dataclasses.replace(two, own=EnvFacts(512, -3.0)))["env_weight"] == 0.01
     assert status(dataclasses.replace(two, connected=[]))["env_weight"] == 0.01
+
+
+def test_status_is_finite_for_the_largest_registrations() -> None:
+    largest = EnvFacts(2**53, 1e6)
+    most = dataclasses.replace(
+        ALONE, batch_size=2**16, own=largest, connected=[largest] * MOST_ENVS, shares={"1": 1e6}, ready=[("1", 1, 9)]
+    )
+    assert status(most)["env_weight"] == 0.01
+    assert status(most)["queue_size"] == 0
 
 
 def test_status_counts_groups_of_others_in_packs_without_their_shares() -> None:

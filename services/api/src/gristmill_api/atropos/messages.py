@@ -20,7 +20,8 @@ from pydantic import BaseModel, Field, field_validator
 
 from gristmill.group import MAX_DEPTH, is_deeper
 
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+Weight = Annotated[float, Field(ge=-1e6, le=1e6)]
+"""Within bounds, so that no sum or product of the status of another environment is infinite."""
 Word = Annotated[str, Field(max_length=4096)]
 
 
@@ -29,8 +30,8 @@ MOST_SEQUENCES: Final = 65_536
 Number = Annotated[int, Field(ge=-(2**53), le=2**53)]
 """What JSON, Lua and Redis hold exactly, also after additions."""
 
-MOST_GROUPS: Final = 16_384
-"""In one request: one call of a script stores them."""
+MOST_GROUPS: Final = 1024
+"""In one request: one call of a script stores them, and other calls wait for it."""
 
 
 class Registration(BaseModel):
@@ -50,9 +51,9 @@ class Registration(BaseModel):
 class RegisterEnv(BaseModel):
     max_token_length: Number
     desired_name: Word
-    weight: Finite
+    weight: Weight
     group_size: Annotated[int, Field(ge=1, le=MOST_SEQUENCES)]
-    min_batch_allocation: Finite | None = None
+    min_batch_allocation: Weight | None = None
     """Share of every batch that must come from this environment."""
 
 

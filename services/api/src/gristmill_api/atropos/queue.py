@@ -26,6 +26,8 @@ DELIVERY_TTL_S: Final = 30.0
 """If a process does not extend a batch that it sends for this long, the batch returns to the queue."""
 _RECEIPT_TTL_MS: Final = 600_000
 _RESET_CHUNK: Final = 256
+WORK_OF_A_GROUP: Final = 16 * 1024
+"""Bytes of a large group whose reading takes as long as the smallest group."""
 _BYTES_PER_TOKEN: Final = 9
 """Of a group with log-probabilities."""
 MOST_ENVS: Final = 16_384
@@ -118,7 +120,8 @@ class Queue:
         reply: list[Any] = ["VERSION", self._version]
         while reply[0] == "VERSION":
             self._version = version = text(reply[1])
-            stored = await offload(_BYTES_PER_TOKEN * tokens, _stored, groups, self.run_id, version)
+            work = max(_BYTES_PER_TOKEN * tokens, WORK_OF_A_GROUP * len(groups))
+            stored = await offload(work, _stored, groups, self.run_id, version)
             reply = await self._opened(functools.partial(self._send, receipt, groups, stored, version))
         match reply:
             case ["NAMES", names]:

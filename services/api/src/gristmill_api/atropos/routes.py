@@ -19,7 +19,7 @@ from gristmill_api.atropos.backpressure import Backpressure
 from gristmill_api.atropos.conversion import SubmittedGroup
 from gristmill_api.atropos.delivery import Deliveries, Delivery, parts
 from gristmill_api.atropos.messages import EnvIdentifier, Groups, Mismatch, RegisterEnv, Registration, ScoredData
-from gristmill_api.atropos.queue import Queue, new_id
+from gristmill_api.atropos.queue import WORK_OF_A_GROUP, Queue, new_id
 from gristmill_api.context import Context
 from gristmill_api.http.body_limit import UNCOUNTED, offload, reserve_inflated
 from gristmill_api.http.content_coding import GZIP_MINIMUM_SIZE, accepts_gzip, gunzip, gzip_response
@@ -241,7 +241,8 @@ def _fast_reader(
         if not re.fullmatch(r"application/(.+\+)?json", media_type):
             raise NeedsSlowPath
         try:
-            groups = await offload(len(body), read, body)
+            work = max(len(body), WORK_OF_A_GROUP * body.count(b'"tokens"'))
+            groups = await offload(work, read, body)
         except Mismatch as error:
             raise parse.invalid(error) from error
         except NeedsSlowPath:
