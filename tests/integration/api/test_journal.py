@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from tests.integration.api.store_harness import PREFIX, RUN, StoreHarness, submission
 
@@ -27,9 +29,9 @@ async def test_metrics_keep_the_newest_rows_and_one_row_per_step(harness: StoreH
     await measure(10_000, 3.0)
     await measure(1, 4.0, "env-1")
     assert await harness.redis.zcard(PREFIX + "metrics:trainer") == 10_000
-    rows = await journal.rows(RUN, "trainer", 9_997, 9)
-    assert [(row.step, row.values.get("loss")) for row in rows] == [(9998, None), (9999, 1.0), (10_000, 3.0)]
-    assert (await journal.rows(RUN, "trainer", -1, 1))[0].step == 1
+    rows = [json.loads(row) for row in await journal.rows(RUN, "trainer", 9_997, 9)]
+    assert [(row["step"], row["values"].get("loss")) for row in rows] == [(9998, None), (9999, 1.0), (10_000, 3.0)]
+    assert json.loads((await journal.rows(RUN, "trainer", -1, 1))[0])["step"] == 1
     assert await journal.sources(RUN) == ["env-1", "trainer"]
     with pytest.raises(ApiProblem):
         await journal.record_metrics("nowhere", MetricsRow(source="t", step=1, values={}))

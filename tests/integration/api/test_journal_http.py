@@ -25,6 +25,19 @@ async def submit(client: Client, count: int) -> list[str]:
     return [permit.group_id for permit in grant.permits]
 
 
+async def test_a_read_ignores_a_creation(client: Client, http: httpx.AsyncClient) -> None:
+    """Only requests that change something name the creation of their run."""
+    await start(client)
+    await http.post(f"{AT}/metrics", json={"source": "a.b_c-1", "step": 1, "values": {"loss": 0.5, "text": "\u00e9"}})
+    for path in ("", "/status", "/metrics", "/metrics/a.b_c-1", "/groups", "/envs", "/examples"):
+        plain = await http.get(AT + path)
+        named = await http.get(AT + path, params={"creation": "ab"})
+        assert plain.status_code == named.status_code == 200, path
+        assert plain.json() == named.json() or path == "/status", path
+    (row,) = (await http.get(f"{AT}/metrics/a.b_c-1")).json()
+    assert row == {"source": "a.b_c-1", "step": 1, "values": {"loss": 0.5, "text": "\u00e9"}}
+
+
 async def read_events(
     http: httpx.AsyncClient, count: int, ready: asyncio.Event | None = None, after: str | None = None
 ) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from gristmill_api.store import Store
 class Context:
     limits: Limits
     store: Store
-    """For the creation of the run that the request names (`?creation=`), if it names one, and for the word of the
+    """For the creation of the run that a request to change something names (`?creation=`), and for the word of the
     environment that sends the request, if its token is an environment's."""
     notifications: Notifications
     metrics: Metrics
@@ -35,7 +35,7 @@ class Context:
 async def _context(request: Request) -> Any:
     context: Context = request.app.state.context
     creation = word = None
-    if b"creation=" in request.scope["query_string"]:
+    if request.method not in ("GET", "HEAD") and b"creation=" in request.scope["query_string"]:
         creation = checked(_CREATION.validate_python, request.query_params.get("creation"), "query", "creation")
     given = await given_word(request)
     if request.scope.get("role") is Role.ENV:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
@@ -116,7 +117,8 @@ class _StoreClient:
         return self._wait(self._store.envs.all(run_id))
 
     def metrics(self, run_id: str, source: str, after_step: int = -1, limit: int = 10_000) -> list[MetricsRow]:
-        return self._wait(self._store.journal.rows(run_id, source, after_step, limit))
+        rows = self._wait(self._store.journal.rows(run_id, source, after_step, limit))
+        return [MetricsRow(source=source, **json.loads(row)) for row in rows]
 
     def events(self, run_id: str, after: str = "0-0") -> Iterator[RunEvent]:
         """Yields the events until no page asks any more."""

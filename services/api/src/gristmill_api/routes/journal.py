@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Annotated, Final, TypeVar
 
@@ -93,14 +94,14 @@ async def sources(ctx: Ctx, run_id: ExistingRun) -> list[str]:
     return await ctx.store.journal.sources(run_id)
 
 
-@router.get("/metrics/{source}")
+@router.get("/metrics/{source}", response_model=list[MetricsRow])
 async def rows(
     ctx: Ctx,
     run_id: ExistingRun,
     source: Source,
     after_step: Annotated[int, Query(ge=-1, le=MAX_NUMBER)] = -1,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
-) -> list[MetricsRow]:
+) -> Response:
     """A source's rows of the steps after `after_step`, in order. The newest 10,000 are kept.
 
     A source that never reported is an error, 404 source_missing, except a source of Gristmill's own services."""
@@ -109,7 +110,9 @@ async def rows(
         sources = await ctx.store.journal.sources(run_id)
         if source not in sources:
             raise errors.source_missing(run_id, source, sources)
-    return metrics
+    # As they are stored: to parse 10,000 rows and write them again takes the event loop 0.4 s.
+    begin = b'{"source":%b,' % json.dumps(source).encode()
+    return Response(b"[%b]" % b",".join(begin + row[1:] for row in metrics), media_type="application/json")
 
 
 @router.get("/events", response_class=EventSourceResponse)

@@ -56,12 +56,11 @@ class Journal:
         members = await self._redis.smembers(keys.prefix(run_id) + "metrics")
         return sorted(text(name) for name in members)
 
-    async def rows(self, run_id: str, source: str, after_step: int, limit: int) -> list[MetricsRow]:
-        """Rows of later steps, in order."""
-        entries: Any = await self._redis.zrangebyscore(
-            keys.metrics(run_id, source), f"({after_step}", "+inf", start=0, num=limit
-        )
-        return [MetricsRow(source=source, **json.loads(row)) for row in entries]
+    async def rows(self, run_id: str, source: str, after_step: int, limit: int) -> list[bytes]:
+        """Rows of later steps, in order, each as a JSON object with `step` and `values`."""
+        key = keys.metrics(run_id, source)
+        entries: Any = await self._redis.zrangebyscore(key, f"({after_step}", "+inf", start=0, num=limit)
+        return list(entries)
 
     async def events(self, run_id: str, after: str, limit: int) -> list[RunEvent]:
         """Returns events after the event of id `after`, oldest first. The stream keeps a limited number of events."""
