@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from redis.exceptions import (
     BusyLoadingError,
@@ -353,22 +353,20 @@ def host_not_allowed(host: str) -> ApiProblem:
     return ApiProblem("host_not_allowed", 421, hosts.message(host), hosts.REMEDY)
 
 
+_ACKS: Final = "Try again once the trainer has acked, after each checkpoint: lower checkpoint_interval, or raise"
+
+
 def store_full(message: str) -> ApiProblem:
     remedy = (
-        "Try again once the trainer has acked, after each checkpoint: lower checkpoint_interval, or raise "
-        "API_MAX_STORED_BYTES (and Redis' maxmemory)."
+        f"{_ACKS} API_MAX_STORED_BYTES (and Redis' maxmemory). Groups of finished and suspended runs count too, until "
+        "these runs are deleted (DELETE /v1/runs/RUN)."
     )
     return ApiProblem("store_full", 429, message, remedy, retry_after=2)
 
 
 def run_full(run_id: str, held: int, groups: int) -> ApiProblem:
-    remedy = (
-        "Try again once the trainer has acked, after each checkpoint: lower checkpoint_interval, or raise "
-        "API_MAX_RUN_BYTES or API_MAX_RUN_GROUPS."
-    )
-    return ApiProblem(
-        "store_full", 429, f"run {run_id!r} holds {groups} groups of {held} bytes.", remedy, retry_after=2
-    )
+    message = f"run {run_id!r} holds {groups} groups of {held} bytes."
+    return ApiProblem("store_full", 429, message, f"{_ACKS} API_MAX_RUN_BYTES or API_MAX_RUN_GROUPS.", retry_after=2)
 
 
 def lease_lost(run_id: str, batch_ids: list[str]) -> ApiProblem:
