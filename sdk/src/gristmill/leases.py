@@ -100,6 +100,14 @@ class LeaseSession:
         self._thread.join(_GOODBYE)
         if isinstance(error, GristmillError):
             return
+        # The client may wait for an API that is away for minutes.
+        returning = threading.Thread(target=self._return_untrained, name="lease-return", daemon=True)
+        returning.start()
+        returning.join(_GOODBYE)
+        if returning.is_alive():
+            _LOG.warning("untrained batches are not returned within %g s; their leases expire", _GOODBYE)
+
+    def _return_untrained(self) -> None:
         try:
             self._return([batch_id for batch_id, batch in self._held.items() if not batch.trained])
         except GristmillError as refused:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -11,7 +12,17 @@ import pytest
 from tests.support.errors import raises
 from tests.support.groups import make_group
 
-from gristmill import ApiError, ErrorCode, LeaseSession, PolicyVersion, RunRecord, RunState, SyncClient, TrajectoryGroup
+from gristmill import (
+    ApiError,
+    ErrorCode,
+    LeaseSession,
+    PolicyVersion,
+    RunRecord,
+    RunState,
+    SyncClient,
+    TrajectoryGroup,
+    leases,
+)
 
 RECORD = RunRecord(
     run_id="sums",
@@ -51,6 +62,27 @@ class Api:
 
     def ack(self, run_id: str, incarnation: int, batch_ids: Sequence[str], **named: Any) -> None:
         self.acked += batch_ids
+
+
+class SilentApi(Api):
+    """Does not answer the return of batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = threading.Event()
+
+    def nack(self, run_id: str, incarnation: int, batch_ids: Sequence[str], **named: Any) -> int:
+        self.answers.wait()
+        return 0
+
+
+def test_end_of_a_session_does_not_wait_for_an_api_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "_GOODBYE", 0.05)
+    api = SilentApi()
+    with LeaseSession(api.client, "sums", {}) as session:
+        assert session.lease(1, wait=0)
+    assert not api.answers.is_set()
+    api.answers.set()
 
 
 def test_session_acks_the_batches_up_to_a_checkpoints_step() -> None:
