@@ -270,11 +270,10 @@ class Client:
     async def read_group(self, run_id: str, group_id: str) -> TrajectoryGroup:
         """Returns a group that the store holds: ready, leased, dead, or waiting to be archived.
 
-        Raises ApiError `group_missing`. Raises GroupError for a group that was submitted at the API's root; use
-        `read_example` for it.
+        Raises ApiError `group_missing`.
         """
         answer = await self._call("GET", f"/v1/runs/{run_id}/groups/{group_id}")
-        return calls.decode_group(answer, group_id)
+        return TrajectoryGroup.decode(answer.content)
 
     async def read_example(self, run_id: str, group_id: str) -> Example:
         """Returns the readable beginning of a group, whichever protocol it was submitted with.

@@ -305,9 +305,9 @@ class Example(_Record):
     rewards: list[float]
     reward_parts: dict[str, list[float | None]]
     finish_reasons: list[str]
-    """Empty for a group that came in at the API's root, where the protocol does not have them."""
     version: str | None
-    """The oldest weights that sampled any token; None for a group that came in at the API's root."""
+    """The oldest weights that sampled any token. For a group that came in at the API's root, the version that the run
+    had then; None if it had none."""
     tokens: list[list[int]]
     trained: list[list[bool]]
     """Whether the token was sampled, and is trained on."""

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from tests.support.errors import raises
 from tests.support.groups import make_group
 
-from gristmill import ApiError, Client, ErrorCode, GroupError, PolicyVersion, RowResult, SyncClient
+from gristmill import ApiError, Client, ErrorCode, PolicyVersion, RowResult, SyncClient
 from gristmill_api.routes import native
 
 RUN, GROUP, ENV, SOURCE = "the-run", "g00000007", "the-env", "the-source"
@@ -246,16 +246,6 @@ def test_events_of_a_missing_run_raise_the_error_of_the_api() -> None:
         events = client.events(RUN)
         with raises(ApiError, "run_missing"):
             next(events)
-
-
-def test_group_that_is_json_is_refused_with_its_type() -> None:
-    def json_group(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, content=b"{}", headers={"Content-Type": "application/vnd.atropos.scored-data+json"})
-
-    with SyncClient("http://api") as client:
-        client._http = httpx.Client(base_url="http://api", transport=httpx.MockTransport(json_group))
-        with raises(GroupError, "not_a_group", group=GROUP):
-            client.read_group(RUN, GROUP)
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"detail": "no"}', b'{"error": {"code": "run_missing"}}'])

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import msgspec
 
-from gristmill.errors import ApiError, ApiUnreachable, ConfigError, ErrorCode, GroupError
-from gristmill.group import GROUP_MEDIA_TYPE, TrajectoryGroup
+from gristmill.errors import ApiError, ApiUnreachable, ConfigError, ErrorCode
+from gristmill.group import TrajectoryGroup
 from gristmill.internal.backoff import Backoff, asked_pause
 from gristmill.run import RunEvent
 
@@ -107,19 +107,6 @@ def finite(values: Mapping[str, Any]) -> dict[str, Any]:
 def decode_batch(body: bytes) -> list[TrajectoryGroup]:
     """Decodes the answer to a lease. Raises GroupError for a group that is not valid."""
     return [TrajectoryGroup.decode(group) for group in _BATCH.decode(body)]
-
-
-def decode_group(answer: httpx.Response, group_id: str) -> TrajectoryGroup:
-    """Decodes a group's bytes. Raises GroupError for a group that was submitted at the API's root, which is JSON."""
-    media_type = answer.headers.get("content-type", "")
-    if media_type != GROUP_MEDIA_TYPE:
-        raise GroupError(
-            "not_a_group",
-            f"not a trajectory group: {group_id} is of the type {media_type}, as submitted at the API's root; "
-            "read_example returns its readable form",
-            group=group_id,
-        )
-    return TrajectoryGroup.decode(answer.content)
 
 
 def decode_event(text: str) -> RunEvent | None:
