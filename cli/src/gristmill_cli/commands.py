@@ -26,7 +26,7 @@ from gristmill.errors import ApiUnreachable, ConfigError, GristmillError
 from gristmill.folders import REPORT_FILE, RunFolder, list_runs
 from gristmill.internal.check import Check
 from gristmill_cli import doctor
-from gristmill_cli.local.options import is_clone, read_options
+from gristmill_cli.local.options import is_clone, parse_port, read_options
 from gristmill_cli.page import can_open_page, serve_page
 from gristmill_cli.slurm import Job, Nodes, submit
 from gristmill_cli.status import Place
@@ -119,6 +119,8 @@ def selected(options: argparse.Namespace) -> str:
         if steps is None:
             raise _invalid("--step", options.step, "a step, or two steps such as 10-20")
         first, last = steps[1], steps[2] or steps[1]
+        if int(first) > int(last):
+            raise _invalid("--step", options.step, "a range from the lower to the higher step")
     for flag, bound in (("--reward-min", options.reward_min), ("--reward-max", options.reward_max)):
         if bound is not None and not math.isfinite(bound):
             raise _invalid(flag, str(bound), "a finite number")
@@ -175,8 +177,8 @@ def _unpaired(value: Any) -> Any:
 
 def _say_rows(options: argparse.Namespace, console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
     if options.json:
-        for row in rows:
-            print(json.dumps(row, default=str))
+        for row in rows:  # NaN and infinity become null, because JSON has no words for them.
+            print(msgspec.json.encode(row, enc_hook=str).decode())
     elif not rows:
         console.print("no rows")
     else:
@@ -292,11 +294,12 @@ def slurm(options: argparse.Namespace, place: Place, console: Console) -> int:
         servers=options.servers_per_node,
         env_workers=options.env_workers,
     )
-    with _needs_packages("slurm --set"):
+    environ = {**os.environ, **({"GRISTMILL_RUNS_DIR": str(options.runs[0])} if options.runs else {})}
+    with _needs_packages("slurm"):
         job = Job.read(
-            options.config, nodes, options.model or os.environ.get("MODEL") or "tiny", os.environ,
-            assignments=options.set, time=options.time, partition=options.partition, api_port=options.api_port,
-            image=options.image,
+            options.config, nodes, options.model or environ.get("MODEL") or "tiny", environ,
+            assignments=options.set, time=options.time, partition=options.partition,
+            api_port=parse_port("--api-port ", options.api_port), image=options.image,
         )  # fmt: skip
     if options.dry_run:
         print(job.script(), end="")
@@ -322,10 +325,11 @@ def _needs_packages(name: str) -> Iterator[None]:
 
 def run(options: argparse.Namespace, place: Place, console: Console) -> int:
     """Trains on this machine. Needs the packages of all services and .venv-model, as `make setup` installs them."""
-    read_options(options.rest, "gristmill run")  # A wrong flag ends here, before imports that take a second.
+    rest = [*(word for folder in options.runs or () for word in ("--runs_dir", str(folder))), *options.rest]
+    read_options(rest, "gristmill run")  # A wrong flag ends here, before imports that take a second.
     with _needs_packages(options.name):
         from gristmill_cli.local import launcher
-    return launcher.main(options.rest)
+    return launcher.main(rest)
 
 
 def model(options: argparse.Namespace, place: Place, console: Console) -> int:

@@ -7,16 +7,18 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from rich.console import Console
 
 from gristmill.deployment import Deployment
-from gristmill.errors import FileError, GristmillError
+from gristmill.errors import ConfigError, FileError, GristmillError
 from gristmill.folders import default_roots
+from gristmill.internal.redaction import redact_text
 from gristmill_cli import commands
 from gristmill_cli.status import Place, status, tail
 from gristmill_view.pack import SUFFIX
-from gristmill_view.source import ORDERS
+from gristmill_view.source import ORDERS, OUTCOMES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,6 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, rest = parser.parse_known_args(arguments)
     if rest and options.command not in (commands.run, commands.environment, commands.train_again):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    own_api = options.command in (commands.run, commands.model, commands.slurm)
+    if own_api and (options.api or options.token_file):
+        parser.error("--api and --token-file are for commands that use an API; this one starts its own, or uses none")
+    if own_api and len(options.runs or ()) > (options.command is not commands.model):
+        parser.error("--runs names one folder for `run` and `slurm`, and none for `model`")
     options.rest = rest
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
     run: Callable[[argparse.Namespace, Place, Console], int] = options.command
@@ -66,13 +73,27 @@ def _place(options: argparse.Namespace) -> Place:
         environ["GRISTMILL_API_TOKEN_FILE"] = str(options.token_file)
     deployment = Deployment.read(environ)
     return Place(
-        api=options.api or deployment.api_url or deployment.default_api_url,
+        api=_checked_url(options.api or deployment.api_url or deployment.default_api_url),
         token=deployment.api_token,
         roots=tuple(options.runs or default_roots()),
         models_dir=deployment.models_dir,
         model_url=deployment.model_url or deployment.default_model_url,
         model_named=deployment.model_url is not None,
     )
+
+
+def _checked_url(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port of more than 65535
+        is_url = False
+    if not is_url:
+        shown = redact_text(url)
+        raise ConfigError(
+            "api_url_invalid", f"{shown} is no address of an API, such as http://127.0.0.1:8000", url=shown
+        )
+    return url
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -96,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     show = command("status", status, "what a run does now")
-    show.add_argument("run", nargs="?", help="id of a run (default: the open run, else the newest)")
+    show.add_argument("run", nargs="?", help="id, folder or pack of a run (default: the open run, else the newest)")
     show.add_argument("--watch", action="store_true", help="show it until the run is finished")
     show.add_argument("--json", action="store_true", help="one JSON object; with --watch one per second")
     follow = command("tail", tail, "completions as they come")
@@ -110,7 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     rows.add_argument("--step", help="a step or a range: 12, 10-20")
     rows.add_argument("--group", help="id of a group")
     rows.add_argument("--env", help="id of an environment")
-    rows.add_argument("--outcome", help="trained, ready, leased, dropped, dead, lost, evaluation")
+    rows.add_argument("--outcome", choices=OUTCOMES)
     rows.add_argument("--reward-min", type=float)
     rows.add_argument("--reward-max", type=float)
     rows.add_argument("--finish-reason", help="stop, length, ...")
@@ -169,7 +190,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     placed.add_argument("--time", help="time limit, after which the job returns to the queue: 4:00:00")
     placed.add_argument("--partition", help="partition of all nodes")
-    placed.add_argument("--api-port", type=int, default=8000, metavar="PORT", help="port on the first node (8000)")
+    placed.add_argument("--api-port", default="8000", metavar="PORT", help="port on the first node (8000)")
     placed.add_argument("--image", help="image of containers, such as /shared/gristmill-{service}.sqsh")
     placed.add_argument("--dry-run", action="store_true", help="print the script, and do not submit it")
     # The packages of the services parse the arguments of these commands, and --help.

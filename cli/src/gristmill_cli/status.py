@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.text import Text
 
-from gristmill.errors import ApiError, ApiUnreachable, ErrorCode, GristmillError
+from gristmill.errors import ApiError, ApiUnreachable, ConfigError, ErrorCode, GristmillError
 from gristmill.folders import RunFolder, list_runs
 from gristmill.group import Tokenizer
 from gristmill.model_servers import split_urls
@@ -23,6 +24,7 @@ from gristmill_cli import doctor
 from gristmill_cli.terminal import LiveView, Screen, figure, redraws, summary
 from gristmill_view.facts import ApiReader, Facts, find_run, read_files
 from gristmill_view.overview import Overview, current_rows, overview, to_json
+from gristmill_view.pack import SUFFIX, named_run
 from gristmill_view.samples import Sample, one_line, read_samples, read_tokenizer, samples_of
 
 _TIMEOUT = 5.0
@@ -57,13 +59,19 @@ class RunView:
     """Reads one run for `status`: from the API if it has the run, else from the files."""
 
     def __init__(self, place: Place, run_id: str | None, *, follow: bool = True) -> None:
-        """Raises GristmillError `no_run` if neither the API nor a folder has a run."""
-        self._place = place
-        self._client = place.client()
-        self._problem = ""
+        """`run_id`: or the folder or the pack of a run, whose files are then read.
+
+        Raises GristmillError `no_run` if neither the API nor a folder has a run.
+        """
         self._reader: ApiReader | None = None
-        self.run_id = self._find(run_id, follow)
-        self._tokenizer = read_tokenizer(RunFolder(self.run_id, place.roots).tokenizer(place.models_dir))
+        if run_id is not None and is_path(run_id):
+            named = named_run(run_id, place.roots)
+            self._place, self.run_id, self._problem = replace(place, roots=named.roots), named.run_id, ""
+        else:
+            self._place, self._problem = place, ""
+            self._client = place.client()
+            self.run_id = self._find(run_id, follow)
+        self._tokenizer = read_tokenizer(RunFolder(self.run_id, self._place.roots).tokenizer(place.models_dir))
 
     def _find(self, run_id: str | None, follow: bool) -> str:
         try:
@@ -99,6 +107,13 @@ class RunView:
     def live(self) -> bool:
         return self._reader is not None
 
+    @property
+    def source(self) -> str:
+        """Where the facts are from, as words for a person."""
+        return (
+            f"API: {self._place.api}" if self.live else ": ".join(filter(None, ("from the run's files", self._problem)))
+        )
+
     def facts(self) -> Facts:
         """Raises GristmillError if the run cannot be read."""
         if self._reader is None:
@@ -108,9 +123,8 @@ class RunView:
     def screen(self) -> Screen:
         facts = self.facts()
         samples = self.samples(1) if facts.status is not None and facts.status.accepted else []
-        source = f"from the run's files: {self._problem}" if self._reader is None else f"API: {self._place.api}"
         return Screen(
-            overview(facts), current_rows(facts), next(iter(samples), None), tuple(facts.warnings[-3:]), source
+            overview(facts), current_rows(facts), next(iter(samples), None), tuple(facts.warnings[-3:]), self.source
         )
 
     def samples(self, limit: int) -> list[Sample]:
@@ -172,13 +186,22 @@ def _say_end(run: RunView, console: Console) -> None:
     found = overview(facts)
     places = {"files": str(facts.folders[0])} if facts.folders else {}
     samples = run.samples(_SAMPLES) if run.live else []
+    if not run.live:
+        console.print(Text(run.source, style="dim"), soft_wrap=True)
     for line in summary(found, current_rows(facts), samples, places=places):
         console.print(line, soft_wrap=True)
+
+
+def is_path(run: str) -> bool:
+    """Whether the name of a run is the path of a folder or a pack."""
+    return os.sep in run or run.endswith(SUFFIX)
 
 
 # --- tail ------------------------------------------------------------------------------------------------------
 def tail(options: argparse.Namespace, place: Place, console: Console) -> int:
     """Prints completions as the environments submit them, until the run is finished."""
+    if options.run is not None and is_path(options.run):
+        raise ConfigError("invalid_flag", f"`tail` follows a run at the API: name its id, not {options.run}")
     run_id = options.run or find_run(place.client())
     client = place.client(_TAIL_PATIENCE)
     if run_id is None:

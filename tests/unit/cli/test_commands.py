@@ -20,6 +20,7 @@ from tests.unit.view.recorded import rows, write_run
 import gristmill_view
 from gristmill.folders import RunFolder
 from gristmill_cli import commands
+from gristmill_cli.local.options import read_options
 from gristmill_cli.main import main
 from gristmill_env.commands import COMMANDS
 from gristmill_view import app
@@ -91,6 +92,50 @@ def test_status_of_a_finished_run_is_its_summary(runs: Path, capsys: pytest.Capt
     assert "0.225 → 0.520" in output
 
 
+def test_status_reads_the_folder_or_the_pack_of_a_run(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pack", "--out", "q.gristmill.zip"]) == 0
+    for run in ("runs/quickstart", str(runs / "quickstart"), "q.gristmill.zip"):
+        capsys.readouterr()
+        assert main(["--runs", "elsewhere", "status", run, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["run"], found["step"], found["live"]) == ("quickstart", 8, False)
+
+
+def test_status_names_an_api_that_does_not_answer(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--api", "http://127.0.0.1:1", "status"]) == 0
+    assert "no API answers at http://127.0.0.1:1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--api", "http://a:1", "run", "quickstart"],
+        ["--runs", "a", "--runs", "b", "run", "quickstart"],
+        ["--runs", "a", "model", "status"],
+        ["rollouts", "--outcome", "traned"],
+    ],
+)
+def test_flag_without_an_effect_is_refused(runs: Path, arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+
+
+def test_run_writes_to_the_folder_of_runs(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[str] = []
+
+    def start(arguments: list[str]) -> int:
+        found.append(read_options(arguments, "gristmill run").runs_dir)
+        return 0
+
+    monkeypatch.setattr("gristmill_cli.local.launcher.main", start)
+    assert main(["--runs", "mine", "run", "quickstart"]) == 0
+    monkeypatch.setenv("GRISTMILL_RUNS_DIR", "theirs")
+    assert main(["run", "quickstart"]) == 0
+    assert main(["run", "quickstart", "--runs_dir", "named"]) == 0
+    assert found == ["mine", "theirs", "named"]
+
+
 def test_status_as_json_has_the_keys_of_the_page(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "quickstart", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -119,6 +164,9 @@ def test_runs_lists_folders(runs: Path, capsys: pytest.CaptureFixture[str]) -> N
         (["--runs", "elsewhere", "status"], "no_run"),
         (["--runs", "elsewhere", "sql", "SELECT 1"], "no_run"),
         (["tail"], "api_unreachable"),
+        (["tail", "runs/quickstart"], "invalid_flag"),
+        (["rollouts", "--step", "60-50"], "invalid_flag"),
+        *((["--api", url, "status"], "api_url_invalid") for url in ("foo", "http://", "localhost:1", "http://a:99999")),
     ],
 )
 def test_error_is_one_line_with_its_code(
@@ -136,7 +184,8 @@ class Table:
 
     def to_pylist(self) -> list[dict[str, Any]]:
         parts = [("accuracy", 1.0)]
-        return [{"step": 1, "completion": "a\tb\x1b", "reward": 0.123456, "advantage": None, "parts": parts}]
+        advantage = float("nan")
+        return [{"step": 1, "completion": "a\tb\x1b", "reward": 0.123456, "advantage": advantage, "parts": parts}]
 
 
 @pytest.fixture
@@ -158,7 +207,7 @@ def test_sql_prints_columns_with_tabs_for_other_programs(
     assert main(["sql", "SELECT 1", "--run", "runs/quickstart"]) == 0
     assert asked == [(RunFolder("quickstart", (runs,)), "SELECT 1")]
     assert capsys.readouterr().out == (
-        "step\tcompletion\treward\tadvantage\tparts\n1\ta\\tb\\x1b\t0.1235\t–\t{'accuracy': 1.0}\n"
+        "step\tcompletion\treward\tadvantage\tparts\n1\ta\\tb\\x1b\t0.1235\tnan\t{'accuracy': 1.0}\n"
     )
     assert main(["sql", "SELECT 1", "--json"]) == 0
     row = json.loads(capsys.readouterr().out)

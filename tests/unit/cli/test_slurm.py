@@ -236,6 +236,34 @@ def test_settings_of_the_command_line_reach_the_environment_as_they_are(
     assert values(script)["RUN"] == "other"
 
 
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("grop_size: 3", "unknown_key"),
+        ("run_id: ../../x", "invalid_settings"),
+        ("dataset: {dataset_path: rows.jsonl, prompt_field: q, reward_functions: [acuracy]}", "unknown_reward"),
+    ],
+)
+def test_configuration_that_cannot_run_is_refused_before_the_submission(
+    home: Path, capsys: pytest.CaptureFixture[str], line: str, code: str
+) -> None:
+    (home / "mine.yaml").write_text(f"{line}\n")
+    assert main([QUICKSTART[0], "mine.yaml", *QUICKSTART[2:]]) == 1
+    assert f"[{code}]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("port", ["99999", "-5", "0"])
+def test_port_of_the_api_is_a_port(home: Path, capsys: pytest.CaptureFixture[str], port: str) -> None:
+    assert main([*QUICKSTART, f"--api-port={port}"]) == 1
+    assert "[port_invalid]" in capsys.readouterr().err
+
+
+def test_configuration_for_a_job_needs_no_job(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "mine.yaml").write_text("slurm: true\n")
+    assert main(["--runs", "shared", QUICKSTART[0], "mine.yaml", *QUICKSTART[2:]]) == 0
+    assert values(capsys.readouterr().out)["GRISTMILL_RUNS_DIR"] == str(home / "shared")
+
+
 def test_wrong_setting_is_refused_before_the_submission(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*QUICKSTART, "--set", "trainer.learnig_rate=1"]) == 1
     error = capsys.readouterr().err

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gristmill import ConfigError
 from gristmill.deployment import env_file
+from gristmill.folders import default_roots
 from gristmill.internal.dotenv import read_env_file
 from gristmill.internal.redaction import redact
 
@@ -89,7 +90,10 @@ def read_options(arguments: Sequence[str], prog: str) -> argparse.Namespace:
     parser.add_argument("--api_port", metavar="PORT", help="of the trajectory API (API_PORT, 8000)")
     parser.add_argument("--model_port", metavar="PORT", help="of the model server (MODEL_PORT, 9001)")
     parser.add_argument("--state_dir", default=str(ROOT / ".gristmill"), help="Redis data, models, published weights")
-    parser.add_argument("--runs_dir", default=str(ROOT / "runs"), help="metrics, checkpoints, final models, logs")
+    runs = str(default_roots()[0] if environ.get("GRISTMILL_RUNS_DIR") else ROOT / "runs")
+    parser.add_argument(
+        "--runs_dir", default=runs, help="metrics, checkpoints, final models, logs (GRISTMILL_RUNS_DIR)"
+    )
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE",
         help="a key of the YAML, such as trainer.learning_rate=1e-5; may be repeated",
@@ -135,11 +139,15 @@ PORTS = {"api_port": 8000, "model_port": 9001}
 
 def read_port(name: str, environ: Mapping[str, str], given: str | None = None) -> int:
     """Returns a port of `PORTS`: `given` by its flag, or else by its variable. Raises ConfigError."""
-    where, text = f"--{name} ", given
-    if text is None:
-        where, text = f"{name.upper()}=", environ.get(name.upper()) or str(PORTS[name])
+    if given is not None:
+        return parse_port(f"--{name} ", given)
+    return parse_port(f"{name.upper()}=", environ.get(name.upper()) or str(PORTS[name]))
+
+
+def parse_port(where: str, text: str) -> int:
+    """`where`: the words before the port in the message. Raises ConfigError."""
     if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) < 2**16:
-        raise ConfigError("port_invalid", f"{where}{text} is not a port: name a number from 1 to 65535", name=name)
+        raise ConfigError("port_invalid", f"{where}{text} is not a port: name a number from 1 to 65535", name=where)
     return int(text)
 
 

@@ -16,7 +16,7 @@ from typing import Literal
 
 from gristmill.deployment import Deployment
 from gristmill.errors import ConfigError, GristmillError
-from gristmill.internal.settings import find_config, load_yaml
+from gristmill.internal.settings import find_config
 
 Containers = Literal["none", "pyxis", "apptainer"]
 
@@ -113,11 +113,15 @@ class Job:
         api_port: int = 8000,
         image: str | None = None,
     ) -> Job:
-        """Finds the configuration, the run's id and the folders as the services do, and the programs on this machine.
+        """Reads the configuration and finds the folders as the services do, and the programs on this machine.
 
-        Raises ConfigError for a missing configuration, a wrong assignment, an invalid or short time limit, and programs
-        that are not installed.
+        Without an image it also creates the rewards, as the environments do on the nodes. Raises ConfigError for a
+        missing or wrong configuration, an invalid or short time limit, a wrong port, and programs that are not
+        installed; ImportError without the environment's package; RewardError.
         """
+        from gristmill_env.run_settings import RunSettings
+        from gristmill_env.session import create_rewards
+
         if time is not None and not _TIME.fullmatch(time):
             raise ConfigError(
                 "time_limit", f"--time {time} is not a time limit such as 30, 4:00:00 or 2-00:00:00", time=time
@@ -131,20 +135,18 @@ class Job:
                 at_least=_LEAST_SECONDS,
             )
         deployment = Deployment.read(environ)
-        path = find_config(config, deployment.config_dir).absolute()
-        run_id = deployment.run_id or str(load_yaml(path, environ).get("run_id") or path.stem)
         flags = [word for assignment in assignments for word in ("--set", assignment)]
-        if flags:
-            from gristmill_env.run_settings import RunSettings
-
-            run_id = RunSettings.read(["--config", config, *flags], environ, "gristmill slurm").run_id
-        state = Path(".gristmill/slurm").absolute() / run_id
+        # No job has placed the model servers yet.
+        run = RunSettings.read(["--config", config, *flags, "--slurm", "false"], environ, "gristmill slurm")
+        state = Path(".gristmill/slurm").absolute() / run.run_id
         python, model_python, redis = Path("python"), Path("python3"), _REDIS
         if image is None:
             python, model_python, redis = _installed()
+            for part in run.by_source():
+                create_rewards(part.config.dataset, part.config_folder)
         return cls(
-            run_id=run_id,
-            config=path,
+            run_id=run.run_id,
+            config=find_config(config, deployment.config_dir).absolute(),
             nodes=nodes,
             model=model,
             config_dir=deployment.config_dir.absolute(),
