@@ -36,6 +36,17 @@ def test_series_sums_tokens_and_seconds_up_to_the_end_of_each_bucket() -> None:
     assert found["sums"]["seconds"] == pytest.approx([4.4, 8.8])
 
 
+def test_series_finds_metrics_that_few_rows_of_a_long_run_have() -> None:
+    many = [{"step": step, "tokens": 1.0, "seconds": {"train": 1.0}} for step in range(1, 2001)]
+    for step in range(11, 2001, 100):
+        many[step] = {**many[step], "seconds": {"train": 1.0, "checkpoint": 5.0}}
+    many[777] = {**many[777], "rejected": {"stale": 3.0}}
+    found = series(many, ["rejected.*"], points=10)
+    assert {"seconds.checkpoint", "rejected.stale"} <= set(found["names"])
+    assert list(found["series"]) == ["rejected.stale"]
+    assert found["sums"]["seconds"][-1] == 2000 + 20 * 5.0
+
+
 def test_series_names_every_metric_and_bounds_the_metrics_of_an_answer() -> None:
     parts = {f"part {number}": 0.5 for number in range(3000)}
     found = series(rows(reward_parts=parts), ["loss", "reward_parts.*"], points=10)

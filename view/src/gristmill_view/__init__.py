@@ -17,7 +17,7 @@ For a notebook or a script:
     from gristmill_view import dataset, sql
 
     table = dataset("runs/quickstart").to_table(columns=["step", "reward", "completion"])
-    worst = sql("runs/quickstart", "SELECT * FROM rollouts ORDER BY reward LIMIT 10")
+    worst = sql("runs/quickstart", "SELECT * FROM rollouts WHERE acked ORDER BY reward LIMIT 10")
 
 docs/look-at-a-run.md explains the columns, and answers ten questions with them. The table and the page need the
 packages of the extra `page`.

@@ -35,7 +35,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gristmill.internal import hosts
 from gristmill_view.feed import Feeds
 from gristmill_view.run_source import RunSource
-from gristmill_view.source import ORDERS, Download, RolloutQuery, ViewError, in_thread
+from gristmill_view.source import ORDERS, OUTCOMES, Download, RolloutQuery, ViewError, in_thread
 
 _LOG = logging.getLogger(__name__)
 POLICY: Final = (
@@ -350,12 +350,19 @@ def rollout_query(request: Request) -> RolloutQuery:
     step_from, _, step_to = (step or "").partition("-")
     if step is not None and not (step_from.isdecimal() and (step_to or step_from).isdecimal() and len(step) < 30):
         raise _invalid("step", step, "a step, or two steps such as 10-20")
+    if step is not None and int(step_to or step_from) < int(step_from):
+        raise _invalid("step", step, "a range from the lower to the higher step")
+    if (outcome := given.get("outcome") or None) not in (None, *OUTCOMES):
+        raise _invalid("outcome", str(outcome), f"one of {', '.join(OUTCOMES)}")
+    for name in ("part_min", "part_max"):
+        if given.get(name) and not given.get("part"):
+            raise _invalid(name, given[name], "a bound of the reward that `part` names, which is missing")
     return RolloutQuery(
         step_from=int(step_from) if step else None,
         step_to=int(step_to or step_from) if step else None,
         group=given.get("group") or None,
         env=given.get("env") or None,
-        outcome=given.get("outcome") or None,
+        outcome=outcome,
         reward_min=_number(request, "reward_min"),
         reward_max=_number(request, "reward_max"),
         finish_reason=given.get("finish_reason") or None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -13,7 +13,7 @@ from gristmill.internal.metrics import number
 _Floats = np.ndarray[Any, np.dtype[np.float64]]
 _Integers = np.ndarray[Any, np.dtype[np.int64]]
 _SAMPLED: Final = 500
-"""Rows whose names are read to find the metrics of a long run."""
+"""Rows whose numbers are read to find the metrics of a long run, in addition to one of each set of names."""
 _MOST_METRICS: Final = 200
 """Metrics of one answer. With 500 points that is 2 MB at most."""
 _MOST_NAMES: Final = 2000
@@ -43,7 +43,8 @@ def series(rows: Sequence[Mapping[str, Any]], names: Sequence[str], points: int)
     are left out, and so are metrics beyond the first 200. `min` and `max` are missing if each bucket holds one step. A
     bucket without a number is null.
     """
-    known_names = metric_names([*rows[:: max(1, len(rows) // _SAMPLED)], *rows[-1:]])
+    sampled = {*range(0, len(rows), max(1, len(rows) // _SAMPLED)), *range(len(rows))[-1:], *_first_of_each_shape(rows)}
+    known_names = metric_names([rows[place] for place in sorted(sampled)])
     wanted = list(
         dict.fromkeys(
             name
@@ -74,6 +75,15 @@ def series(rows: Sequence[Mapping[str, Any]], names: Sequence[str], points: int)
         "phases": {name.removeprefix("seconds."): _means(np.nan_to_num(table[name]), starts) for name in phases},
         "names": known_names[:_MOST_NAMES],
     }
+
+
+def _first_of_each_shape(rows: Sequence[Mapping[str, Any]]) -> Collection[int]:
+    """Returns a row of each set of names, because rare metrics are in few rows."""
+    shapes: dict[tuple[object, ...], int] = {}
+    for place, row in enumerate(rows):
+        inner = (tuple(value) for value in row.values() if isinstance(value, Mapping))
+        shapes.setdefault((*row, *inner), place)
+    return shapes.values()
 
 
 def _column(rows: Sequence[Mapping[str, Any]], name: str) -> _Floats:

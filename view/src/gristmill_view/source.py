@@ -180,6 +180,10 @@ ORDERS: Final = ("step", "reward", "completion_tokens", "advantage", "staleness"
 """Columns that the list of rollouts can be sorted by; a leading `-` sorts downwards."""
 
 
+OUTCOMES: Final = ("trained", "dropped", "dead", "leased", "lost", "evaluation", LEFT_OUT)
+"""What becomes of a completion, in the table of rollouts."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RolloutQuery:
     """Filters of the list of rollouts. None: the filter is off."""

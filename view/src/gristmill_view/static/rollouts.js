@@ -11,7 +11,7 @@ const ORDERS = {
   "-step": ["newest first"], step: ["oldest first"], reward: ["lowest reward"], "-reward": ["highest reward"],
   "-completion_tokens": ["longest"], completion_tokens: ["shortest"], "-staleness": ["most stale"], "-seconds": ["slowest"],
 };
-const OUTCOMES = ["trained", "dropped", "dead", "lost", "ready", "leased", "evaluation", "left_out"];
+const OUTCOMES = ["trained", "dropped", "dead", "lost", "leased", "evaluation", "left_out"];
 
 export async function view({ run, main, signal, search, go, title }) {
   title(`Rollouts · ${run}`);
