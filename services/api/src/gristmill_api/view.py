@@ -44,7 +44,7 @@ class LiveRuns:
     async def runs(self) -> list[str]:
         """Returns the ids of the newest runs. Raises ViewError while Redis is away."""
         with _redis_errors():
-            return [record.run_id for record in reversed(await self._store.runs.all())][:_MOST_RUNS]
+            return [record.run_id for record in reversed(await self._store.runs.all(-_MOST_RUNS, _MOST_RUNS))]
 
     async def facts(self, run: str) -> Facts | None:
         """Returns the facts of a run; None if the store does not have it. Raises ViewError while Redis is away."""

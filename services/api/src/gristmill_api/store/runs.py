@@ -153,7 +153,7 @@ class Runs:
         return bool(await self._redis.exists(*keys.deletion(run_id)))
 
     async def all(self, offset: int = 0, limit: int = MOST_RUNS) -> list[RunRecord]:
-        """Returns runs, oldest first."""
+        """Returns runs, oldest first. `offset`: if it is negative, it counts from the end."""
         ids: list[bytes] = await self._redis.zrange(keys.RUNS, offset, offset + limit - 1)  # type: ignore[assignment]
         async with self._redis.pipeline(transaction=False) as pipe:
             for run_id in ids:
