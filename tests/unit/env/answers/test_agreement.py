@@ -13,6 +13,33 @@ pytestmark = pytest.mark.slow
 
 TABLE: list[tuple[str, list[str], list[str]]] = [
     (
+        "5",
+        [r"5\text{ cm}", r"5\text{ points}", "5 points", "5 point", "5 seconds", r"5\text{ square units}"],
+        [
+            r"5\text{ squared}",
+            r"5\text{ or more}",
+            r"5\text{ factorial}",
+            r"5\text{ thirds}",
+            r"5\text{ times ten}",
+            r"5\text{ minus two}",
+            r"5\text{ over six}",
+            r"5\text{ or seventy-three}",
+            r"5\text{ plus or minus ten}",
+            "5 sevenths",
+            "5 ninths",
+            "5 twelfths",
+            "5 twentieths",
+            "5 below zero",
+            "5 remainder two",
+            "5 through ten",
+            "5 quadrillion",
+            "5 lakh",
+            "5 crore",
+            "5 gross",
+            "5 point five",
+        ],
+    ),
+    (
         r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}",
         [
             r"\begin{pmatrix}1&2\\3&4\end{pmatrix}",
@@ -758,6 +785,7 @@ async def test_extract_anywhere_reads_bases_in_prose() -> None:
         ("$5 million", "5"),
         ("5 dozen", "5"),
         (r"\ge 5", "5"),
+        (r"5\text{ or more}", "5"),
     ],
 )
 async def test_an_answer_that_can_only_be_read_in_part_gives_no_score(gold: str, text: str) -> None:

@@ -16,6 +16,7 @@ from gristmill_env.answers.latex import (
     TEXT,
     TRANSPOSE,
     UNREAD,
+    changes,
     has_several_parts,
     mathematics,
     multiplies,
@@ -82,7 +83,7 @@ class Answer:
         based = self.numeral is not None or any(
             pattern.search(self.bare) for pattern in (BASED, UNREAD, LETTER_FONT, TRANSPOSE, REPEATED)
         )
-        return system or based or has_several_parts(self.bare) or any(map(multiplies, TEXT.findall(self.bare)))
+        return system or based or has_several_parts(self.bare) or any(map(changes, TEXT.findall(self.bare)))
 
     @property
     def misread(self) -> bool:

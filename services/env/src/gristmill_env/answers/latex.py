@@ -140,11 +140,18 @@ _OPENING, _CLOSING = frozenset("({["), frozenset(")}]")
 TWO_NUMBERS = re.compile(r"(?<!frac )(?<!binom )(?<![0-9A-Za-z.])[0-9.]+ [0-9]")
 """Two numbers with a blank between them, which Math-Verify adds or multiplies."""
 _EXPONENT = re.compile(r"(?<![A-Za-z])[0-9.]+[eE][+-]?[0-9]")
-_MULTIPLIERS = re.compile(
-    r"(?<![A-Za-z\\])(?:(?:hundred|thousand|million|billion|trillion)(?:th)?s?|(?:dozen|score|pair|couple)s?|half|not)"
-    r"(?![A-Za-z])",
+_POWERS = r"(?:hundred|thousand|(?:m|b|tr|quadr|quint)illion|lakh|crore)(?:th)?s?"
+_SCALE = rf"{_POWERS}|(?:dozen|score|pair|couple|gross)s?|half|not"
+_MULTIPLIERS = re.compile(rf"(?<![A-Za-z\\])(?:{_SCALE})(?![A-Za-z])", re.IGNORECASE)
+OTHER_NUMBER = re.compile(
+    rf"{_SCALE}|or|and|plus|minus|times|over|divided|than|more|less|halves"
+    r"|(?:third|quarter|fourth|fifth|sixth|seventh|eighth|ninth|tenth|eleventh|twelfth|[a-z]+teenth|[a-z]+tieth)s?"
+    r"|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|[a-z]+teen"
+    r"|(?:twen|thir|for|fif|six|seven|eigh|nine)ty"
+    r"|squared|cubed|factorial|sqrt|sin|cos|tan|log|exp|mod|choose",
     re.IGNORECASE,
 )
+"""A word after a number that makes another number of it, or joins it with another one. It is no unit."""
 _QUANTITIES = re.compile(
     r"[0-9] ?\\(?:text|textrm|mathrm|mbox)\s*\{(?! ?(?:(?:and|or|mod|in)(?![A-Za-z])|\())[^{}]*[A-Za-z][^{}]*\}"
     r"(?! ?\^).*[0-9]"
@@ -216,8 +223,9 @@ def mathematics(bare: str) -> str | None:
     if any(pattern.search(bare) for pattern in (TWO_NUMBERS, _EXPONENT, BASED, _BOX, _DOTS)) or _is_prose(bare):
         return None
     if unit := _UNIT.fullmatch(bare):
-        if unit["rest"] and _SMALL_WORDS.search(bare, unit.end("rest")):
-            return None  # a statement, such as "n is even"
+        said = "" if unit["rest"] is None else bare[unit.end("rest") :]
+        if _SMALL_WORDS.search(said) or any(map(OTHER_NUMBER.fullmatch, _WORD.findall(said))):
+            return None  # a statement, such as "n is even", or another number, such as "3 squared"
         bare = unit["rest"] or unit["before"]
     bare = _SHORT_SET.sub(r"\\mathbb{\1}", LETTER_FONT.sub(lambda letter: letter[1] or letter[2], bare))
     latex = _LONG_EXPONENT.sub(r"^{\1}", _POWER.sub("^", _DERIVATIVE.sub(r"D_{\1d\2}", TRANSPOSE.sub("^{t}", bare))))
@@ -238,6 +246,11 @@ def _nests_well(text: str) -> bool:
 def multiplies(said: str) -> bool:
     """Whether words change the number before them, as in "5 million". Math-Verify omits them."""
     return _MULTIPLIERS.search(said) is not None
+
+
+def changes(said: str) -> bool:
+    """Whether words make another number of the number before them. "and" and "or" alone join two answers."""
+    return any(word not in ("and", "or") and OTHER_NUMBER.fullmatch(word) for word in _WORD.findall(said))
 
 
 def has_several_parts(bare: str) -> bool:

@@ -9,7 +9,7 @@ from fractions import Fraction
 from math import prod
 from typing import Literal
 
-from gristmill_env.answers.latex import LETTER_FONT, TEXT, normalize_latex
+from gristmill_env.answers.latex import LETTER_FONT, OTHER_NUMBER, TEXT, normalize_latex
 
 _MAX_CHARS = 150  # longer "numbers" are noise, and exact arithmetic on them is slow
 _PLACES = 6  # as in Math-Verify, for a decimal compared with a fraction that does not terminate
@@ -243,12 +243,6 @@ _QUOTIENT = re.compile(r"\\frac ?\{([^{}]*)\} ?\{([^{}]*)\}")
 _SHORT = re.compile(r"cm|mm|km|kg|mg|ml|mL|ft|in|lb|oz|hr|yd|mi|GB|MB|TB")
 _SYMBOL = re.compile(rf"{_SHORT.pattern}|[mshgL]")
 _SHORT_LATER = re.compile(rf"{_SYMBOL.pattern}|[ACFHJKNTVW]|Hz|Pa|of|a|per")
-_OTHER_NUMBER = re.compile(
-    r"or|and|plus|minus|times|over|divided|not|than|more|less|hal(?:f|ves)|(?:third|quarter|fourth|fifth|sixth|eighth|tenth)s?"
-    r"|(?:hundred|thousand|million|billion|trillion)(?:th)?s?|(?:dozen|score|pair|couple)s?|squared|cubed|factorial"
-    r"|sqrt|sin|cos|tan|log|exp|mod|choose",
-    re.IGNORECASE,
-)
 _MAX_WORDS = 4
 
 
@@ -268,7 +262,7 @@ def read_suffix(rest: str) -> Suffix | None:
     if opened[0] != " " or LETTER_FONT.search(rest):  # 72x is algebra; 72 boxes is not
         return None
     words = [word for word in _BETWEEN.split(_POWER.sub("", bare)) if word]
-    if not words or len(words) > _MAX_WORDS or any(map(_OTHER_NUMBER.fullmatch, words)):
+    if not words or len(words) > _MAX_WORDS or any(map(OTHER_NUMBER.fullmatch, words)):
         return None
     first_short = _SHORT_LATER if opened != rest else _SYMBOL
     are_units = [_is_unit(words[0], first_short), *(_is_unit(word, _SHORT_LATER) for word in words[1:])]
