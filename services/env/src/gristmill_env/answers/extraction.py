@@ -12,7 +12,9 @@ import re
 ANSWER_BLOCK = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
 ANSWER_IS = re.compile(r"\banswer\**(?:\s+is\b\s*:?|\s*:)", re.IGNORECASE)
 _EMPHASIS_ENDS = re.compile(r"^\*\*\s+")
-_SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n")
+_TITLES = "".join(rf"(?<!\b{title})" for title in ("Dr", "Mr", "Ms", "Mrs", "St", "Mt", "Prof"))
+_SENTENCE_END = re.compile(rf"{_TITLES}(?<!\.[A-Z])\.(?=\s|$)|[!?](?=\s|$)|\n")
+"""A full stop after a title ("Dr.") or within initials ("U.S.") ends no sentence."""
 _DISPLAYS = (("$$", "$$"), ("\\[", "\\]"), ("\\(", "\\)"))
 _NUMBER = re.compile(
     r"(?:(?<![\w)\]}])[-\u2212])?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
