@@ -12,7 +12,33 @@ from gristmill_env.rewards.mcq import mcq
 
 CITIES = {"choices": ["Rome", "Oslo", "Paris", "Bern"]}
 
+NUMBERED = {"choices": {"label": ["1", "2", "3", "4"], "text": ["rain", "snow", "hail", "sleet"]}}
+OF_NUMBERED = [
+    "Answer: 3", "Answer: 3. hail", "Answer: 3) hail", "The answer is (3) hail.", "The answer is 3: hail",
+    "<answer>3. hail</answer>", r"\boxed{3. hail}", "It is cold.\n(3)", "#### 3", "#### hail", "#### 3) hail",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("completion", OF_NUMBERED)
+def test_labels_may_be_digits(completion: str) -> None:
+    assert mcq(completion, "3", NUMBERED) == 1.0
+    assert mcq(completion, "2", NUMBERED) == 0.0
+
+
+@pytest.mark.parametrize("completion", ["It is 3.5 cm: (5)", "#### 3 steps follow", "Answer: 3.5"])
+def test_numbers_that_name_no_choice_are_no_choice(completion: str) -> None:
+    assert mcq(completion, "3", NUMBERED) == 0.0
+
+
+def test_hashes_may_mark_the_text_of_a_choice() -> None:
+    assert mcq("#### Paris", "C", CITIES) == 1.0
+    assert mcq("#### Oslo", "C", CITIES) == 0.0
+
+
 RIGHT = [
+    "#### C) Paris",
+    "#### option C",
+    "#### Step 1: look\nIt is in France.\n#### C",
     "Answer: C",
     "Answer: (C)",
     "Answer: C. Paris",

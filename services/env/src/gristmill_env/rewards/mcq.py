@@ -63,25 +63,29 @@ def mcq(
 
 def _settled_on(completion: str, choices: Choices) -> Iterator[int]:
     """Yields the choices that the completion marks as its answer, possibly with repetitions."""
-    for text in dict.fromkeys(_marked(after_thinking(completion))):
+    for text in dict.fromkeys(_marked(after_thinking(completion), choices)):
         yield from _places(text, choices)
 
 
-def _marked(text: str) -> Iterator[str]:
+def _marked(text: str, choices: Choices) -> Iterator[str]:
     """Yields each text that the completion marks as an answer."""
     blocks = ANSWER_BLOCK.findall(text)
     for scope in blocks or [text]:
         yield from (scope[start : min(end, start + _LOOKED_AT)] for start, end in boxes(scope))
-        yield from (match[1] for match in _HASHES.finditer(scope) if _is_bare(match[1]))  # others are headings
+        headings = [match[1] for match in _HASHES.finditer(scope)]
+        yield from (line for line in headings if _is_bare(line, choices))
+        yield from headings[-1:]
         for match in ANSWER_IS.finditer(scope):
             yield scope[match.end() : match.end() + _LOOKED_AT].lstrip(" *\n\t").partition("\n")[0]
         last_line = scope.rstrip().rpartition("\n")[2]
-        if blocks or _is_bare(last_line):
+        if blocks or _is_bare(last_line, choices):
             yield last_line[:_LOOKED_AT]
 
 
-def _is_bare(line: str) -> bool:
-    return re.fullmatch(r"[\s*]*\(?[A-Za-z]\)?[\s*.]*", line) is not None
+def _is_bare(line: str, choices: Choices) -> bool:
+    """Whether a line is a letter, or a digit in brackets that is the label of a choice."""
+    match = re.fullmatch(r"[\s*]*(?:\(?([A-Za-z])\)?|\(([0-9])\))[\s*.]*", line)
+    return match is not None and (match[2] is None or match[2] in choices.labels)
 
 
 def _places(text: str, choices: Choices) -> Sequence[int]:
@@ -92,7 +96,7 @@ def _places(text: str, choices: Choices) -> Sequence[int]:
         return [alone]
     places: list[int] = []
     rest = _INTRODUCED.sub("", bare, count=1) if _INTRODUCED.match(bare) else bare
-    while match := re.match(r"([(\[])?([A-Za-z])([)\]])?(?![\w'’+])", rest):
+    while match := re.match(r"([(\[])?([A-Za-z0-9])([)\]])?(?![\w'’+])", rest):
         place, rest = choices.find_letter(match[2]), rest[match.end() :]
         bracketed = match[3] is not None
         if place is None or not (bracketed or _is_label(match[2], rest)):
@@ -107,8 +111,8 @@ def _places(text: str, choices: Choices) -> Sequence[int]:
 
 def _is_label(letter: str, rest: str) -> bool:
     """Whether a letter without brackets names a choice: "A good one" and "I think" do not."""
-    if letter.islower():
-        return rest[:1] in (".", ":")
+    if letter.islower() or letter.isdecimal():
+        return re.match(r"[.:](?![0-9])", rest) is not None
     return (
         letter not in "AI" or not _WORD_AFTER.match(rest) or _ALSO.match(rest) is not None or bool(_REASON.match(rest))
     )
