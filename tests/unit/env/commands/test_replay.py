@@ -101,9 +101,9 @@ async def test_replay_without_rewards_uses_the_saved_rewards(tmp_path: Path, con
 
 
 async def test_replay_reads_the_answer_from_another_column(tmp_path: Path, console: Console) -> None:
-    old = group(completion("#### 9", 0.0), columns={"result": 9})
+    old = group(completion("<answer>9</answer>", 0.0), columns={"result": 9.0})
     options = ReplayOptions(saved=save(tmp_path / "groups.jsonl", [old]), out=tmp_path / "new.jsonl")
-    await replay(launch("--reward_functions", "accuracy", "--answer_field", "result"), options, console)
+    await replay(launch("--reward_functions", "exact_match", "--answer_field", "result"), options, console)
     (new,) = read_groups(tmp_path / "new.jsonl")
     assert new.totals == [1.0]
 

@@ -28,6 +28,7 @@ from gristmill_env.saved.summary import SAME, GroupStats, figure
 from gristmill_env.saved.writer import new_file
 from gristmill_env.session import create_rewards, execution
 from gristmill_env.settings.dataset import DatasetConfig, RewardSpec, without_secrets
+from gristmill_env.values import NotTextError, text_of
 
 
 @dataclass
@@ -119,9 +120,9 @@ async def score_group(scorer: Scorer, group: SavedGroup, answer_field: str | Non
     """
     answer = group.answer
     if answer_field is not None:
-        # Missing field: the column could not be saved, or is of another data set. The saved answer is the row's.
-        with contextlib.suppress(NoFieldError):
-            answer = str(lookup(group.columns, answer_field))
+        # The column could not be saved, is of another data set, or has no text. The saved answer is the row's.
+        with contextlib.suppress(NoFieldError, NotTextError):
+            answer = text_of(lookup(group.columns, answer_field))
     place = "a saved group" if group.row is None else f"the saved group of row {group.row}"
     for weighted in scorer.rewards:
         reward = weighted.reward
