@@ -70,6 +70,8 @@ class Translation:
     values: dict[str, Any]
     notes: list[str] = field(default_factory=list)
     """Notes for the user on keys that have less, more or no effect here. Empty for one of our files."""
+    unset: set[str] = field(default_factory=set)
+    """Keys with a value by which Atropos means "not set"."""
 
 
 def translate(values: Mapping[str, Any], where: str, told: Any = None) -> Translation:
@@ -134,6 +136,7 @@ def _mapping(value: Any, where: str) -> Mapping[str, Any]:
 def _apply(read: Translation, into: dict[str, Any], key: Key, value: Any, shown: str, where: str) -> None:
     """Puts a key's value into the settings, and adds the key's note if it has one. Raises ConfigError if refused."""
     if value is None or value in key.unset:
+        read.unset.add(key.name)
         return
     if value not in key.quiet:
         if key.verdict is Verdict.REFUSED:
@@ -189,7 +192,7 @@ def _fill_in(read: Translation) -> None:
     filled = []
     trainer = read.values.get("trainer") or {}
     for key in OTHER_KEYS.values():
-        if key.default is None or TOP_LEVEL.get(key.name) in trainer:
+        if key.default is None or TOP_LEVEL.get(key.name) in trainer or key.name in read.unset:
             continue
         section = read.values.setdefault("dataset", {}) if key.part is Part.DATASET else read.values
         if key.name not in section:
