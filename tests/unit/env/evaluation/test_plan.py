@@ -67,6 +67,7 @@ def test_evaluation_reads_rows_in_file_order(folder: Path) -> None:
     [
         ((), "train 0", 9),
         (("--eval_dataset_path", "test.jsonl"), "test 0", 5),
+        (("--split", "train[2:]", "--eval_dataset_path", "test.jsonl"), "test 0", 5),
         (("--eval_dataset_name", "test.jsonl", "--eval_split", "test[1:]"), "test 1", 4),
         (("--eval_split", "test[6:]"), "train 6", 3),
         (("--split", "train[:3]", "--eval_split", "train[3:]"), "train 3", 6),

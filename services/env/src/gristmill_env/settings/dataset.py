@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
 
@@ -48,6 +49,11 @@ ROW_SOURCES: Final = ("dataset_name", "dataset_path", "rows")
 """Settings of which each names where rows come from."""
 _EVALUATED: Final = ("dataset_name", "dataset_config", "dataset_path", "dataset_revision")
 """Settings that an evaluation set has with the prefix eval_."""
+
+
+def whole_split(split: str) -> str:
+    """Returns a split without its slices: `train` for `train[10:]`. A slice of one data set says nothing of another."""
+    return re.sub(r"\[[^\]]*\]", "", split)
 
 
 class DatasetConfig(Settings):
@@ -222,6 +228,7 @@ class DatasetConfig(Settings):
         update: dict[str, Any] = {"shuffle_dataset": False, "split": self.eval_split or self.split}
         if self.eval_dataset_name or self.eval_dataset_path:
             update |= {name: getattr(self, f"eval_{name}") for name in _EVALUATED} | {"rows": None}
+            update["split"] = self.eval_split or whole_split(self.split)
         return self.model_copy(update=update)
 
     @property

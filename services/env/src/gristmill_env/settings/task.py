@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from gristmill.internal.settings import Settings
-from gristmill_env.settings.dataset import ROW_SOURCES, DatasetConfig, RewardSpec, without_secrets
+from gristmill_env.settings.dataset import ROW_SOURCES, DatasetConfig, RewardSpec, whole_split, without_secrets
 
 
 class EnvironmentSpec(Settings):
@@ -269,6 +269,8 @@ def _completed(task: Any, dataset: Mapping[str, Any], players: Mapping[str, Any]
         inherited.pop("agent", None)  # EnvConfig.by_evaluation adds the run's agent
         not_shared = _EVAL_ROWS if own.keys().isdisjoint(ROW_SOURCES) else not_shared
     shared = {key: value for key, value in dataset.items() if key not in not_shared}
+    if isinstance(split := shared.get("split"), str) and not own.keys().isdisjoint(ROW_SOURCES):
+        shared["split"] = whole_split(split)
     return {**inherited, **task, "dataset": {**shared, **own, **functions}}
 
 
