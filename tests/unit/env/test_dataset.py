@@ -139,6 +139,12 @@ def test_row_of_a_file_that_changed_since_the_start_is_a_bad_row(tmp_path: Path)
         file.write(text.replace("{", "[", 1))
     with raises(DatasetError, "dataset_changed", path=path, row=0):
         dataset.item(0)
+    with path.open("r+") as file:
+        file.write(text.replace("0 + 1", "9 + 1", 1))  # another row of the same length
+    with raises(DatasetError, "dataset_changed", path=path, row=0):
+        dataset.item(0)
+    with path.open("a") as file:
+        file.write(text)
     assert dataset.item(1).prompt == "What is 1 + 1?"
     path.unlink()
     assert dataset.item(9).prompt == "What is 9 + 1?", "a file that was replaced keeps its rows until the end"
@@ -518,6 +524,10 @@ def text():
     yield {"question": "a", "answer": "b"}
     yield "c"
 
+def numbers():
+    import numpy
+    yield {"question": numpy.int64(7), "answer": numpy.float64(7.0), "all": [1]}
+
 def a_list():
     return [{"question": "a", "answer": "b"}]
 
@@ -535,6 +545,8 @@ def test_rows_come_from_a_function_with_its_split_and_its_params(made: Path) -> 
     dataset = load(made, rows="made.py:load", rows_params={"digits": "2"}, split="test[10:20]")
     assert [len(dataset), dataset.item(0).prompt, dataset.item(0).answer] == [10, "test: 10 + 1?", "11"]
     assert len(load(made, rows="made.py:a_list")) == 1
+    numbers = load(made, rows="made.py:numbers").item(0)
+    assert (numbers.prompt, numbers.answer, numbers.columns) == ("7", "7", {"question": 7, "answer": 7.0, "all": [1]})
     with_first = load(made, rows="made.py:load")
     assert [with_first.item(0).columns, len(with_first)] == [
         {"question": "train: 0 + 1?", "answer": 1, "level": None}, 10

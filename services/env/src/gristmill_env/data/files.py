@@ -24,6 +24,7 @@ from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+from zlib import crc32
 
 from gristmill_env.errors import DatasetError
 from gristmill_env.values import whole
@@ -104,6 +105,7 @@ class _Lines:
         self._path = path
         self._places = array("Q")
         """Where each row begins and ends in the file, one pair after the other."""
+        self._checksums = array("I")
         self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._handle)
         with os.fdopen(os.dup(self._handle), "rb") as file:
@@ -115,6 +117,7 @@ class _Lines:
                 if line.strip():
                     _note(columns, _row(line, number))
                     self._places.extend((start, start + len(line)))
+                    self._checksums.append(crc32(line))
                 start += len(line)
 
     def __len__(self) -> int:
@@ -122,15 +125,15 @@ class _Lines:
 
     def __getitem__(self, index: int) -> Row:
         start, end = self._places[2 * index : 2 * index + 2]
-        try:
-            return _row(os.pread(self._handle, end - start, start), 1)
-        except _BrokenError as error:
+        line = os.pread(self._handle, end - start, start)
+        if crc32(line) != self._checksums[index]:
             raise DatasetError(
                 "dataset_changed",
                 f"row {index} of data set {self._path} has changed since it was read; start the run again",
                 path=self._path,
                 row=index,
-            ) from error
+            )
+        return _row(line, 1)
 
 
 class _Arrow:

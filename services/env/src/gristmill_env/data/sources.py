@@ -255,7 +255,7 @@ def _from_function(place: str, config: DatasetConfig, folder: Path | None) -> tu
         for row in islice(function(**arguments), MOST_MADE + 1 if end is None else end):
             if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
                 raise _NotARowError(row)
-            rows.append(dict(row))  # a generator may yield one dict that it changes
+            rows.append({name: _plain(value) for name, value in row.items()})  # the function may change its dict later
             columns |= dict.fromkeys(row)
             if time.monotonic() - said > _SAY_EVERY:
                 said = time.monotonic()
@@ -276,6 +276,11 @@ def _from_function(place: str, config: DatasetConfig, folder: Path | None) -> tu
     first, last = _bounds(config.split, len(rows), label)
     missing = dict.fromkeys(columns)
     return label, [row if len(row) == len(missing) else {**missing, **row} for row in rows[first:last]]
+
+
+def _plain(value: Any) -> Any:
+    """Returns a scalar of numpy as Python's, because JSON and text hold no other integers."""
+    return value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
 
 
 class _NotARowError(Exception):
