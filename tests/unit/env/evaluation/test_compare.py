@@ -55,6 +55,13 @@ def test_paired_comparison_detects_a_difference_within_separate_intervals(tmp_pa
     assert length.estimate.low > 0.04
 
 
+def test_equal_differences_that_rounding_makes_unequal_have_no_p_value(tmp_path: Path) -> None:
+    a = evaluation(tmp_path / "a", [judged(0, 0, 0, 1), judged(1, 0, 1, 1), judged(2, 0, 0, 0)])
+    b = evaluation(tmp_path / "b", [judged(0, 0, 1, 1), judged(1, 1, 1, 1), judged(2, 0, 0, 1)])
+    right = {difference.name: difference for difference in compare(a, b).differences}["right"]
+    assert (right.better, right.p_value) == (3, None)
+
+
 def test_comparison_of_an_evaluation_with_itself_finds_no_difference(tmp_path: Path) -> None:
     a = evaluation(tmp_path / "a", [judged(0, 0, 1), judged(1, 1, 1)])
     for difference in compare(a, a).differences:

@@ -99,7 +99,9 @@ def difference(name: str, pairs: Sequence[tuple[SavedGroup, SavedGroup]], value:
     estimate = mean(deltas)
     if estimate is None:
         return None
-    p_value = math.erfc(abs(estimate.value) / estimate.stderr / math.sqrt(2)) if estimate.stderr else None
+    # Equal differences may differ by rounding, as 2/3 - 1/3 and 1 - 2/3 do.
+    error = estimate.stderr if (estimate.stderr or 0.0) > 1e-12 * max(1.0, abs(estimate.value)) else None
+    p_value = None if error is None else math.erfc(abs(estimate.value) / error / math.sqrt(2))
     return Difference(
         name,
         math.fsum(x for x, _ in known) / len(known),
