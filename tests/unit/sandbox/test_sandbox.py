@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
+import signal
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -172,6 +174,16 @@ ATTACKS = {
     "watch the other programs' folders": (
         "import ctypes\nc = ctypes.CDLL(None)\ni = c.inotify_init()\n"
         "if c.inotify_add_watch(i, b'..', 0xfff) >= 0: print('escaped')\nraise PermissionError", DENIED),
+    "hold bytes beyond the end of a file": (
+        "import ctypes\nx = open('x', 'wb')\n"
+        "if ctypes.CDLL(None).fallocate(x.fileno(), 1, ctypes.c_long(0), ctypes.c_long(4096)) == 0: print('escaped')\n"
+        "raise PermissionError", DENIED),
+    "hold a file in memory": ("import os; os.memfd_create('x')", DENIED),
+    "have a thread with its own open files": (
+        "import ctypes\nc = ctypes.CDLL(None)\nfor n in (56, 220):\n"
+        "    if c.syscall(n, 0x10900, 0, 0, 0, 0) >= 0: print('escaped')\nraise PermissionError", DENIED),
+    "outlive its keeper": ("import ctypes\nif ctypes.CDLL(None).prctl(1, 0) == 0: print('escaped')\n"
+                           "raise PermissionError", DENIED),
     "raise a limit": ("import resource as r; r.setrlimit(r.RLIMIT_AS, (1 << 40, 1 << 40))", "ValueError"),
 }  # fmt: skip
 
@@ -225,6 +237,15 @@ time.sleep(60)
 """Keeps 90 MB in files that it has removed, with 9,000 pages of addresses."""
 
 
+HIDDEN = f"""
+import ctypes, platform, threading
+maps = {MAPS.replace("OPEN", "os.open('x', os.O_RDWR | os.O_CREAT)").replace("END", "os.unlink('x')")!r}
+threading.Thread(target=exec, args=(maps, {{}})).start()
+ctypes.CDLL(None).syscall({{"x86_64": 60, "aarch64": 93}}[platform.machine()], 0)
+"""
+"""The same in a thread, while the first thread has ended."""
+
+
 @pytest.mark.parametrize(
     ("program", "status"),
     [
@@ -234,13 +255,33 @@ time.sleep(60)
         ("import time\nfor n in range(2000): open(str(n % 900), 'wb').write(bytes(9999)); open(f'{n}b', 'wb')\n"
          "time.sleep(60)", "disk_limit"),
         (MAPS.replace("OPEN", "os.open('x', os.O_RDWR | os.O_CREAT)").replace("END", "os.unlink('x')"), "disk_limit"),
-        (MAPS.replace("OPEN", "os.memfd_create('x')").replace("END", "pass"), "disk_limit"),
+        (HIDDEN, "disk_limit"),
     ],
 )  # fmt: skip
 async def test_threads_and_files_are_limited(sandbox: Sandbox, folder: Path, program: str, status: str) -> None:
     [report] = await run(sandbox, program)
     assert report["status"] == status
     assert [*folder.iterdir()] == []  # noqa: ASYNC240
+
+
+async def test_a_program_ends_with_its_keeper(sandbox: Sandbox, folder: Path) -> None:
+    running = asyncio.create_task(run(sandbox, "import time\nopen('ready', 'w')\ntime.sleep(600)", seconds=50))
+    while not [*folder.glob("*/ready")]:  # noqa: ASYNC110, ASYNC240  a file has no event
+        await asyncio.sleep(0.01)
+    assert sandbox._process is not None
+    [keeper] = children(sandbox._process.pid)
+    [program] = children(keeper)
+    ended = os.pidfd_open(program)
+    os.kill(keeper, signal.SIGKILL)
+    assert select.select([ended], [], [], 60)[0]
+    os.close(ended)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+def children(process: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
 @pytest.mark.parametrize(

@@ -32,11 +32,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn
 
-from gristmill_sandbox.confine import Limits, NotConfinedError, confine
+from gristmill_sandbox.confine import Limits, NotConfinedError, confine, end_with
 
 _LENGTH: Final = struct.Struct("!I")
 _CHUNK: Final = 65536
@@ -169,13 +170,13 @@ def _keep(service: socket.socket, peer: int | None) -> None:
     ended, noted = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(noted)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    folder = Path(tempfile.mkdtemp(prefix="run-")).resolve()
+    folder = Path(tempfile.mkdtemp(prefix="run-", dir=os.environ["TMPDIR"])).resolve()
     try:
         its, ours = socket.socketpair()
         pipes = [*(os.pipe() for _ in range(3)), (its.detach(), ours.detach())]
-        program = os.fork()
+        keeper, program = os.getpid(), os.fork()
         if program == 0:
-            _become_program(folder, pipes, peer)
+            _become_program(keeper, folder, pipes, peer)
         if peer is not None:
             os.close(peer)
         for position, (reading, writing) in enumerate(pipes):
@@ -272,11 +273,11 @@ def _limit_reached(program: int, folder: Path, largest: int) -> str | None:
     threads = files = size = 0
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # The process has ended.
         try:
-            threads = sum(1 for _ in Path(f"/proc/{program}/task").iterdir())
-            mapped = Path(f"/proc/{program}/maps").read_bytes()
+            tasks = list(Path(f"/proc/{program}/task").iterdir())
+            threads = len(tasks)
             # A file without a name exists as long as a page of it is mapped.
-            deleted = rb"^\S+ \S+ \S+ (\S+ \d+) +(?:/memfd:|%b/).* \(deleted\)$" % re.escape(bytes(folder))
-            files = len(set(re.findall(deleted, mapped, re.MULTILINE)))
+            deleted = rb"^\S+ \S+ \S+ (\S+ \d+) +%b/.* \(deleted\)$" % re.escape(bytes(folder))
+            files = len(set(re.findall(deleted, _maps(tasks), re.MULTILINE)))
         except PermissionError:  # The program hides from its keeper.
             files = _MOST_FILES + 1
         size = files * largest
@@ -286,7 +287,8 @@ def _limit_reached(program: int, folder: Path, largest: int) -> str | None:
             with os.scandir(waiting.pop()) as entries:
                 for entry in entries:
                     files += 1
-                    size += entry.stat(follow_symlinks=False).st_size
+                    found = entry.stat(follow_symlinks=False)
+                    size += max(found.st_size, 512 * found.st_blocks)
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(entry.path)
         except OSError as error:  # It may be gone already. The program may also hide it, or make it too deep to list.
@@ -296,12 +298,22 @@ def _limit_reached(program: int, folder: Path, largest: int) -> str | None:
     return "thread_limit" if threads > _MOST_THREADS else None
 
 
+def _maps(tasks: Iterable[Path]) -> bytes:
+    """Returns the mappings of a process, from a thread that lives: the first one may have ended before the others."""
+    for task in tasks:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if mapped := (task / "maps").read_bytes():
+                return mapped
+    return b""
+
+
 def _remove(folder: Path) -> None:
     """Removes a folder of a program that has ended, however deep it is and whatever modes it has.
 
     Each item moves to a second folder, and then the items in it, so that no path becomes long.
     """
-    heap, number, waiting = Path(tempfile.mkdtemp(prefix="removed-")), itertools.count(), [folder]
+    heap = Path(tempfile.mkdtemp(prefix="removed-", dir=os.environ["TMPDIR"]))
+    number, waiting = itertools.count(), [folder]
     while waiting:
         path = waiting.pop()
         if path.is_symlink() or not path.is_dir():
@@ -362,7 +374,7 @@ def _exactly(service: socket.socket, length: int) -> bytes:
 # --- The program's process --------------------------------------------------------------------------------------------
 
 
-def _become_program(folder: Path, pipes: list[tuple[int, int]], peer: int | None) -> NoReturn:
+def _become_program(keeper: int, folder: Path, pipes: list[tuple[int, int]], peer: int | None) -> NoReturn:
     from gristmill_sandbox import program
 
     code = 1
@@ -370,6 +382,7 @@ def _become_program(folder: Path, pipes: list[tuple[int, int]], peer: int | None
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
+        end_with(keeper)
         ends = [pipes[0][0], pipes[1][1], pipes[2][1], pipes[3][0], *([] if peer is None else [peer])]
         # First above the targets, so that no target is still needed.
         high = [os.dup2(end, 64 + place) for place, end in enumerate(ends)]

@@ -18,6 +18,7 @@ import ctypes
 import os
 import platform
 import resource
+import signal
 import struct
 import sys
 from collections.abc import Iterable
@@ -90,6 +91,12 @@ def _limit(limits: Limits) -> None:
         resource.setrlimit(kind, (least, least))
 
 
+def end_with(parent: int) -> None:
+    """Makes the kernel end this process when its parent ends. Raises NotConfinedError if the parent has ended."""
+    if _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) or os.getppid() != parent:
+        raise NotConfinedError("the program's keeper has ended")
+
+
 def _drop_capabilities() -> None:
     """Matters for root only, whom the other two mechanisms confine too."""
     header = struct.pack("Ii", _CAPABILITY_VERSION, 0)
@@ -157,9 +164,11 @@ def _allow(ruleset: int, path: str, access: int) -> None:
 # --- seccomp: linux/seccomp.h, linux/filter.h -------------------------------------------------------------------------
 
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
-_LOAD, _AND, _EQUAL, _GREATER, _ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x25, 0x45, 0x06
+_LOAD, _AND, _EQUAL, _GREATER, _RETURN = 0x20, 0x54, 0x15, 0x25, 0x06
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
-_CLONE_THREAD: Final = 0x00010000
+_CLONE_IN_PROCESS: Final = 0x00010000 | 0x400 | 0x200
+"""CLONE_THREAD, CLONE_FILES, CLONE_FS: a thread with its own table of files could open more than `_OPEN_FILES`."""
+_PR_SET_PDEATHSIG: Final = 1
 _SIGNALLING_FCNTL: Final = (8, 10, 15, 1024, 1026)
 """F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY."""
 _HARMLESS_IOCTL: Final = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
@@ -179,6 +188,7 @@ class _Architecture:
     own_process: tuple[int, ...]
     """kill and tgkill: allowed with the process's own id."""
     prlimit: int
+    prctl: int
     fcntl: int
     ioctl: int
     socketpair: int
@@ -212,11 +222,13 @@ _ARCHITECTURES: Final = {
                 *(76, 90, 91, 268, 92, 93, 94, 260),  # truncate, chmod, chown
                 *(188, 189, 190, 197, 198, 199, 132, 235, 261, 280),  # extended attributes, times of files
                 *(141, 142, 144, 203, 314, 251, 256, 279),  # another process's priority, processors, memory
+                *(285, 319),  # fallocate and memfd_create, whose bytes no limit counts
             }
         ),
         clone=56,
         own_process=(62, 234),
         prlimit=302,
+        prctl=157,
         fcntl=72,
         ioctl=16,
         socketpair=53,
@@ -237,11 +249,13 @@ _ARCHITECTURES: Final = {
                 *(45, 52, 53, 54, 55),
                 *(5, 6, 7, 14, 15, 16, 88),
                 *(140, 118, 119, 122, 274, 30, 238, 239),
+                *(47, 279),
             }
         ),
         clone=220,
         own_process=(129, 131),
         prlimit=261,
+        prctl=167,
         fcntl=25,
         ioctl=29,
         socketpair=199,
@@ -287,8 +301,12 @@ def _filter(machine: _Architecture) -> Iterable[bytes]:
         yield _instruction(_EQUAL, number, 0, 4)
         yield from (_argument(0), _instruction(_EQUAL, value, 0, 1), allow, refuse)
     # A new thread, but no new process.
-    yield _instruction(_EQUAL, machine.clone, 0, 4)
-    yield from (_argument(0), _instruction(_ANY_BIT, _CLONE_THREAD, 0, 1), allow, refuse)
+    yield _instruction(_EQUAL, machine.clone, 0, 5)
+    yield from (_argument(0), _instruction(_AND, _CLONE_IN_PROCESS))
+    yield from (_instruction(_EQUAL, _CLONE_IN_PROCESS, 0, 1), allow, refuse)
+    # The program ends with its keeper.
+    yield _instruction(_EQUAL, machine.prctl, 0, 4)
+    yield from (_argument(0), _instruction(_EQUAL, _PR_SET_PDEATHSIG, 0, 1), refuse, allow)
     # Stream pairs only: a datagram socket reaches every local address.
     yield _instruction(_EQUAL, machine.socketpair, 0, 5)
     yield from (_argument(1), _instruction(_AND, 0xF), _instruction(_EQUAL, 1, 0, 1), allow, refuse)
