@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from tests.unit.model.models import save_random
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gristmill_model.__main__ import describe
-from gristmill_model.cache import BUILDING, built, locked
+from gristmill_model.cache import BUILDING, DIGEST_FILE, built, locked
 from gristmill_model.errors import ModelError
 from gristmill_model.resolve import resolve
 from gristmill_model.settings import Settings
@@ -105,6 +106,36 @@ def test_resolve_copies_an_outside_folder_and_serves_it_untied(tmp_path: Path) -
     assert resolve(str(folder), models) == resolved
     save_random(folder, tied=True, seed=1)
     assert resolve(str(folder), models).sha256 != resolved.sha256
+
+
+def test_folders_of_one_name_within_the_models_have_their_own_copies(tmp_path: Path) -> None:
+    first, second = (save_random(tmp_path / part / "foo", tied=True, seed=seed) for seed, part in enumerate("ab"))
+    one, other = (resolve(str(folder), tmp_path) for folder in (first, second))
+    assert one.weights_path != other.weights_path
+    assert one.serve_path != other.serve_path
+    save_random(first, tied=True, seed=5)
+    assert resolve(str(first), tmp_path).serve_path not in (one.serve_path, other.serve_path)
+
+
+def test_a_folder_of_the_users_is_not_shared_with_the_models(tmp_path: Path) -> None:
+    weights = save_random(tmp_path / "weights", tied=True) / "model.safetensors"
+    weights.chmod(0o600)
+    before = weights.read_bytes()
+    resolved = resolve(str(weights.parent), tmp_path / "models")
+    assert weights.stat().st_mode & 0o777 == 0o600
+    weights.write_bytes(bytes(len(before)))
+    assert (resolved.weights_path / "model.safetensors").read_bytes() == before
+
+
+def test_a_copy_of_a_built_model_is_digested_again(tmp_path: Path) -> None:
+    built_model = resolve(str(save_random(tmp_path / "weights", tied=False)), tmp_path / "models")
+    assert (built_model.weights_path / DIGEST_FILE).is_file()
+    copy = Path(shutil.copytree(built_model.weights_path, tmp_path / "models" / "copy"))
+    other = save_random(tmp_path / "other", tied=False, seed=3) / "model.safetensors"
+    shutil.copyfile(other, copy / "model.safetensors")
+    assert resolve(str(copy), tmp_path / "models").sha256 != built_model.sha256
+    outside = Path(shutil.copytree(copy, tmp_path / "outside"))
+    assert resolve(str(outside), tmp_path / "models").sha256 == resolve(str(copy), tmp_path / "models").sha256
 
 
 def test_resolve_serves_an_untied_folder_unchanged(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gristmill.internal.disk import sync
+from gristmill_model.revision import fingerprint
 
 BUILDING = ".building-"
 DIGEST_FILE = ".sha256.json"
@@ -40,7 +41,8 @@ def built(models_dir: Path, name: str, build: Callable[[Path], None]) -> Path:
         return final
     temporary = Path(tempfile.mkdtemp(dir=models_dir, prefix=BUILDING))
     build(temporary)
-    digest(temporary)
+    kept = {"sha256": digest(temporary), "folder": name}
+    (temporary / DIGEST_FILE).write_text(json.dumps(kept) + "\n")
     _open_to_readers(temporary)
     for path in (*temporary.iterdir(), temporary):
         sync(path)
@@ -60,18 +62,26 @@ def link_or_copy(source: Path, target: Path) -> None:
 def digest(folder: Path) -> str:
     """Returns the SHA-256 over names and contents of the folder's weight files.
 
-    A built folder keeps the digest in `DIGEST_FILE`.
+    A built folder keeps the digest in `DIGEST_FILE`. In a copy of the folder, the weights may be others.
     """
-    kept = folder / DIGEST_FILE
-    if kept.is_file():
-        return str(json.loads(kept.read_text())["sha256"])
+    if (kept := _kept_digest(folder)) is not None:
+        return kept
     total = hashlib.sha256()
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:
             total.update(f"{path.name}:{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
-    if folder.name.startswith(BUILDING):
-        kept.write_text(json.dumps({"sha256": total.hexdigest()}) + "\n")
     return total.hexdigest()
+
+
+def _kept_digest(folder: Path) -> str | None:
+    file = folder / DIGEST_FILE
+    kept = json.loads(file.read_text()) if file.is_file() else {}
+    return str(kept["sha256"]) if kept.get("folder") == folder.name else None
+
+
+def name_of_copy(folder: Path, kind: str) -> str:
+    """Returns the name of a built folder that is made from a model. It changes with a user's folder, as `revision`."""
+    return f"{folder.name}-{kind}" if _kept_digest(folder) else f"{folder.name}-{fingerprint(folder)}-{kind}"
 
 
 def _open_to_readers(folder: Path) -> None:

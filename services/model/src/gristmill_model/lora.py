@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from gristmill_model.asgi import App, Receive, Scope, Send, read_body, with_body
-from gristmill_model.cache import built, locked
+from gristmill_model.cache import built, locked, name_of_copy
 
 NAME: Final = "lora"
 """vLLM's name for the adapter. Clients still send the model's name."""
@@ -44,7 +44,7 @@ def arguments(rank: int, adapter: Path) -> list[str]:
 def first_adapter(weights: Path, models_dir: Path) -> Path:
     """Returns the folder with an all-zero adapter for the model in `weights`. The first call makes the adapter."""
     with locked(models_dir):
-        return built(models_dir, f"{weights.name}-adapter", lambda folder: _write(weights, folder))
+        return built(models_dir, name_of_copy(weights, "adapter"), lambda folder: _write(weights, folder))
 
 
 def _write(weights: Path, folder: Path) -> None:

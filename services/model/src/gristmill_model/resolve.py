@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from safetensors.torch import save_file
 from transformers import AutoConfig
 
 from gristmill_model import revision, smollm2, tiny
-from gristmill_model.cache import built, digest, link_or_copy, locked
+from gristmill_model.cache import built, digest, link_or_copy, locked, name_of_copy
 from gristmill_model.errors import ModelError
 from gristmill_model.settings import EMBEDDED, named
 
@@ -86,9 +87,9 @@ def _local(folder: Path, models_dir: Path) -> tuple[Path, str]:
     found = revision.fingerprint(folder)
     if folder.is_relative_to(models_dir):
         return folder, found
-    # The other containers see only the models folder, so the model is linked or copied into it.
+    # The other containers see only the models folder. A copy, because the user may write to the files.
     name = f"path--{folder.name}-{found}"
-    return built(models_dir, name, lambda target: _take(folder, target)), found
+    return built(models_dir, name, lambda target: _take(folder, target, shutil.copyfile)), found
 
 
 def _from_hub(hub_id: str, wanted: str | None, models_dir: Path) -> tuple[Path, str]:
@@ -125,7 +126,7 @@ def _from_hub(hub_id: str, wanted: str | None, models_dir: Path) -> tuple[Path, 
     _require_safetensors(snapshot, hub_id)
     commit = snapshot.name
     name = f"hub--{hub_id.replace('/', '--')}-{commit[:12]}"
-    return built(models_dir, name, lambda target: _take(snapshot, target)), commit
+    return built(models_dir, name, lambda target: _take(snapshot, target, link_or_copy)), commit
 
 
 def _require_safetensors(folder: Path, name: str) -> None:
@@ -135,14 +136,11 @@ def _require_safetensors(folder: Path, name: str) -> None:
         )
 
 
-def _take(source: Path, target: Path) -> None:
+def _take(source: Path, target: Path, take_weights: Callable[[Path, Path], object]) -> None:
     for path in source.iterdir():
-        if not path.is_file():
-            continue
-        if path.suffix == ".safetensors":
-            link_or_copy(path, target / path.name)
-        else:
-            shutil.copyfile(path, target / path.name)
+        if path.is_file() and not path.name.startswith("."):
+            take = take_weights if path.suffix == ".safetensors" else shutil.copyfile
+            take(path, target / path.name)
 
 
 def is_tied(folder: Path) -> bool:
@@ -160,7 +158,7 @@ def untied(folder: Path, models_dir: Path) -> Path:
     """
     if not is_tied(folder):
         return folder
-    return built(models_dir, f"{folder.name}-untied", lambda target: _untie(folder, target))
+    return built(models_dir, name_of_copy(folder, "untied"), lambda target: _untie(folder, target))
 
 
 def _untie(folder: Path, target: Path) -> None:
