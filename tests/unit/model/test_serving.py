@@ -227,7 +227,9 @@ def test_wrong_host_name_stops_the_start(capsys: pytest.CaptureFixture[str], mon
     "environ",
     [
         {"DEVICE": "tpu"},
-        {"MODEL_PORT": "high"},
+        *({"MODEL_PORT": port} for port in ("high", "nan", "9001.7", "-5", "0", "65536")),
+        {"MODEL_MAX_LENGTH": "inf"},
+        {"GPU_MEMORY_UTILIZATION": "nan"},
         {"MODEL_TENSOR_PARALLEL": "two"},
         {"MODEL_CUDA_GRAPHS": "no", "DEVICE": "cuda"},
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Mapping
@@ -117,8 +118,8 @@ class Settings:
             model=environ.get("MODEL") or "tiny",
             device="cuda" if device == "cuda" else "cpu",
             host=environ.get("MODEL_HOST") or "127.0.0.1",
-            port=int(_number(environ, "MODEL_PORT", DEFAULT_PORT)),
-            max_length=int(_number(environ, "MODEL_MAX_LENGTH", DEFAULT_MAX_LENGTH)),
+            port=_whole(environ, "MODEL_PORT", DEFAULT_PORT, 2**16 - 1),
+            max_length=_whole(environ, "MODEL_MAX_LENGTH", DEFAULT_MAX_LENGTH, 2**31 - 1),
             lora_rank=_lora_rank(environ.get("LORA_RANK") or "0"),
             gpu_memory=_number(environ, "GPU_MEMORY_UTILIZATION", _gpu_share(environ)),
             tensor_parallel=_tensor_parallel(environ, device),
@@ -240,9 +241,21 @@ def _lora_rank(text: str) -> int:
     return next(rank for rank in LORA_RANKS if rank >= int(text))
 
 
+def _whole(environ: Mapping[str, str], name: str, default: int, most: int) -> int:
+    text = environ.get(name) or str(default)
+    if not re.fullmatch("[0-9]{1,10}", text) or not 1 <= int(text) <= most:
+        raise ModelError(
+            "invalid_variable", f"{name}={text!r} is not a whole number from 1 to {most}", variable=name, value=text
+        )
+    return int(text)
+
+
 def _number(environ: Mapping[str, str], name: str, default: float) -> float:
     text = environ.get(name) or str(default)
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
-        raise ModelError("invalid_variable", f"{name}={text!r} is not a number", variable=name, value=text) from None
+        value = math.nan
+    if not math.isfinite(value):
+        raise ModelError("invalid_variable", f"{name}={text!r} is not a number", variable=name, value=text)
+    return value
