@@ -22,8 +22,8 @@ from gristmill.internal.redaction import redact_text
 from gristmill_env.errors import EnvError
 
 URL: Final = "GRISTMILL_SANDBOX_URL"
-_TIMEOUT: Final = 600.0
-"""Seconds for an answer. Programs wait in the sandbox for their turn."""
+_WAIT: Final = 600.0
+"""Seconds that a request may wait in the sandbox for its turn."""
 _OF_A_PROGRAM: Final = (413, 422)
 """HTTP status of a program that the sandbox does not take, as one that is too long."""
 
@@ -75,7 +75,9 @@ async def run(
     }
     if tests is not None:
         body["tests"] = tests
-    answer = msgspec.json.decode(await _post(url, body), type=Answer)
+    # A request may use all of its time, after it has waited for its turn.
+    limit = _WAIT + seconds * (len(body["runs"]) + (tests is not None))
+    answer = msgspec.json.decode(await _post(url, body, limit), type=Answer)
     for report in (*answer.runs, *filter(None, [answer.tests])):
         if report.status == "failed":
             raise SandboxError("sandbox_failed", f"the sandbox at {redact_text(url)}: {report.stderr}")
@@ -94,11 +96,13 @@ async def python(code: str) -> str:
         if error.code == "sandbox_refused" and error.values["status"] in _OF_A_PROGRAM:
             return f"Error: {error}"
         raise
-    end = "" if report.status in ("exited", "signalled") else f"The program was ended: {report.status}."
+    ends = {"exited": "", "signalled": f"Signal {report.code} ended the program."}
+    end = ends.get(report.status, f"The program was ended: {report.status}.")
     return "".join([report.stdout, report.stderr, end]) or "(no output)"
 
 
-async def _post(url: str, body: Mapping[str, Any]) -> bytes:
+async def _post(url: str, body: Mapping[str, Any], limit: float) -> bytes:
+    """`limit`: seconds for the answer."""
     # Here, because every process with rewards imports this module, and few use it.
     import httpx
 
@@ -106,10 +110,14 @@ async def _post(url: str, body: Mapping[str, Any]) -> bytes:
 
     without_password = redact_text(url)
     try:
-        async with connections.async_client(url, timeout=httpx.Timeout(_TIMEOUT, connect=10.0)) as http:
+        async with connections.async_client(url, timeout=httpx.Timeout(limit, connect=10.0)) as http:
             # json escapes half characters, which a completion may have and UTF-8 has not.
             headers = {"Content-Type": "application/json"}
             answer = await http.post("/run", content=json.dumps(body), headers=headers)
+    except httpx.ReadTimeout as error:
+        raise _away(
+            without_password, f"it has not finished within {limit:g} s; it may have too many programs"
+        ) from error
     except httpx.TransportError as error:
         raise _away(without_password, str(error) or type(error).__name__) from error
     if answer.status_code >= 500:

@@ -103,6 +103,7 @@ def test_wrong_params_are_refused(params: dict[str, Any], error: str) -> None:
         ({"cases": "text"}, "code_case_invalid"),
         ({"cases": []}, "code_case_invalid"),
         ({"cases": [{"input": 1, "output": ""}]}, "code_case_invalid"),
+        ({"cases": 257 * [{"input": "", "output": ""}]}, "code_case_invalid"),
         ({"cases": [{"input": "", "output": "a" * (2**20 + 1)}]}, "code_case_invalid"),
     ],
 )
@@ -150,6 +151,7 @@ async def test_the_tool_returns_what_a_program_prints() -> None:
     assert await sandbox.python("x = 1") == "(no output)"
     assert "ZeroDivisionError" in await sandbox.python("1 / 0")
     assert "timed_out" in await sandbox.python("while True: pass")
+    assert "Signal 11" in await sandbox.python("import ctypes; ctypes.string_at(0)")
 
 
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.long), 8])
