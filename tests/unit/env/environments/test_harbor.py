@@ -257,6 +257,12 @@ def test_link_out_of_the_task_is_refused(make: Make, tmp_path: Path, link: str, 
         HarborTask.read(task)
 
 
+def test_task_with_too_large_files_is_refused(make: Make) -> None:
+    task = make(dockerfile="COPY d d\n", **{"environment/d/a.csv": "1,2\n" * 210_000})
+    with raises(DatasetError, "harbor_unsupported", file=".", line=0):
+        HarborTask.read(task)
+
+
 def test_rows_have_the_folder_as_the_user_wrote_it(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(make().parents[1])
     assert [row["folder"] for row in rows(folder=Path("tasks"))] == ["tasks/hello"]

@@ -27,6 +27,10 @@ from gristmill_env.environments.tools import ToolLoop
 from gristmill_env.errors import DatasetError, EpisodeError
 
 _MOST_BYTES: Final = 2**20
+_MOST_CONTENT: Final = 700_000 * 4 // 3
+"""Characters of a task's files in base64, which travel with each program and back."""
+_MOST_SHOWN: Final = 2**14
+"""Characters of a program's output for the model (harbor_program.py)."""
 """Of the answer of a program: its output, and the files of the task's folders in base64."""
 _REWARD: Final = r"[\"']?/logs/verifier/reward\.txt[\"']?"
 _MOST_SECONDS: Final = 60.0
@@ -128,6 +132,8 @@ class HarborTask(msgspec.Struct, frozen=True):
             for number, line in enumerate(base64.b64decode(text).decode(errors="replace").splitlines(), 1):
                 if name.endswith(".py") and _PROCESSES.search(line):
                     raise _unsupported(folder, tests / name, number, line.strip())
+        if (size := sum(map(len, (*content.values(), *files.values())))) > _MOST_CONTENT:
+            raise _unsupported(folder, folder, 0, f"files of {size * 3 // 4} bytes")
         return HarborTask(
             name=folder.name,
             instruction=_text(folder, folder / "instruction.md"),
@@ -210,7 +216,8 @@ class Harbor(ToolLoop):
         report, answer = await self._run(self._files, self._seconds, program=code)
         if answer is None or not isinstance(content := answer.get("files"), dict):
             ended = f"The program was ended: {report.status}. Its changes of files are lost."
-            return "".join([report.stdout, report.stderr, ended])
+            shown = report.stdout.rpartition("\n")[0] + report.stderr  # without what there is of an answer
+            return f"{shown[-_MOST_SHOWN:]}{ended}"
         inside = tuple(f"{folder}/" for folder in self._task.folders)
         self._files = {
             path: text
