@@ -114,11 +114,12 @@ def _ends(run: Path, count: int) -> list[int]:
     return ends
 
 
-@pytest.mark.parametrize("at", ["mark", "body", "opening"])
+@pytest.mark.parametrize("at", ["mark", "length", "body", "opening"])
 def test_damage_before_the_end_is_reported_and_never_cut(tmp_path: Path, at: str) -> None:
     write(tmp_path, names(3))
     path = segments(tmp_path)[0]
-    offset = {"opening": 0, "mark": _ends(tmp_path, 3)[0], "body": _ends(tmp_path, 3)[0] + 90}[at]
+    mark = _ends(tmp_path, 3)[0]
+    offset = {"opening": 0, "mark": mark, "length": mark + 12, "body": mark + 90}[at]
     damaged = bytearray(path.read_bytes())
     damaged[offset] ^= 0xFF
     path.write_bytes(damaged)

@@ -153,7 +153,11 @@ def read_frames(file: BinaryIO, name: str) -> Iterator[tuple[bytes, int, int]]:
                 "archive_damaged", f"{name} is damaged at byte {start}: no group begins there. {_REMEDY}", byte=start
             )
         if size > os.fstat(file.fileno()).st_size - file.tell():
-            return
+            if _MARK.pack(_MARK_MAGIC, 12, 0, 0, 0)[:8] not in file.read():
+                return  # A torn group was written last: no mark follows.
+            raise ArchiveError(
+                "archive_damaged", f"{name} is damaged at byte {start}: a length is wrong. {_REMEDY}", byte=start
+            )
         frames = file.read(size)
         if not 0 < head_size < size or zlib.crc32(frames) != checksum:
             if not _anything_left(file):
