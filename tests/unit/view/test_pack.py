@@ -15,6 +15,7 @@ import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, quote_plus
 
 import httpx
@@ -27,6 +28,7 @@ from tests.support.run_folder import CREATED, RunFolderWriter, synthetic_run
 from tests.unit.view.recorded import LOGS, record
 
 import gristmill
+from gristmill.archive import read_archive
 from gristmill.archive.run_file import read_run_file, write_run_file
 from gristmill.internal import redaction
 from gristmill_cli.local.processes import LocalStack, answers
@@ -186,15 +188,26 @@ def test_secrets_of_a_machine_come_from_variables_env_file_and_files(tmp_path: P
     hub = tmp_path / "home" / ".cache" / "huggingface"
     hub.mkdir(parents=True)
     (hub / "token").write_text("token-of-hub")
+    (hub / "stored_tokens").write_text("[work]\nhf_token = token-of-work\n")
     environ = {
         "OPENAI_API_KEY": SECRET, "PWD": "/home/me/gristmill", "HOME": str(tmp_path / "home"), "API_KEY": "short",
         "GRISTMILL_API_TOKEN_FILE": "judge", "GRISTMILL_RUNS_DIR": "/somewhere/runs",
     }  # fmt: skip
     assert set(secrets_of(environ, tmp_path)) == {
-        SECRET, "hf-of-env-file", "token-of-trainer", "token-of-judge", "token-of-hub", "key-of-wandb",
+        SECRET, "hf-of-env-file", "token-of-trainer", "token-of-judge", "token-of-hub", "token-of-work",
+        "key-of-wandb",
         "key-before-comment",
         "overridden-by-the-shell",
     }  # fmt: skip
+
+
+def test_hubs_token_is_where_the_hub_looks_for_it(tmp_path: Path) -> None:
+    for variable, folder in (("XDG_CACHE_HOME", "cache/huggingface"), ("HF_HOME", "hub")):
+        place = tmp_path / folder
+        place.mkdir(parents=True)
+        (place / "token").write_text(f"token-of-{variable}")
+        value = str(place if variable == "HF_HOME" else place.parent)
+        assert secrets_of({variable: value, "HOME": str(tmp_path)}, tmp_path) == [f"token-of-{variable}"]
 
 
 def test_secrets_in_urls_count_in_every_variable(tmp_path: Path) -> None:
@@ -339,6 +352,27 @@ def test_group_with_a_secret_is_an_error_and_leaves_no_file(run: RunFolderWriter
     with raises(PackError, "secret_in_group", group="g00000099"):
         packed(run, "p.zip", SECRET)
     assert {path.name for path in tmp_path.iterdir()} == {"runs"}
+
+
+def test_group_that_comes_after_the_search_is_not_packed(
+    run: RunFolderWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = make_group("g00000099", "quickstart", lengths=((3, 4),))
+    fields = {name: getattr(group, name) for name in type(group).__dataclass_fields__}
+    late = gristmill.TrajectoryGroup(**{**fields, "meta": {"headers": f"x-key {SECRET}"}})
+    search = pack._refuse_in_groups
+
+    def then_appended(path: Path, words: Any) -> int:
+        end = search(path, words)
+        if path.suffix == ".gmz":
+            run.archive(late)
+        return end
+
+    monkeypatch.setattr(pack, "_refuse_in_groups", then_appended)
+    folder = unpack(packed(run, "p.zip", SECRET), tmp_path / "there")
+    ids = [group.group_id for group in read_archive(folder / "rollouts")]
+    assert ids
+    assert "g00000099" not in ids
 
 
 def test_pack_of_an_open_run_ends_in_a_torn_line(run: RunFolderWriter, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import lzma
 import os
 import re
 import shutil
+import sys
 import tempfile
 import time
 import zipfile
@@ -175,13 +176,14 @@ def _collect(folders: Sequence[Path], include: Sequence[str]) -> tuple[dict[str,
 
 def _add(archive: zipfile.ZipFile, run_id: str, name: str, path: Path, search: SecretSearch) -> PackedFile:
     digest, size, redacted = hashlib.sha256(), 0, False
-    _refuse_in_groups(path, search)
     with foreign.open_file(path) as file, archive.open(_member(f"{run_id}/{name}"), "w", force_zip64=True) as member:
         stat = os.fstat(file.fileno())
+        # A file of an open run grows. What is written from now on is not searched, and not packed.
+        end = min(stat.st_size, _refuse_in_groups(path, search))
 
         def written() -> Iterator[bytes]:
             nonlocal redacted, size
-            for original, packed in _pieces(file, name, stat.st_size):
+            for original, packed in _pieces(file, name, end):
                 redacted |= original != packed
                 member.write(packed)
                 digest.update(packed)
@@ -255,8 +257,12 @@ def _text_without_secrets(content: bytes) -> bytes:
     return redact_text(text).encode("utf-8", "surrogateescape")
 
 
-def _refuse_in_groups(path: Path, search: SecretSearch) -> None:
-    """Raises PackError if a file has a secret that is packed in it: in a group of a segment, or by gzip."""
+def _refuse_in_groups(path: Path, search: SecretSearch) -> int:
+    """Raises PackError if a file has a secret that is packed in it: in a group of a segment, or by gzip.
+
+    Returns where the last whole group of a segment ends; for another file a size that no file has.
+    """
+    searched = 0 if path.suffix == segment.SUFFIX else sys.maxsize
     with foreign.open_file(path) as file:
         start = file.read(_START)
         file.seek(0)
@@ -267,7 +273,8 @@ def _refuse_in_groups(path: Path, search: SecretSearch) -> None:
             raise _not_searched(path, str(error)) from error
         if path.suffix != segment.SUFFIX and cannot_be_searched(file):
             raise _not_searched(path, "it is packed in a form that the search does not read")
-    for body, group in _bodies(path) if path.suffix in (segment.SUFFIX, _QUARANTINED) else ():
+    for body, group, end in _bodies(path) if path.suffix in (segment.SUFFIX, _QUARANTINED) else ():
+        searched = end
         if search.finds(body):
             raise PackError(
                 "secret_in_group",
@@ -277,6 +284,7 @@ def _refuse_in_groups(path: Path, search: SecretSearch) -> None:
                 group=group,
                 path=path,
             )
+    return searched
 
 
 def _not_searched(path: Path, why: str) -> PackError:
@@ -284,14 +292,14 @@ def _not_searched(path: Path, why: str) -> PackError:
     return PackError("file_not_searched", text, path=path)
 
 
-def _bodies(path: Path) -> Iterator[tuple[bytes, str]]:
-    """Yields the uncompressed bytes of the groups in a file, and the id of each group of a segment."""
+def _bodies(path: Path) -> Iterator[tuple[bytes, str, int]]:
+    """Yields the uncompressed bytes of the groups in a file, and for a segment each group's id and end."""
     if path.suffix == _QUARANTINED:
-        yield foreign.read_file(path, _LONGEST_QUARANTINED), ""
+        yield foreign.read_file(path, _LONGEST_QUARANTINED), "", sys.maxsize
         return
-    for _, frames, head_size, _ in segment.read_segment(path):
+    for _, frames, head_size, end in segment.read_segment(path):
         group = segment.parse(frames, head_size)
-        yield group.body, group.group_id
+        yield group.body, group.group_id, end
 
 
 # --- Reading ---------------------------------------------------------------------------------------------------

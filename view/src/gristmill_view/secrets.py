@@ -57,9 +57,14 @@ def _known(environ: Mapping[str, str], folder: Path) -> Iterator[tuple[str, str]
     """Yields (name, value) of each secret. A value in `.env` counts even if a variable overrides it."""
     of_file = env_file(folder, {name: value for name, value in environ.items() if name == "COMPOSE_DISABLE_ENV_FILE"})
     home = Path(environ.get("HOME") or of_file.get("HOME") or Path.home())
-    hub = Path(environ.get("HF_HOME") or of_file.get("HF_HOME") or home / ".cache" / "huggingface") / "token"
+    cache = Path(environ.get("XDG_CACHE_HOME") or of_file.get("XDG_CACHE_HOME") or home / ".cache")
+    hub = Path(environ.get("HF_HOME") or of_file.get("HF_HOME") or cache / "huggingface")
+    logins = hub / "stored_tokens"  # lines such as hf_token = hf_...
+    for line in logins.read_text(errors="replace").splitlines() if logins.is_file() else []:
+        if "=" in line:
+            yield str(logins), line.partition("=")[2].strip()
     own = folder / ".secrets"
-    files = [hub, *(sorted(own.iterdir()) if own.is_dir() else [])]
+    files = [hub / "token", *(sorted(own.iterdir()) if own.is_dir() else [])]
     for name, value in [*env_file(folder, environ).items(), *of_file.items(), *environ.items()]:
         if name.endswith(_OF_FILES):
             files += [folder / value] if is_secret(name.rpartition("_")[0]) else []
