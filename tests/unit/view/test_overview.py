@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec import convert
 from tests.support.errors import raises
@@ -161,6 +162,19 @@ def test_trouble_has_a_code_a_text_and_a_remedy(code: str, changes: dict[str, An
     assert found.trouble.remedy
 
 
+def test_step_that_rejected_every_group_is_shown() -> None:
+    """Its shares are NaN, which is null in the file."""
+    nothing = rows(1, zero_advantage_share=None, skipped="nothing is left", seconds={"train": None}, tokens=None)
+    for listed in (nothing, 3 * nothing, [*nothing, *rows(zero_advantage_share=1.0)[1:3]]):
+        overview(live(rows=listed))
+    assert [trouble.code for trouble in overview(live(rows=nothing)).troubles] == ["step_skipped"]
+
+
+def test_password_in_the_address_of_a_server_is_not_shown() -> None:
+    failed = msgspec.structs.replace(receipt("1.8", "failed"), server="http://user:password-of-mine@host:9001")
+    assert "password-of-mine" not in json.dumps(to_json(overview(live(receipts=[failed]))))
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -251,6 +265,18 @@ def test_overview_of_a_crashed_run_is_read_from_its_files(tmp_path: Path) -> Non
     trainer = found.services[3]
     assert trainer.detail == "no progress for 1800 s"
     assert trainer.heartbeat_s == pytest.approx(600, abs=30)
+
+
+def test_run_whose_steps_take_minutes_is_open_between_its_rows(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "quickstart", rows(seconds={"train": 100.0}), logs={})
+    old = time.time() - 200
+    for path in folder.rglob("*"):
+        os.utime(path, (old, old))
+    assert read_files("quickstart", [tmp_path]).state == "open"
+    write_run(tmp_path / "quickstart", rows(seconds={"train": 10.0}), logs={})
+    for path in folder.rglob("*"):
+        os.utime(path, (old, old))
+    assert read_files("quickstart", [tmp_path]).state == "stopped"
 
 
 def test_files_of_an_earlier_run_with_the_same_id_are_left_out(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from gristmill.errors import GristmillError
 from gristmill.folders import EVALUATION_RESULTS_FILE, EVALUATIONS_FOLDER, RunFolder, last_change
 from gristmill.group import PolicyVersion
 from gristmill.internal import connections, foreign
-from gristmill.internal.metrics import METRICS_FILE, readable
+from gristmill.internal.metrics import METRICS_FILE, number, pace, readable
 from gristmill.internal.receipts import Receipt
 from gristmill.internal.trouble import ServerFacts, read_server
 from gristmill.model_servers import ServerAddresses, find_all
@@ -242,7 +242,7 @@ _PAGE = 500
 
 def row_seconds(row: Mapping[str, Any]) -> float:
     """Returns the time of a step."""
-    return sum(map(float, row.get("seconds", {}).values()))
+    return sum(number(value) or 0.0 for value in row.get("seconds", {}).values())
 
 
 def trainer_has_batch(record: RunRecord, status: RunStatus) -> bool:
@@ -317,7 +317,9 @@ def read_files(run_id: str, roots: Sequence[Path], clock: Callable[[], float] = 
     logs = read_logs(source, record)
     ages = {name: now - last_change(log.path) for name, log in logs.items()}
     last_sign = min([*ages.values(), *([now - written] if written else [])], default=None)
-    state = str(RunState.OPEN) if last_sign is not None and last_sign < STALE_S else STOPPED
+    speed = pace(rows)
+    quiet = STALE_S if speed is None else max(STALE_S, 3 * speed.seconds_per_step)
+    state = str(RunState.OPEN) if last_sign is not None and last_sign < quiet else STOPPED
     if record is not None and record.state == RunState.SUSPENDED:
         state = str(RunState.SUSPENDED)
     # The API may have ended before it wrote the end of the run; the finished model is the trainer's sign of it.

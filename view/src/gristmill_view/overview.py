@@ -16,6 +16,7 @@ from gristmill.group import PolicyVersion
 from gristmill.internal.metrics import number as _number
 from gristmill.internal.metrics import pace
 from gristmill.internal.receipts import proven
+from gristmill.internal.redaction import redact_text
 from gristmill.internal.trouble import Trouble, asks
 from gristmill.run import RunState
 from gristmill_view.facts import Facts, Service, row_seconds, trainer_has_batch
@@ -191,7 +192,7 @@ def _receipts(facts: Facts, rows: Sequence[Mapping[str, Any]]) -> Receipts | Non
         last = {receipt.server: receipt for receipt in facts.receipts}
         newest = [
             NewestReceipt(
-                server=server,
+                server=redact_text(server),
                 version=receipt.version,
                 state=str(receipt.state),
                 difference=receipt.difference,

@@ -231,7 +231,7 @@ _PACE_STEPS = 10
 def pace(rows: Sequence[Mapping[str, Any]]) -> Pace | None:
     """Returns the speed over the last ten steps, or None without a row that has times. `rows`: in order of steps."""
     timed = [row for row in rows[-_PACE_STEPS:] if isinstance(row.get("seconds"), Mapping)]
-    seconds = sum(float(value) for row in timed for value in row["seconds"].values())
+    seconds = sum(number(value) or 0.0 for row in timed for value in row["seconds"].values())
     if seconds <= 0:
         return None
-    return Pace(seconds / len(timed), sum(float(row.get("tokens", 0)) for row in timed) / seconds)
+    return Pace(seconds / len(timed), sum(number(row.get("tokens")) or 0.0 for row in timed) / seconds)

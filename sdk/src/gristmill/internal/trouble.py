@@ -15,6 +15,7 @@ import msgspec
 
 from gristmill.group import PolicyVersion
 from gristmill.internal.receipts import UNPROVEN
+from gristmill.internal.redaction import redact_text
 from gristmill.run import RunStatus
 
 _LOADED: Final = "default"
@@ -36,7 +37,7 @@ class Trouble(msgspec.Struct, frozen=True):
     @staticmethod
     def of(code: str, text: str, **values: object) -> Trouble:
         """Returns the trouble with the remedy of its code. `values`: the values of the remedy's placeholders."""
-        return Trouble(code, text, CODES[code].remedy.format(**values))
+        return Trouble(code, redact_text(text), CODES[code].remedy.format(**values))
 
 
 class Kind(NamedTuple):
