@@ -5,10 +5,10 @@ Each function takes the roots of the runs as its first argument and returns plai
 
 from __future__ import annotations
 
-import functools
 import logging
 import tempfile
 import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -32,6 +32,9 @@ _LOG = logging.getLogger(__name__)
 _BARS: Final = 20
 _LINES: Final = 200
 _FRESH_S: Final = 10.0
+_MOST_FACTS: Final = 64
+_facts: OrderedDict[tuple[Roots, str], tuple[object, Facts]] = OrderedDict()
+"""The facts of the runs that were asked for last, each with the state of its files."""
 _READ: Final = 20_000
 """Characters of a prompt of which the last message of the user is shown."""
 _SHOWN: Final = 2000
@@ -71,12 +74,14 @@ def facts_of(roots: Roots, run: str) -> Facts:
     stats = [path.stat() for name in (METRICS_FILE, RUN_FILE) if (path := folder.own_file(name)) is not None]
     written = tuple((stat.st_mtime_ns, stat.st_size) for stat in stats)
     # Ages of files change without a new row, so unchanged metrics are read again after a while.
-    return _cached(roots, run, (written, int(time.monotonic() / _FRESH_S)))
-
-
-@functools.lru_cache(maxsize=64)
-def _cached(roots: Roots, run: str, _: object) -> Facts:
-    return read_files(run, roots)
+    key = written, int(time.monotonic() / _FRESH_S)
+    known = _facts.pop((roots, run), None)
+    if known is None or known[0] != key:
+        known = key, read_files(run, roots)
+    _facts[roots, run] = known
+    if len(_facts) > _MOST_FACTS:
+        _facts.popitem(last=False)
+    return known[1]
 
 
 def overview_of(roots: Roots, run: str) -> dict[str, Any]:

@@ -463,7 +463,7 @@ class _Builder:
             rows=sum(rows for _, rows, _ in self._state.parts) + open_rows,
             without_record=groups["without_record"],
             rows_issued=None if known.highest is None else known.highest + 1,
-            unaccounted=len(known.missing()),
+            unaccounted=known.missing,
             damaged=self._damaged,
         )
 
@@ -490,9 +490,10 @@ class _Ids:
     def highest(self) -> int | None:
         return max(self._numbers, default=None)
 
-    def missing(self) -> list[int]:
-        """Returns the numbers below the highest that are not here."""
-        return sorted(set(range((self.highest or 0) + 1)) - self._numbers) if self._numbers else []
+    @property
+    def missing(self) -> int:
+        """How many numbers below the highest are not here."""
+        return 0 if self.highest is None else self.highest + 1 - len(self._numbers)
 
     def ranges(self) -> list[tuple[int, int]]:
         ranges: list[tuple[int, int]] = []

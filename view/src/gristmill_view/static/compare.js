@@ -2,7 +2,7 @@
 import { get } from "./api.js";
 import { Board, waiting } from "./charts.js";
 import { amount, cell, fill, h, known, NONE, soft, visible } from "./dom.js";
-import { count, duration, figure, links, percent, query, reward } from "./format.js";
+import { count, duration, links, percent, query, reward } from "./format.js";
 import { PANELS as OVERVIEW } from "./overview.js";
 import { choice, picker, scrolling, table } from "./rows.js";
 import { AXES, drawing, drawingControls, drawingQuery, drawn } from "./series.js";
@@ -133,7 +133,7 @@ const lineKey = (group) => h("i", { class: `line-key line-${group % 7 + 1}` });
 function difference(rows, runs, groups) {
   const title = h("h2", {}, DIFFER);
   if (!rows.length) return h("section", {}, title, soft("None: the runs have the same settings, or their settings are not known."));
-  const text = (value) => (!known(value) ? NONE : visible(typeof value === "string" ? value : typeof value === "number" ? figure(value) : JSON.stringify(value)));
+  const text = (value) => (!known(value) ? NONE : visible(typeof value === "string" ? value : JSON.stringify(value)));
   return h("section", {}, title, scrolling(DIFFER, table(
     ["setting", ...runs.map((run, at) => [lineKey(groups.findIndex((places) => places.includes(at))), visible(run)])],
     rows.map(({ key, values }) => h("tr", {}, h("th", { scope: "row" }, visible(key)), runs.map((run) => cell(text(values[run]))))))));
