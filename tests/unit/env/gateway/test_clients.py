@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import threading
+import time
 from typing import Any
 
 import anthropic
@@ -352,7 +353,7 @@ async def test_bounds_of_a_session(running: Running, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("gristmill_env.gateway.sessions._MOST_TOKENS", session.turns.tokens)
     for number, code in ((500, "too_many_tokens"), (1, "too_many_turns")):
         monkeypatch.setattr(session, "_most_turns", number)
-        with pytest.raises(openai.RateLimitError) as full:
+        with pytest.raises(openai.BadRequestError) as full:
             await asked.chat.completions.create(model="tiny", messages=QUESTION)
         assert full.value.code == code
     with raises(EnvError, "too_many_sessions"):
@@ -485,3 +486,106 @@ async def test_messages_name_the_text_that_ended_the_reply(
 async def test_session_of_another_group_is_not_resumed(running: Running) -> None:
     session = running.open(folder=running.folder.with_name("g00000002"))
     assert not session.resumed
+
+
+BROKEN = '<tool_call>{"name": "search", "arguments": "Rome"}</tool_call>'
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_call_whose_arguments_are_no_object_is_one_for_anthropics_clients(
+    running: Running, model: ScriptedModel, stream: bool
+) -> None:
+    model.says = [BROKEN, "Done"]
+    asked: Any = anthropic.AsyncAnthropic(base_url=running.gateway.url, api_key=running.session.key)
+    tools: list[Any] = [{"name": "search", "description": "Searches.", "input_schema": PARAMETERS}]
+    settings: dict[str, Any] = {"model": "tiny", "max_tokens": 50, "tools": tools}
+    if stream:
+        async with asked.messages.stream(messages=QUESTION, **settings) as answer:
+            message = await answer.get_final_message()
+    else:
+        message = await asked.messages.create(messages=QUESTION, **settings)
+    [call] = [block for block in message.content if block.type == "tool_use"]
+    assert call.input == {"INVALID_JSON": '"Rome"'}
+    echo = {"role": "assistant", "content": [block.model_dump() for block in message.content]}
+    result = [{"type": "tool_result", "tool_use_id": call.id, "content": "no"}]
+    await asked.messages.create(messages=[*QUESTION, echo, {"role": "user", "content": result}], **settings)
+    first, second = running.session.turns
+    assert second.parent is first
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_end_of_a_rollout_answers_the_requests_in_work(
+    running: Running, model: ScriptedModel, stream: bool
+) -> None:
+    asked, released = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        asked.set()
+        released.wait(60)
+
+    model.hold = hold
+    body = {"model": "tiny", "messages": QUESTION, "stream": stream}
+    headers = {"Authorization": f"Bearer {running.session.key}"}
+    async with httpx.AsyncClient(base_url=running.url, timeout=60, trust_env=False) as http:
+        request = asyncio.create_task(http.post("/chat/completions", json=body, headers=headers))
+        await asyncio.to_thread(asked.wait, 60)
+        await running.session.close()
+        answer = await request
+    released.set()
+    assert "session_closed" in answer.text
+    assert stream or answer.status_code == 410
+
+
+async def test_session_ends_with_a_line_that_the_disk_does_not_take(
+    running: Running, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = running.session
+    asked = client(running, max_retries=0)
+    await session.begin()
+    await asked.chat.completions.create(model="tiny", messages=QUESTION)
+
+    def full(line: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    assert session._file is not None
+    append = session._file.append
+    monkeypatch.setattr(session._file, "append", full)
+    with pytest.raises(openai.APIStatusError) as refused:
+        await asked.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "B"}])
+    assert (refused.value.status_code, session.failure and session.failure.code) == (503, "session_not_written")
+    monkeypatch.setattr(session._file, "append", append)
+    with pytest.raises(openai.APIStatusError) as refused:
+        await asked.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "C"}])
+    assert refused.value.status_code == 410
+    await session.close()
+    again = running.open(folder=running.folder)
+    assert [turn.stored.more for turn in again.turns] == [session.turns[0].stored.more]
+    await again.close()
+
+
+async def test_parallel_turns_are_on_disk_in_the_order_of_their_numbers(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = running.session
+    await session.begin()
+    assert session._file is not None
+    append, started = session._file.append, threading.Event()
+
+    def slowly_first(line: bytes) -> None:
+        if not started.is_set():
+            started.set()
+            while len(session.turns) < 4:  # the others would overtake it
+                time.sleep(0.01)
+        append(line)
+
+    monkeypatch.setattr(session._file, "append", slowly_first)
+    asked = client(running)
+    requests = [
+        asked.chat.completions.create(model="tiny", messages=[{"role": "user", "content": text}]) for text in "abcd"
+    ]
+    await asyncio.gather(*requests)
+    before = [turn.stored.more for turn in session.turns]
+    await session.close()
+    again = running.open(folder=running.folder)
+    assert [turn.stored.more for turn in again.turns] == before
+    await again.close()

@@ -98,6 +98,10 @@ class Policy:
         return {"role": "assistant", **message}
 
 
+def _closed() -> RequestError:
+    return RequestError(410, "session_closed", "the rollout of this session has ended")
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A request that may be sampled."""
@@ -150,6 +154,8 @@ class Session:
         """The newest answer to each request, by its messages and its idempotency key."""
         self._working: set[asyncio.Task[Turn]] = set()
         self._server: str | None = None
+        self._writing = asyncio.Lock()
+        self._unwritten: EnvError | None = None
         self._path: Path | None = None
         self._file = None if folder is None else self._open(folder, number)
 
@@ -213,7 +219,12 @@ class Session:
             self._working.add(task)
             task.add_done_callback(self._working.discard)
         # A client that is gone often repeats its request, which then finds this reply.
-        turn = await asyncio.shield(task)
+        try:
+            turn = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():  # by `close`; else the client is gone
+                raise _closed() from None
+            raise
         self._unread.discard(turn.number)
         prompt = turn.length - len(turn.sampled)
         answer = dict(turn.stored.answer)
@@ -228,14 +239,12 @@ class Session:
 
     async def begin(self) -> None:
         """Records that a program has the rollout's task. Only then can the session be resumed."""
-        if self._file is not None:
-            await asyncio.to_thread(self._file.append, msgspec.json.encode(Begin()))
+        await self._write(Begin())
 
     async def end(self, reward: float | None, parts: Mapping[str, float] | None = None) -> None:
         """Records the end of the rollout. `parts`: the named parts of the reward."""
         self.ended = End(reward, dict(parts or {}))
-        if self._file is not None:
-            await asyncio.to_thread(self._file.append, msgspec.json.encode(self.ended))
+        await self._write(self.ended)
 
     def forget(self) -> None:
         """Removes the session's file, so that the rollout's next attempt begins anew."""
@@ -256,13 +265,13 @@ class Session:
         """Raises RequestError if the rollout may have no further reply."""
         self._refuse_closed()
         if len(self.turns) + len(self._working) >= self._most_turns:
-            raise RequestError(429, "too_many_turns", f"a rollout may have {self._most_turns} replies")
+            raise RequestError(400, "too_many_turns", f"a rollout may have {self._most_turns} replies")
         if self.turns.tokens >= _MOST_TOKENS:
-            raise RequestError(429, "too_many_tokens", f"a rollout may have {_MOST_TOKENS} tokens")
+            raise RequestError(400, "too_many_tokens", f"a rollout may have {_MOST_TOKENS} tokens")
 
     def _refuse_closed(self) -> None:
         if self._closed:
-            raise RequestError(410, "session_closed", "the rollout of this session has ended")
+            raise _closed()
 
     def _given(self, place: Place, request: ChatRequest) -> tuple[int, ...]:
         options: dict[str, Any] = {"tools": list(request.tools)} if request.tools else {}
@@ -290,14 +299,31 @@ class Session:
         except EnvError as error:
             self.failure = error
             raise RequestError(503, error.code, str(error)) from error
-        self.failure = None
+        self.failure = self._unwritten
         self._server = completion.server
         trained = not request.constraint.fields
         turn = self.turns.add(prepared.place, prepared.given, completion, answer, request=name, trained=trained)
         self._unread.add(turn.number)
-        if self._file is not None:
-            await asyncio.to_thread(self._file.append, msgspec.json.encode(turn.stored))
+        async with self._writing:  # first come, first served: a turn's line has the place of its number
+            await self._write(turn.stored)
         return turn
+
+    async def _write(self, entry: Stored | Begin | End) -> None:
+        """Appends a line to the session's file, if it has one. Raises RequestError if the disk does not take it.
+
+        The session then takes no more replies: the lines after a missing one would continue other turns.
+        """
+        if self._file is None:
+            return
+        if self._unwritten is None:
+            try:
+                await asyncio.to_thread(self._file.append, msgspec.json.encode(entry))
+            except OSError as error:
+                text = f"a rollout cannot be written to {self._path}: {error.strerror or error}; free some space"
+                self._unwritten = self.failure = EnvError("session_not_written", text, path=self._path)
+                self._closed = True
+        if self._unwritten is not None:
+            raise RequestError(503, self._unwritten.code, str(self._unwritten))
 
     async def _parsed(self, completion: Completion, prepared: Prepared) -> dict[str, Any]:
         """Returns the reply as a message of OpenAI's form."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -23,6 +24,9 @@ from gristmill_env.gateway.dialects.base import (
     text_of_content,
     unsupported,
 )
+
+_INVALID = "INVALID_JSON"
+"""The key of Anthropic's convention for arguments of a call that are no JSON object."""
 
 
 class Messages(Dialect):
@@ -111,8 +115,12 @@ class Messages(Dialect):
             yield {"type": "text", "text": reply.text}, {"type": "text_delta", "text": reply.text}
         for call in reply.calls:
             arguments = call["function"]["arguments"]
+            given = object_of(arguments)
+            if not isinstance(given, dict):  # Clients would fail on it, or repair it and send back something else.
+                given = {_INVALID: arguments}
+                arguments = json.dumps(given, ensure_ascii=False)
             block = {"type": "tool_use", "id": call["id"], "name": call["function"]["name"]}
-            yield {**block, "input": object_of(arguments)}, {"type": "input_json_delta", "partial_json": arguments}
+            yield {**block, "input": given}, {"type": "input_json_delta", "partial_json": arguments}
 
 
 def _tool_of_anthropic(tool: Any) -> JsonObject:
@@ -140,7 +148,10 @@ def _from_blocks(message: Any) -> list[JsonObject]:
     for block in content:
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "tool_use":
-            function = {"name": block.get("name"), "arguments": block.get("input") or {}}
+            given = block.get("input") or {}
+            if isinstance(given, dict) and given.keys() == {_INVALID}:
+                given = given[_INVALID]
+            function = {"name": block.get("name"), "arguments": given}
             calls.append({"id": block.get("id"), "function": function})
         elif kind == "tool_result":
             results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": block.get("content")})
