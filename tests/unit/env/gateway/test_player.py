@@ -24,8 +24,9 @@ from gristmill_env.agents.runners import AgentRunner
 from gristmill_env.agents.task import AgentTask, Endpoint
 from gristmill_env.data import Item
 from gristmill_env.environments.model import Reply, Say
-from gristmill_env.errors import EpisodeError, InferenceError, RolloutTimeoutError
+from gristmill_env.errors import EnvError, EpisodeError, InferenceError, RolloutTimeoutError
 from gristmill_env.evaluation.plan import evaluation_tasks
+from gristmill_env.gateway import Session
 from gristmill_env.rewards import Score, Scorer, WeightedReward, create_reward
 from gristmill_env.rollouts.conversations import Conversations, GroupPrompts
 from gristmill_env.rollouts.generator import RolloutGenerator
@@ -216,6 +217,36 @@ async def test_reply_to_an_environment_has_reasoning_answer_and_calls_apart(
     assert isinstance(reply, Reply)
     assert (reply.reasoning, reply.answer, reply.text) == ("two and two", "4", f"<think>two and two</think>4{call}")
     assert [(one.name, one.arguments) for one in reply.tool_calls] == [("add", {"a": 2})]
+
+
+async def test_reply_that_comes_after_the_end_of_play_is_refused(
+    running: Running, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = replace(running.policy, reasoning=True)
+    talk = Conversations(policy, GroupPrompts(policy.prompts), SAMPLING, evaluation=False)
+    ask = Say(None, [{"role": "user", "content": "2 + 2?"}], [], parse=True, reward=None)
+    await talk.answer(ask)
+    parse = policy.servers.parse
+
+    async def ended(*given: Any) -> Any:
+        parsed = await parse(*given)
+        talk.end()
+        return parsed
+
+    monkeypatch.setattr(policy.servers, "parse", ended)
+    with raises(EnvError, "rollout_ended"):
+        await talk.answer(ask)
+    assert len(talk.turns) == 1
+
+
+async def test_thought_without_an_answer_has_an_empty_content(running: Running, model: ScriptedModel) -> None:
+    model.says = ["<think>two and two</think>"]
+    session = Session(replace(running.policy, reasoning=True), SAMPLING)
+    running.gateway.sessions.add(session)
+    client = openai.AsyncOpenAI(base_url=f"{running.gateway.url}/v1", api_key=session.key, max_retries=0)
+    answer = await client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "2 + 2?"}])
+    assert answer.choices[0].message.content == ""
+    await session.close()
 
 
 async def test_failure_of_the_model_servers_is_not_the_agents(

@@ -411,6 +411,19 @@ async def test_a_server_without_the_published_weights_gets_no_work_until_it_has_
     assert caplog.text.count(line("model server", state="unpublished", url=lost.url)) == 1
 
 
+async def test_tokens_without_a_label_are_an_error_and_not_asked_for_again(failing_server: FailingServer) -> None:
+    failing_server.answers |= {
+        GENERATE: lambda: answers(choice(weight_versions=[])),
+        "/weight_info": lambda: (200, {"weight_version": "1.4"}),
+    }
+    async with client(failing_server) as servers:
+        await servers.connect(patience=2)
+        servers.trust_only(lambda label: label != "default")
+        with raises(InferenceError, "weight_label_missing", url=failing_server.url):
+            await servers.generate(ASK)
+    assert worked(failing_server) == 1
+
+
 async def test_waiting_for_the_trainer_has_no_end(failing_server: FailingServer) -> None:
     failing_server.answers |= {
         GENERATE: lambda: answers(by("default")),

@@ -117,7 +117,8 @@ class ModelServer:
         message = parsed.choices[0].message
         kept = {"content": message.content or None, "tool_calls": message.tool_calls}
         kept["reasoning"] = message.reasoning or message.reasoning_content
-        return {"content": None} | {key: value for key, value in kept.items() if value}
+        nothing = None if kept["tool_calls"] else ""
+        return {"content": nothing} | {key: value for key, value in kept.items() if value}
 
     async def answers(self) -> bool:
         """Whether the server answers a cheap request. If so, a late completion does not mean that the server failed."""

@@ -232,6 +232,13 @@ class ModelServers:
             completions, endpoint, turn = await self._ask(
                 lambda server: server.generate(request), request.cost, evaluation=evaluation, earlier=request.earlier
             )
+            if self._is_published is not None and any(one.token_ids and not one.labels for one in completions):
+                raise InferenceError(
+                    "weight_label_missing",
+                    f"the model server at {endpoint.server.url} returns tokens without a weight label; serve the model "
+                    "with `python -m gristmill_model`, or set publisher: none if no trainer publishes to it",
+                    url=endpoint.server.url,
+                )
             if self._trusted(completions):
                 return [dataclasses.replace(completion, server=endpoint.server.url) for completion in completions]
             self._failover.unpublished(endpoint, turn)

@@ -94,7 +94,6 @@ class Conversations:
             return Over("length")
         earlier = None if parent is None else self._completions[parent.number].server
         (completion,) = await sample(policy, prompt, self._sampling, evaluation=self._evaluation, earlier=earlier)
-        self._refuse_ended()
         return await self._add(place, given, prompt, completion, asked)
 
     def end(self) -> None:
@@ -136,6 +135,7 @@ class Conversations:
         answer: dict[str, Any] = {"role": "assistant", "content": text}
         if asked.parse and completion.text is None and (asked.tools or self._policy.reasoning):
             answer = await self._policy.parsed(completion, prompt.token_ids, asked.tools)
+        self._refuse_ended()
         turn = self.turns.add(place, given, completion, answer)
         self._texts[turn.number], self._completions[turn.number] = text, completion
         if turn.parent is None:
