@@ -90,7 +90,7 @@ def test_extract_answer_function_gets_a_copy_of_the_row() -> None:
         row["tests"].clear()
         return "x"
 
-    @reward("spoils_stated", states=states)
+    @reward("spoils_stated", extract_answer=states)
     def right(completion: str) -> float:
         return 1.0
 

@@ -180,6 +180,8 @@ class Harbor(ToolLoop):
     The tests run in another process when the model has ended, on the files that are then there.
     """
 
+    one_after_another = True
+
     def __init__(
         self,
         *,
@@ -225,10 +227,6 @@ class Harbor(ToolLoop):
             if path.startswith(inside) and path == _joined(path) and not _is_hidden(path) and isinstance(text, str)
         }
         return str(answer.get("output")) or "(no output)"
-
-    async def run_all(self, results: Sequence[Any]) -> list[str]:
-        """Runs one call after the other, because they share files."""
-        return [await result for result in results]
 
     async def score(self) -> float:
         """Runs the task's tests. Raises EpisodeError if they end without a reward."""

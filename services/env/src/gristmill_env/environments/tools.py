@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -34,6 +34,8 @@ class ToolLoop(Environment, ABC):
     """Replies and tool calls in turn."""
 
     runs_user_code = True
+    one_after_another: ClassVar[bool] = False
+    """Whether the calls of one reply share state. Otherwise they run at the same time."""
 
     async def play(self, item: Item, model: Model) -> float | None:
         """Plays until a reply calls no tool, no room is left or `max_turns` is reached."""
@@ -63,15 +65,12 @@ class ToolLoop(Environment, ABC):
     async def _results(
         self, calls: Sequence[ToolCall], tools: Mapping[str, Callable[..., Any]]
     ) -> list[dict[str, Any]]:
-        texts = await self.run_all([_result(call, tools) for call in calls])
+        results = [_result(call, tools) for call in calls]
+        texts = [await result for result in results] if self.one_after_another else await gather(results)
         return [
             {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text}
             for call, text in zip(calls, texts, strict=True)
         ]
-
-    async def run_all(self, results: Sequence[Coroutine[Any, Any, str]]) -> list[str]:
-        """Returns the results of the calls of one reply, which run at the same time."""
-        return await gather(results)
 
 
 class Tools(ToolLoop):
@@ -116,6 +115,7 @@ class ToolObject(ToolLoop):
     """
 
     made_of: ClassVar[type]
+    one_after_another = True
 
     def __init__(self, **options: Any) -> None:
         self._object = self.made_of(**options)
@@ -143,10 +143,6 @@ class ToolObject(ToolLoop):
             return None
         reward: float | None = await run(self._object.get_reward)
         return reward
-
-    async def run_all(self, results: Sequence[Coroutine[Any, Any, str]]) -> list[str]:
-        """Runs one call after the other, because the methods share the object's state."""
-        return [await result for result in results]
 
     async def close(self) -> None:
         """Closes the object, if it has a `close`."""

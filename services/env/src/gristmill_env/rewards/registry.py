@@ -105,21 +105,18 @@ class Later:
 _REGISTRY: dict[str, Definition] = {}
 
 
-def reward(
-    name: str, *, extract_answer: ExtractAnswer | None = None, states: ExtractAnswer | None = None
-) -> Callable[[_Target], _Target]:
+def reward(name: str, *, extract_answer: ExtractAnswer | None = None) -> Callable[[_Target], _Target]:
     """Registers the decorated function or class as the reward `name`.
 
     `extract_answer`: for a reward that extracts an answer from the completion. extract_answer(completion, row,
     **options) returns the extracted answer in canonical form, or None. Evaluations use this form to count votes.
-    `states`: the earlier name of `extract_answer`.
 
     Raises RewardError when the name is taken, or the signature cannot be filled. The same definition may run again, as
     in a notebook, and replaces the earlier definition.
     """
 
     def register(target: _Target) -> _Target:
-        definition = Definition.of(name, target, extract_answer or states)
+        definition = Definition.of(name, target, extract_answer)
         if name in _REGISTRY and (there := place(_REGISTRY[name].target)) != place(target):
             raise RewardError(
                 "reward_registered_twice",

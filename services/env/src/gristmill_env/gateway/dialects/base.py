@@ -161,8 +161,6 @@ def template_message(message: Mapping[str, Any]) -> Message:
 
 
 def error_kind(error: RequestError) -> str:
-    if error.status == 429:
-        return "rate_limit_error"
     if error.status in {401, 403}:
         return "authentication_error"
     return "invalid_request_error" if error.status < 500 else "api_error"
