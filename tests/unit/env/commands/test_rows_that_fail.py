@@ -181,16 +181,6 @@ async def test_evaluate_ends_with_the_first_error_if_no_completion_has_a_score(
     assert not (tmp_path / "out" / "results.json").exists()
 
 
-async def test_evaluate_ends_with_the_first_error_if_every_prompt_is_skipped(
-    tmp_path: Path, failing_server: FailingServer, console: Console
-) -> None:
-    half = "\ud83d"
-    run = launch(tmp_path, Server(failing_server, set()).url, [half, half])
-    with raises(EvaluationError, "nothing_scored", completions=0, folder=tmp_path / "out") as raised:
-        await run_evaluate(run, EvaluateOptions(out=tmp_path / "out"), console)
-    assert "bad_row" in str(raised.value)
-
-
 async def test_try_shows_the_error_of_a_row_instead_of_the_item(
     tmp_path: Path, failing_server: FailingServer, console: Console
 ) -> None:

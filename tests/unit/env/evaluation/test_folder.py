@@ -15,6 +15,7 @@ from tests.support.stack import ROOT
 from gristmill.folders import EVALUATION_FILE, EVALUATION_GROUPS_FILE
 from gristmill_env.errors import BusyEvaluationError, DropReason, EvaluationError
 from gristmill_env.evaluation.folder import EvaluationFolder, read_evaluation, skipped
+from gristmill_env.evaluation.run import _check_scored as check_scored
 
 from .made import PLAN, judged, plan, prompt, sample
 
@@ -50,6 +51,15 @@ async def test_what_may_work_in_a_later_process_is_evaluated_again(tmp_path: Pat
         ]  # fmt: skip
     with EvaluationFolder(tmp_path, PLAN, resume=True) as file:
         assert file.done == {0, 1, 3, 4}
+
+
+def test_only_prompts_that_were_asked_without_an_answer_are_an_error(tmp_path: Path) -> None:
+    late, long = (skipped(0, reason, "the words", PLAN) for reason in (DropReason.TIMEOUT, DropReason.TOO_LONG))
+    with raises(EvaluationError, "nothing_scored", completions=0, folder=tmp_path) as raised:
+        check_scored([long, late], tmp_path)
+    assert "timeout: the words" in str(raised.value)
+    check_scored([long, long], tmp_path)
+    check_scored([late, judged(1, 0)], tmp_path)
 
 
 async def test_torn_last_sample_is_evaluated_again(tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ EXTRACTION = "extract_answer"
 _ENCODER = msgspec.json.Encoder()
 
 
-_MAY_PASS = frozenset({DropReason.TIMEOUT, DropReason.ENVIRONMENT_ERROR})
+MAY_PASS = frozenset({DropReason.TIMEOUT, DropReason.ENVIRONMENT_ERROR})
+"""Reasons of prompts that were asked, and may be answered in a later process."""
 
 
 class _Scored(msgspec.Struct):
@@ -54,7 +55,7 @@ class _Row(msgspec.Struct):
     @property
     def may_pass(self) -> bool:
         """Whether what failed may work in a later process: an environment, or all rewards, as with a wrong key."""
-        return self.reason in _MAY_PASS or (bool(self.completions) and all(one.failed for one in self.completions))
+        return self.reason in MAY_PASS or (bool(self.completions) and all(one.failed for one in self.completions))
 
 
 _ROW = msgspec.json.Decoder(_Row)

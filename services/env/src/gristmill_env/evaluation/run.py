@@ -31,7 +31,7 @@ from gristmill_env.errors import (
     RewardError,
     reason_of,
 )
-from gristmill_env.evaluation.folder import EXTRACTION, EvaluationFolder, judged, skipped
+from gristmill_env.evaluation.folder import EXTRACTION, MAY_PASS, EvaluationFolder, judged, skipped
 from gristmill_env.evaluation.plan import (
     count_training_rows,
     evaluations_folder,
@@ -119,12 +119,14 @@ async def evaluate(
 
 
 def _check_scored(groups: Sequence[SavedGroup], folder: Path) -> None:
-    """Raises EvaluationError with the first error if no completion has a score."""
+    """Raises EvaluationError with the first error if prompts were asked, and no completion has a score."""
     completions = [completion for group in groups for completion in group.completions]
     if any(value is not None for one in completions for value in one.scores.values()):
         return
     failures = [f"{name}: {error}" for one in completions for name, error in one.errors.items()]
-    skips = [f"{group.reason}: {group.error}" for group in groups if not group.completions]
+    skips = [f"{group.reason}: {group.error}" for group in groups if group.reason in MAY_PASS]
+    if not completions and not skips:  # no prompt could be asked, which the figures count by reason
+        return
     first = [*failures, *([] if completions else skips), "the rewards returned None"][0]
     what = f"{len(completions)} completions has a score" if completions else f"{len(groups)} prompts has a completion"
     text = f"none of {what}: {first} ({folder} has all completions and errors)"
