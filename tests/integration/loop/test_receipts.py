@@ -70,7 +70,7 @@ def test_every_publication_of_a_run_is_proven(vllm: Vllm, tmp_path: Path, publis
 
 def _sleeps(vllm: Vllm) -> int:
     """Returns how often the server has fallen asleep."""
-    return sum("POST /gristmill/sleep" in text for text in vllm.output.lines)
+    return sum('"POST /gristmill/sleep' in text for text in vllm.output.lines)
 
 
 _PUBLISHES_ELSEWHERE = """
