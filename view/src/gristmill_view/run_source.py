@@ -98,7 +98,8 @@ class RunSource:
         pool = self._pool
         try:
             answer = asyncio.wrap_future(pool.submit(_answer, question, self._roots, *arguments))
-            return await asyncio.wait_for(answer, self.answer_s)
+            async with asyncio.timeout(self.answer_s):  # `wait_for` of Python 3.11 may swallow a cancellation
+                return await answer
         except TimeoutError as error:
             if self._pool is pool:
                 self.close()

@@ -27,6 +27,7 @@ _LOG = logging.getLogger(__name__)
 _SHORTEST_S: Final = 0.5
 _LONGEST_S: Final = 30.0
 """Pauses before a restart. They begin again with the shortest when the task has run for longer than the longest."""
+_CANCEL_AGAIN_S: Final = 1.0
 _RETENTION_PAUSE_S: Final = 60.0
 _DESCRIPTORS: Final = Path("/dev/fd")  # Linux and macOS
 _ADDRESS_PAUSE_S: Final = 0.1
@@ -53,7 +54,11 @@ class Supervisor:
                 task.cancel()
             else:
                 stop()
-        for task, _ in self._tasks:
+        for task, stop in self._tasks:
+            # Again, because `asyncio.wait_for` of Python 3.11 may swallow a cancellation.
+            while not (await asyncio.wait([task], timeout=_CANCEL_AGAIN_S))[0]:
+                if stop is None:
+                    task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
