@@ -13,7 +13,7 @@ import re
 import signal
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol, cast
@@ -79,23 +79,17 @@ class RunSource:
         """The id of the process that reads files."""
 
     def close(self) -> None:
-        """Ends the process that reads files.
-
-        With `shutdown` alone, the pool's thread may miss the end on Python 3.11, and this process would wait for it.
-        """
+        """Ends the process that reads files."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
-            if self._process is not None and self._process.done():
-                with contextlib.suppress(ProcessLookupError, BrokenProcessPool, CancelledError):
-                    os.kill(self._process.result(), signal.SIGKILL)
 
     async def _ask(self, question: str, *arguments: object) -> Any:
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(max_workers=1, mp_context=context, initializer=_begin)
             self._process = self._pool.submit(os.getpid)
-        pool = self._pool
+        pool, process = self._pool, self._process
         try:
             answer = asyncio.wrap_future(pool.submit(_answer, question, self._roots, *arguments))
             async with asyncio.timeout(self.answer_s):  # `wait_for` of Python 3.11 may swallow a cancellation
@@ -103,6 +97,9 @@ class RunSource:
         except TimeoutError as error:
             if self._pool is pool:
                 self.close()
+            if process is not None and process.done():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.result(), signal.SIGKILL)
             text = f"The answer took longer than {self.answer_s:.0f} seconds, and the process that read was replaced."
             raise ViewError(
                 "answer_late", text, status=503, remedy="Try again. `gristmill sql` reads a run without a time limit."
