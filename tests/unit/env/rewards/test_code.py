@@ -19,8 +19,9 @@ from tests.support.http_server import Answer, HttpServer, Request
 from gristmill_env import sandbox
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards import Reward, create_reward
-from gristmill_env.rewards.code import program_of
+from gristmill_env.rewards.code import MOST_CASES, program_of
 from gristmill_env.sandbox import SandboxError
+from gristmill_sandbox.app import MAX_RUNS
 
 pytestmark = pytest.mark.slow
 
@@ -69,6 +70,10 @@ def test_a_long_output_may_be_right() -> None:
     reward = code(cases_field="cases")
     row = {"cases": [{"input": "", "output": "".join(f"{n}\n" for n in range(20_000))}]}
     assert reward.score(["for i in range(20000): print(i)"], row=row) == [1.0]
+
+
+def test_reward_takes_as_many_cases_as_the_sandbox() -> None:
+    assert MOST_CASES == MAX_RUNS
 
 
 def test_partial_counts_the_cases() -> None:

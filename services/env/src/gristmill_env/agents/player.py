@@ -56,7 +56,9 @@ class AgentPlayer:
         self.gateway.sessions.add(session)
         try:
             await self._run(item, session)
-            if not session.branches():
+            reward = None if session.ended is None else session.ended.reward
+            rollout = rollout_of(session, reward, self.policy.prompts)
+            if rollout is None:
                 raise EpisodeError("agent_said_nothing", "the agent has ended without a reply of the model")
         except RolloutTimeoutError as late:
             if self.truncates and (rollout := self._so_far(session, "length")) is not None:
@@ -72,14 +74,11 @@ class AgentPlayer:
         finally:
             self.gateway.sessions.remove(session)
             await session.close()
-        reward = None if session.ended is None else session.ended.reward
         if reward is not None and not self.counts and not self.ignored:
             self.ignored.append(reward)
             logger.warning(
                 "the agent returned the reward %g, and nothing reads it: add `episode` to reward_functions", reward
             )
-        rollout = rollout_of(session, reward, self.policy.prompts)
-        assert rollout is not None, "it has a branch"
         return rollout
 
     async def _run(self, item: Item, session: Session) -> None:

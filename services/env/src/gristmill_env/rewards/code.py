@@ -16,7 +16,7 @@ from gristmill_env.rewards.registry import reward
 
 _LEAST_OUTPUT, _MOST_OUTPUT = 64 * 2**10, 2**20
 """Bytes that a program may print: more if a right output is long."""
-_MOST_CASES: Final = 256
+MOST_CASES: Final = 256
 """The sandbox takes no more runs in a request (services/sandbox, app.MAX_RUNS)."""
 _PYTHON: Final = re.compile(r"py|python[\d.]*")
 """The first word after the marks of a block of Python."""
@@ -122,10 +122,10 @@ def _cases(row: Mapping[str, Any], field: str) -> list[tuple[str, str]]:
                 case=number,
             )
         pairs.append((case["input"], case["output"]))
-    if not 1 <= len(pairs) <= _MOST_CASES:
+    if not 1 <= len(pairs) <= MOST_CASES:
         raise RewardError(
             "code_case_invalid",
-            f"column '{field}' of the row has {len(pairs)} cases; 1 to {_MOST_CASES} are possible",
+            f"column '{field}' of the row has {len(pairs)} cases; 1 to {MOST_CASES} are possible",
             column=field,
             case=len(pairs),
         )
