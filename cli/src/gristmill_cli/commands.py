@@ -299,7 +299,7 @@ def slurm(options: argparse.Namespace, place: Place, console: Console) -> int:
         job = Job.read(
             options.config, nodes, options.model or environ.get("MODEL") or "tiny", environ,
             assignments=options.set, time=options.time, partition=options.partition,
-            api_port=parse_port("--api-port ", options.api_port), image=options.image,
+            api_port=parse_port("api_port", "--api-port ", options.api_port), image=options.image,
         )  # fmt: skip
     if options.dry_run:
         print(job.script(), end="")

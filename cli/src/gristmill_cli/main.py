@@ -30,7 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     own_api = options.command in (commands.run, commands.model, commands.slurm)
     if own_api and (options.api or options.token_file):
         parser.error("--api and --token-file are for commands that use an API; this one starts its own, or uses none")
-    if own_api and len(options.runs or ()) > (options.command is not commands.model):
+    most_roots = 0 if options.command is commands.model else 1
+    if own_api and len(options.runs or ()) > most_roots:
         parser.error("--runs names one folder for `run` and `slurm`, and none for `model`")
     options.rest = rest
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())

@@ -181,7 +181,7 @@ ORDERS: Final = ("step", "reward", "completion_tokens", "advantage", "staleness"
 
 
 OUTCOMES: Final = ("trained", "dropped", "dead", "leased", "lost", "evaluation", LEFT_OUT)
-"""What becomes of a completion, in the table of rollouts."""
+"""The outcomes of completions in the table of rollouts."""
 
 
 @dataclass(frozen=True, kw_only=True)

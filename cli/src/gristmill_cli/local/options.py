@@ -140,14 +140,14 @@ PORTS = {"api_port": 8000, "model_port": 9001}
 def read_port(name: str, environ: Mapping[str, str], given: str | None = None) -> int:
     """Returns a port of `PORTS`: `given` by its flag, or else by its variable. Raises ConfigError."""
     if given is not None:
-        return parse_port(f"--{name} ", given)
-    return parse_port(f"{name.upper()}=", environ.get(name.upper()) or str(PORTS[name]))
+        return parse_port(name, f"--{name} ", given)
+    return parse_port(name, f"{name.upper()}=", environ.get(name.upper()) or str(PORTS[name]))
 
 
-def parse_port(where: str, text: str) -> int:
-    """`where`: the words before the port in the message. Raises ConfigError."""
+def parse_port(name: str, where: str, text: str) -> int:
+    """`name`: of the port. `where`: the words before the port in the message. Raises ConfigError."""
     if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) < 2**16:
-        raise ConfigError("port_invalid", f"{where}{text} is not a port: name a number from 1 to 65535", name=where)
+        raise ConfigError("port_invalid", f"{where}{text} is not a port: name a number from 1 to 65535", name=name)
     return int(text)
 
 
