@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -80,6 +84,31 @@ def test_kernel_that_mixes_sequences_is_found_before_the_training(monkeypatch: p
         for model in (tiny(), tiny().to(torch.bfloat16)):  # The second as LoRA's frozen weights.
             with raises(ModelError, "logprobs_differ"):
                 checked_scorer(model, packing=True, compute=half)
+
+
+@pytest.mark.parametrize("card", [(8, 0), (9, 0), (10, 0)])
+@pytest.mark.parametrize("installed", ["no", "other", "works"])
+def test_flash_attention_3_is_used_if_it_is_installed_on_its_card(
+    card: tuple[int, int], installed: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(attention, "_fused", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: card)
+    activated: list[str] = []
+    if installed != "no":
+        module = ModuleType("flash_attn_interface")
+        module.__spec__ = ModuleSpec("flash_attn_interface", None)
+        monkeypatch.setitem(sys.modules, "flash_attn_interface", module)
+    if installed == "works":
+        monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", activated.append)
+    caplog.set_level(logging.INFO)
+    attention.register()
+    hopper = card == (9, 0)
+    assert activated == (["FA3"] if hopper and installed == "works" else [])
+    assert ("one call of FlashAttention 3" in caplog.text) == bool(activated)
+    refused = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert len(refused) == (hopper and installed == "other"), "torch refuses a module without kernels"
+    assert attention._fused is not None
 
 
 @pytest.mark.long

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from gristmill_trainer.errors import ModelError
 _LOG = logging.getLogger(__name__)
 PACKED = "gristmill_packed"
 _AMPERE = (8, 0)  # First compute capability that the kernels support.
+_HOPPER = 9  # Major compute capability of the cards that FlashAttention 3 was written for.
 # Attention arguments of some models beyond q, k, v and a scale: capped scores, sinks, learned biases.
 _UNKNOWN = ("softcap", "s_aux", "position_bias")
 
@@ -41,10 +43,11 @@ def register() -> None:
     global _fused
     AttentionInterface.register(PACKED, packed_attention)
     if _fused is None and torch.cuda.is_available():
-        found = _varlen() if torch.cuda.get_device_capability() >= _AMPERE else None
-        name = "one call of a fused kernel" if found else "one call a sequence: this torch or card has no fused kernel"
+        card = torch.cuda.get_device_capability()
+        kernel = "FlashAttention 3" if card[0] == _HOPPER and _use_flash_attention_3() else "a fused kernel"
+        _fused = _varlen() if card >= _AMPERE else None
+        name = f"one call of {kernel}" if _fused else "one call a sequence: this torch or card has no fused kernel"
         _LOG.info("attention of packed rows: %s", name)
-        _fused = found
 
 
 def packed_arguments(layout: Layout) -> dict[str, Any]:
@@ -199,6 +202,20 @@ def _by_segment(
             own = mask[:length, most - before : most + length]
         outputs.append(attend(queries[place], keys[place], values[place], attn_mask=own, is_causal=own is None))
     return torch.cat(outputs, dim=2).transpose(1, 2)
+
+
+def _use_flash_attention_3() -> bool:
+    """Lets torch use the kernels of FlashAttention 3 from now on. Returns False if its package is not installed, or if
+    this torch cannot use it."""
+    activate = _import("torch.nn.attention", "activate_flash_attention_impl")
+    if activate is None or find_spec("flash_attn_interface") is None:
+        return False
+    try:
+        activate("FA3")
+    except (ImportError, OSError, RuntimeError) as error:
+        _LOG.warning("torch %s cannot use the FlashAttention 3 that is installed: %s", torch.__version__, error)
+        return False
+    return True
 
 
 def _varlen() -> Varlen | None:
