@@ -12,6 +12,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from torch import distributed
+from torch._C._distributed_c10d import HashStore
 from torch._dynamo.utils import counters
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
@@ -22,8 +24,9 @@ from gristmill_trainer.errors import ModelError
 from gristmill_trainer.learner import Learner
 from gristmill_trainer.learner_factory import LearnerPlan, build_learner
 from gristmill_trainer.memory import CHUNK_BYTES, Memory
-from gristmill_trainer.model_state import LearnerState
+from gristmill_trainer.model_state import LearnerState, shard
 from gristmill_trainer.policy import ModelSource, attention
+from gristmill_trainer.policy.model import gathered
 from gristmill_trainer.publish.device_memory import DeviceMemoryTransport
 from gristmill_trainer.publish.pool import ModelServers
 from gristmill_trainer.settings import TrainerSettings
@@ -96,7 +99,7 @@ def gradient(learner: Learner, batch: list[Sample]) -> tuple[float, torch.Tensor
     """Returns the loss and the whole gradient of one update, on the CPU."""
     update = learner._in_memory(batch, lambda: learner._update(batch, lambda: True, untouched=True))
     found = torch.cat(
-        [one.grad.flatten() for one in learner.policy.trained_parameters() if one.grad is not None]
+        [gathered(one.grad).flatten() for one in learner.policy.trained_parameters() if one.grad is not None]
     ).float()
     learner.optimizer.zero_grad(set_to_none=True)
     return update.loss, found.cpu()
@@ -155,6 +158,26 @@ def test_gradient_does_not_depend_on_how_it_is_computed(folder: Path, how: dict[
         mine, found = gradient(build(folder, objective=objective, **how)[0], batch)
         assert mine == pytest.approx(loss, abs=2e-3)
         assert distance(found, wanted) < BFLOAT16
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"compile": True}, {"gradient_checkpointing": True}], ids=lambda how: " ".join(how)
+)
+def test_gradient_of_a_sharded_policy_is_that_of_one_process(folder: Path, how: dict[str, Any]) -> None:
+    """As each of several cards computes it, on a mesh of one over NCCL."""
+    batch = samples(RAGGED)
+    loss, wanted = gradient(build(folder)[0], batch)
+    distributed.init_process_group("nccl", store=HashStore(), rank=0, world_size=1)
+    try:
+        learner, _ = build(folder, **how)
+        shard(learner.policy, DistContext())
+        mine, found = gradient(learner, batch)
+        compiled = learner.policy.scorer.compiled
+    finally:
+        distributed.destroy_process_group()
+    assert mine == pytest.approx(loss, abs=2e-3)
+    assert distance(found, wanted) < BFLOAT16
+    assert compiled == ("compile" in how), "no fallback"
 
 
 def test_compiled_layers_serve_every_ragged_batch(folder: Path) -> None:

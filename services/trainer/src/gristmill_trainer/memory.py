@@ -19,6 +19,13 @@ last norm and the rotary tables are counted once. The first three rows are what 
 fitted on an H200: one to Qwen3-0.6B and Qwen2.5-1.5B, the other to Qwen3-4B at rank 16. A test compares the results
 with the peaks in benchmarks/results.
 
+Several GPUs gather weights: layers in turn in bfloat16, and embeddings, head and last norm in float32. With `l`
+parameters in a layer, `t` in the embedding table and `r` outside of the layers, and before the activations are freed:
+
+    4 r         these weights, during the whole update
+    6 t         the gradient of the head, and the head in bfloat16
+    12 l        the weights of two layers and what gathers a third; the gradients of one, also in float32 to be summed
+
 The segments after a shared prefix save copies of their keys and values in each layer: 8 k per key in float32, 4 k in
 bfloat16.
 """
@@ -53,8 +60,9 @@ class Memory:
     weights: int
     gradients: int
     moments: int
-    casts: int
-    """Copies of the trained weights in bfloat16, which autocast keeps until the backward pass."""
+    copies: int
+    """Copies of trained weights. One GPU has all in bfloat16, which autocast keeps until the backward pass. Several
+    GPUs have the gathered weights, and the gradients that they are about to share."""
     reference: int
     """The reference model of a KL penalty. On one GPU, the weights of its linear layers are bfloat16."""
     staged: int
@@ -73,7 +81,7 @@ class Memory:
     @property
     def fixed(self) -> int:
         """Bytes that do not depend on the tokens of a micro-batch."""
-        return self.state + self.casts + self.head
+        return self.state + self.copies + self.head
 
     @property
     def state(self) -> int:
@@ -117,7 +125,7 @@ class Memory:
             weights=weights // gpus,
             gradients=_FLOAT32 * trained // gpus,
             moments=MOMENTS * trained // gpus,
-            casts=_BFLOAT16 * linear if cuda and not lora else 0,
+            copies=0 if lora or not cuda else _BFLOAT16 * linear if gpus == 1 else shape.gathered(parameters, config),
             reference=reference // gpus if wanted else 0,
             staged=(_FLOAT32 + MOMENTS) * trained if not cuda and gpus == 1 else 0,
             published=_BFLOAT16 * parameters if settings.publishes_from_device and cuda and not lora else 0,
@@ -182,6 +190,16 @@ class Shape:
         ends = [(hidden, queries), (hidden, keys), (hidden, keys), (queries, hidden)]
         ends += [(hidden, wide), (hidden, wide), (wide, hidden)]
         return self.layers * rank * sum(map(sum, ends))
+
+    def gathered(self, parameters: int, config: object) -> int:
+        """Returns the bytes of weights and gradients that several GPUs hold whole at a time. `parameters`: of all GPUs.
+
+        `config`: tells whether the head is the embedding table.
+        """
+        table = self.vocabulary * self.hidden
+        outside = table if _value(config, "tie_word_embeddings") is True else 2 * table
+        layer = max(parameters - outside, 0) // self.layers
+        return _FLOAT32 * outside + (_FLOAT32 + _BFLOAT16) * table + 6 * _BFLOAT16 * layer
 
     def activations(self, *, cuda: bool, lora: bool, recompute: bool, offload: bool, compiled: bool) -> int:
         """Returns the bytes that autograd saves per token on the device."""

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from gristmill import Hyperparameters
@@ -23,7 +23,7 @@ from gristmill_trainer.optimizer import kept_settings
 from gristmill_trainer.policy import Policy
 from gristmill_trainer.policy.lora import adapter_tensors, save_adapters
 from gristmill_trainer.policy.model import Visit, gathered, no_visit
-from gristmill_trainer.policy.scoring import check
+from gristmill_trainer.policy.scoring import Scorer, check
 
 _FROM_RANK_0 = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
@@ -223,24 +223,35 @@ def check_shardable(settings: Hyperparameters) -> None:
 
 
 def shard(policy: Policy, dist: DistContext, seq_len: int = 0) -> None:
-    """Shards the policy: each layer, then the remaining parameters together. Then rank 0 sends every rank its part of
-    the weights, and all ranks check the scores (`scoring.check`, with this `seq_len`). Raises ModelError.
+    """Shards the policy. Then rank 0 sends every rank its part of the weights, and all ranks check the scores
+    (`scoring.check`, with this `seq_len`). Raises ModelError.
 
     Main memory holds the weights on rank 0 only, and a GPU at most one layer that is not sharded yet. Call it before
-    building the optimizer, which must get the shards. Gradients are means over the ranks, in float32.
+    building the optimizer, which must get the shards.
     """
     weights = policy.model.state_dict() if dist.is_main else {}
-    mesh = init_device_mesh(policy.device.type, (dist.size,))
-    cuda = policy.device.type == "cuda"
-    precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if cuda else None, reduce_dtype=torch.float32)
-    for layer in policy.scorer.layers():
-        fully_shard(layer, mesh=mesh, mp_policy=precision)
-    # The inputs of the scorer must stay float32: bfloat16 cannot represent a temperature of 0.7 exactly.
-    precision = replace(precision, cast_forward_inputs=False)
-    # Only a backward pass would free the gathered embeddings and head of a policy.
-    frozen = not policy.trained_parameters()
-    whole = fully_shard(policy.scorer, mesh=mesh, mp_policy=precision, reshard_after_forward=frozen or None)
+    whole = shard_parameters(policy.scorer, dist, policy.arithmetic)
     set_model_state_dict(policy.model, weights, options=_FROM_RANK_0)
-    register_fsdp_forward_method(policy.scorer, "own_logprobs")
     check(policy.scorer, seq_len, policy.compute)
     whole.reshard()
+
+
+def shard_parameters(scorer: Scorer, dist: DistContext, arithmetic: torch.dtype) -> FSDPModule:
+    """Shards each layer, then the remaining parameters together. Gradients are means over the ranks, in float32.
+
+    The ranks compute as one process does under autocast to `arithmetic`. They gather layers in this dtype, to which
+    autocast would cast the weights of products. So only the weights of a layer's norms lose digits, and a model server
+    in this dtype does not have these digits either. Norms of queries and keys, as in Qwen3, have results in this dtype.
+    Embeddings, head and residual stream are float32. FSDP casts no inputs: bfloat16 cannot represent a temperature of
+    0.7 exactly.
+    """
+    parameters = list(scorer.parameters())
+    mesh = init_device_mesh(parameters[0].device.type, (dist.size,))
+    precision = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for layer in scorer.layers():
+        fully_shard(layer, mesh=mesh, mp_policy=replace(precision, param_dtype=arithmetic))
+    # Only a backward pass would free the gathered embeddings and head of a policy.
+    frozen = not any(parameter.requires_grad for parameter in parameters)
+    whole = fully_shard(scorer, mesh=mesh, mp_policy=precision, reshard_after_forward=frozen or None)
+    register_fsdp_forward_method(scorer, "own_logprobs")
+    return whole

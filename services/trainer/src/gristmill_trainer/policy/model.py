@@ -83,7 +83,9 @@ class Policy:
         self._dist = dist or DistContext()
         load = _load if self._dist.is_main else _without_weights
         try:
-            model = load(whole, weights_dtype(self.device, lora))
+            # Frozen weights need no more digits than the products have. Trained weights are float32, because a learning
+            # rate of 1e-6 vanishes in bfloat16.
+            model = load(whole, torch.float32 if lora is None else self.arithmetic)
         except (OSError, ValueError) as error:
             raise ModelError("model_unreadable", f"cannot load the model '{whole}': {error}", model=whole) from error
         # As the model server computes: without dropout, and without the noise of a router of experts.
@@ -164,11 +166,16 @@ class Policy:
         """Returns the parameters for the optimizer: all parameters, or the adapters."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
+    @property
+    def arithmetic(self) -> torch.dtype:
+        """The dtype of the factors of every product: bfloat16 on CUDA, float32 on a CPU."""
+        return torch.bfloat16 if self.device.type == "cuda" else torch.float32
+
     def compute(self) -> AbstractContextManager[Any]:
-        """Returns the context of the forward pass: bfloat16 arithmetic on CUDA, float32 on CPU."""
-        if self.device.type == "cuda":
-            return torch.autocast("cuda", dtype=torch.bfloat16)
-        return nullcontext()
+        """Returns the context of the forward pass: autocast to `arithmetic`, with a float32 residual stream."""
+        if self.arithmetic == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.arithmetic)
 
     def freeze(self) -> None:
         """Makes the policy a reference, which is never trained.
@@ -176,8 +183,8 @@ class Policy:
         On CUDA, its linear weights then take half of the memory, unless ranks share them.
         """
         self.model.requires_grad_(False)
-        if self.device.type == "cuda" and not self._several:
-            cast_linear_weights(self.model, torch.bfloat16)
+        if not self._several:
+            cast_linear_weights(self.model, self.arithmetic)
 
     def without_adapters(self) -> AbstractContextManager[None]:
         """Disables the adapters: the base model is the KL penalty's reference without extra memory."""
@@ -272,14 +279,6 @@ def cast_linear_weights(model: Any, dtype: torch.dtype) -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.Linear) and module.weight is not table:
             module.to(dtype)
-
-
-def weights_dtype(device: torch.device, lora: Lora | None) -> torch.dtype:
-    """Returns the dtype of the loaded weights. Frozen weights need no more digits than the arithmetic on CUDA has.
-
-    Trained weights are float32, because a learning rate of 1e-6 vanishes in bfloat16.
-    """
-    return torch.bfloat16 if lora is not None and device.type == "cuda" else torch.float32
 
 
 def gathered(tensor: torch.Tensor) -> torch.Tensor:

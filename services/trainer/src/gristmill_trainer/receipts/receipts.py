@@ -364,8 +364,7 @@ def later_bound(measured: float, rounding: float, size: float) -> float:
 
 def rounding_of(policy: Policy) -> float:
     """Returns the rounding unit (torch.finfo.eps) of the coarser of the server's and the trainer's dtypes."""
-    trainer = torch.bfloat16 if policy.device.type == "cuda" else torch.float32
-    return max(torch.finfo(dtype).eps for dtype in (trainer, policy.served_dtype))
+    return max(torch.finfo(dtype).eps for dtype in (policy.arithmetic, policy.served_dtype))
 
 
 def _shown(equal: frozenset[str], now: Sums, before: Sums) -> bool:
