@@ -22,12 +22,13 @@ from tests.support.grids import rest_is_long
 from tests.support.small_disk import mounted
 
 from gristmill.errors import FileError
-from gristmill_cli.local.checks import check_folder, served_name
+from gristmill_cli.local.checks import check_folder
 from gristmill_cli.local.launcher import main, watch
-from gristmill_cli.local.options import command, read_options
+from gristmill_cli.local.options import command, read_dotenv, read_options
 from gristmill_cli.local.processes import LocalStack, LocalStackError
-from gristmill_cli.local.services import Services
+from gristmill_cli.local.services import Services, _as_in_compose
 from gristmill_cli.main import main as commands
+from gristmill_model.settings import served_name
 
 pytestmark = pytest.mark.slow
 
@@ -157,6 +158,31 @@ def test_launcher_reads_its_ports_from_the_env_file(tmp_path: Path, name: str) -
     assert (done.returncode, done.stdout) == (1, f"from .env: {name}={number}, RUN_ID=other\n")
     assert "error [port_taken]: " in done.stderr
     assert str(number) in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("environ", "address"),
+    [
+        ({"GATEWAY_PORT": "9300"}, "9300"),
+        ({"GATEWAY_PORT": "9300-9309"}, "9300"),
+        ({"GATEWAY_PORT": "9300", "GRISTMILL_GATEWAY_ADDRESS": "0.0.0.0:9400"}, None),
+        ({}, None),
+    ],
+)
+def test_gateway_listens_at_the_port_of_the_env_file(environ: dict[str, str], address: str | None) -> None:
+    assert _as_in_compose(environ).get("GRISTMILL_GATEWAY_ADDRESS") == address
+
+
+def test_arguments_of_vllm_are_shown_without_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("VLLM_ARGS", "COMPOSE_DISABLE_ENV_FILE"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)  # and the end of the test removes what read_dotenv sets
+    (tmp_path / ".env").write_text("VLLM_ARGS=--seed 3 --hf-token verysecretvalue\n")
+    read_dotenv()
+    assert capsys.readouterr().out == "from .env: VLLM_ARGS=--seed 3 --hf-token ***\n"
 
 
 def test_served_name_leaves_out_the_revision() -> None:

@@ -21,6 +21,7 @@ from gristmill_cli.main import main
 from gristmill_cli.slurm import Job, Nodes, containers, submit
 from gristmill_env.settings.run import ServerConfig
 from gristmill_env.slurm import discover
+from gristmill_model.errors import ModelError
 
 QUICKSTART = ["slurm", "quickstart", "--model-nodes", "1", "--trainer-nodes", "2", "--env-workers", "3", "--dry-run"]
 
@@ -180,6 +181,25 @@ def test_run_id_is_that_of_the_services(home: Path) -> None:
     (home / "mine.yaml").write_text("run_id: of-file\n")
     assert Job.read("mine.yaml", Nodes(1, 1), "tiny", {}).run_id == "of-file"
     assert Job.read("mine.yaml", Nodes(1, 1), "tiny", {"GRISTMILL_RUN_ID": "of-environment"}).run_id == "of-environment"
+
+
+def test_model_exists_and_is_that_of_the_configuration(home: Path) -> None:
+    places = {"GRISTMILL_CONFIG_DIR": str(ROOT / "configs")}
+    for model in ("tinyy", "./nope/x", "/nope/x"):
+        with raises(ModelError, "model_missing", model=model):
+            Job.read("quickstart", Nodes(1, 1), model, places)
+    _program(home / "bin" / "apptainer", "")
+    assert Job.read("quickstart", Nodes(1, 1), "/of/image", places, image="i").model == "/of/image"
+    other = ["server_configs.0.model_name=tiny"]
+    with raises(ConfigError, "model_mismatch", model_name="tiny", served="smollm2"):
+        Job.read("quickstart", Nodes(1, 1), "smollm2", places, assignments=other)
+    folder = home / "models" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    for image in (None, "registry.example/{service}"):
+        found = Job.read("quickstart", Nodes(1, 1), "models/mine", places, image=image)
+        assert found.model == str(folder)
+    assert f"{folder}:{folder}" in found._mounts()
 
 
 def test_missing_programs_are_named(home: Path) -> None:

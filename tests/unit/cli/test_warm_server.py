@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -143,6 +144,27 @@ def test_server_with_another_model_revision_or_dtype_is_refused(
         WarmServer(tmp_path, 9).check(record, model, environ)
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("LORA_RANK", "16"),
+        ("MODEL_MAX_LENGTH", "256"),
+        ("MODEL_SLEEP", "1"),
+        ("VLLM_ARGS", "--seed 3"),
+        ("MODEL_TOOL_PARSER", "mistral"),
+        ("MODEL_REASONING_PARSER", "qwen3"),
+    ],
+)
+def test_server_with_other_settings_is_refused(server: WarmServer, variable: str, value: str) -> None:
+    record = start(server)
+    server.check(record, "tiny", {"LORA_RANK": "0", "MODEL_MAX_LENGTH": "", "MODEL_SLEEP": "0", "VLLM_ARGS": ""})
+    with raises(LocalStackError, "model_server_differs") as refused:
+        server.check(record, "tiny", {variable: value})
+    assert refused.value.values["needed"].keys() == {variable}
+    of_older_version = record.model_copy(update={"settings": {}})
+    server.check(of_older_version, "tiny", {variable: value})
+
+
 @pytest.mark.parametrize("model", ["a/b", "a/b@main", "a/b@c0ff"])
 def test_server_with_the_model_of_the_hub_is_used(tmp_path: Path, model: str) -> None:
     there = manifest(name="a/b", requested="a/b@main", revision="c0ffee")
@@ -218,6 +240,32 @@ def test_interrupted_start_ends_the_process(server: WarmServer, tmp_path: Path) 
     interrupt = f"import os, signal, time; os.kill({os.getpid()}, signal.SIGINT); time.sleep(600)"
     with pytest.raises(KeyboardInterrupt):
         server.start([sys.executable, "-c", interrupt], {"GRISTMILL_WEIGHTS_DIR": str(tmp_path)}, "tiny")
+    assert server.record() is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signal_during_the_start_or_the_command_ends_the_server(
+    server: WarmServer, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MANIFEST", manifest().model_dump_json())
+    monkeypatch.setattr(model_command, "MODEL_PYTHON", Path(sys.executable))
+    kill = f"import os, signal, time; os.kill({os.getpid()}, {int(number)}); time.sleep(600)"
+    monkeypatch.setattr(model_command, "MODEL_COMMAND", [sys.executable, "-c", kill])
+    with pytest.raises(SystemExit) as ended:
+        model_command._start(server, server.models_dir.parent, "tiny")
+    assert ended.value.code == 128 + number
+    assert server.record() is None
+    monkeypatch.setattr(model_command, "MODEL_COMMAND", [sys.executable, "-c", SERVER, str(server.port)])
+    flags = ["--base_url", server.url, "--dataset_path", "rows.jsonl"]
+    run = RunSettings.read(flags, {"GRISTMILL_MODELS_DIR": str(server.models_dir)}, "test")
+    found: list[Record | None] = []
+    with contextlib.suppress(SystemExit), model_command.for_command("try", run):
+        found.append(server.record())
+        os.kill(os.getpid(), number)
+        found.append(None)
+    (record,) = found
+    assert record is not None
+    assert not record.alive
     assert server.record() is None
 
 

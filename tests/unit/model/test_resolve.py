@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
 
+import httpx2
 import pytest
 import torch
 from huggingface_hub import constants
@@ -47,6 +49,39 @@ def test_resolve_names_a_hub_that_is_out_of_reach(tmp_path: Path, monkeypatch: p
     with raises(ModelError, "hub_unreachable", model="nobody/nothing") as caught:
         resolve("nobody/nothing", tmp_path / "models")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        httpx2.ProxyError("407 Proxy Authentication Required"),
+        httpx2.ReadTimeout("slow"),
+        ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_error_of_the_network_is_reported_with_its_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fails(*_: object, **__: object) -> str:
+        raise error
+
+    monkeypatch.setattr("gristmill_model.resolve.snapshot_download", fails)
+    with raises(ModelError, "hub_unreachable", model="owner/name") as caught:
+        resolve("owner/name", tmp_path / "models")
+    assert str(error) in str(caught.value)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
+def test_error_of_the_disk_is_not_one_of_the_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fails(*_: object, **__: object) -> str:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("gristmill_model.resolve.snapshot_download", fails)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        resolve("owner/name", tmp_path / "models")
 
 
 def hub_model(home: Path, commits: dict[str, int], refs: dict[str, str]) -> None:

@@ -19,7 +19,7 @@ from gristmill_cli.local.redis_server import redis_server
 from gristmill_cli.local.services import MODEL_PYTHON, Services
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.session import load_task
-from gristmill_model.settings import named
+from gristmill_model.settings import served_name
 from gristmill_trainer.errors import CheckpointError
 from gristmill_trainer.hooks import load_function
 from gristmill_trainer.settings import TrainerSettings
@@ -90,12 +90,6 @@ def check_folder(folder: Path) -> None:
             probe.write(bytes(4096))
     except OSError as error:
         raise type(error)(error.errno, error.strerror, str(folder)) from error
-
-
-def served_name(model: str) -> str:
-    """Returns the name that the model server answers to if it loads `model`. Raises ModelError for an invalid name."""
-    hub = named(model)
-    return hub[1] if hub else model
 
 
 def _trainer_settings(services: Services, run: RunSettings) -> TrainerSettings:

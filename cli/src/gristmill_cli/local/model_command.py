@@ -16,7 +16,7 @@ from gristmill.deployment import env_file
 from gristmill.internal.check import Check
 from gristmill_cli import doctor
 from gristmill_cli.local.options import ROOT, read_dotenv, read_port, require_clone
-from gristmill_cli.local.processes import LocalStackError, listens
+from gristmill_cli.local.processes import LocalStackError, ending_on_signals, listens
 from gristmill_cli.local.services import MODEL_COMMAND, MODEL_PYTHON, model_environ
 from gristmill_cli.local.warm_server import WarmServer
 from gristmill_env.run_settings import RunSettings
@@ -59,7 +59,8 @@ def _start(server: WarmServer, state: Path, model: str) -> None:
     if not MODEL_PYTHON.exists():
         raise LocalStackError("setup_missing", f"no {MODEL_PYTHON}: run `make setup` first", path=MODEL_PYTHON)
     _say(f"starting a model server with {model} at {server.url} (log: {server.log})")
-    record = server.start(MODEL_COMMAND, model_environ(state, model, server.port), model)
+    with ending_on_signals():
+        record = server.start(MODEL_COMMAND, model_environ(state, model, server.port), model)
     _say(f"{server.describe(record)} answers")
 
 
@@ -99,7 +100,10 @@ def _server(name: str, run: RunSettings) -> Iterator[None]:
         read_dotenv(shown=False)
         _start(server, server.models_dir.parent, model or "tiny")
     try:
-        with server.use(model, environ, _say, alone=False):
+        with (
+            ending_on_signals() if started else contextlib.nullcontext(),
+            server.use(model, environ, _say, alone=False),
+        ):
             yield
     finally:
         if started:

@@ -188,6 +188,8 @@ def read_dotenv(*, shown: bool = True) -> None:
     variables = {name: value for name, value in env_file(Path.cwd(), os.environ).items() if value}
     os.environ.update(variables)
     usual = read_env_file(ROOT / ".env.example", {})
-    differ = [f"{name}={redact({name: value})[name]}" for name, value in variables.items() if value != usual.get(name)]
+    # Some values are arguments of a program, as VLLM_ARGS.
+    shown_as = {name: " ".join(redact(str(redact({name: value})[name]).split())) for name, value in variables.items()}
+    differ = [f"{name}={shown_as[name]}" for name, value in variables.items() if value != usual.get(name)]
     if differ and shown:
         print(f"from .env: {', '.join(differ)}", flush=True)

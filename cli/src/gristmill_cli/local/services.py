@@ -225,6 +225,8 @@ def _as_in_compose(environ: Mapping[str, str]) -> dict[str, str]:
         values["GRISTMILL_STACK"] = stack
     if gigabytes := environ.get("MODEL_KV_CACHE_GB"):
         values["VLLM_CPU_KVCACHE_SPACE"] = gigabytes
+    if (ports := environ.get("GATEWAY_PORT")) and not environ.get("GRISTMILL_GATEWAY_ADDRESS"):
+        values["GRISTMILL_GATEWAY_ADDRESS"] = ports.partition("-")[0]  # One environment needs one port of a range.
     if key := environ.get("WANDB_API_KEY_FILE"):
         values["WANDB_API_KEY_FILE"] = str(Path.cwd() / key)
     return values

@@ -4,7 +4,7 @@
 
 1. The process still runs. Another process may get the id of a process that ended, so the record of the server has the
    time at which the process started.
-2. Model, revision and dtype are those that the command needs.
+2. Model, revision, dtype and the settings in variables are those that the command needs.
 3. The server has the weights with which it was started. After a training it has the last weights of that run, so `use`
    resets it. A training then publishes its first version and receives the receipt for it, as on a new server.
 
@@ -32,13 +32,22 @@ from gristmill.internal import connections
 from gristmill.internal.disk import write_file
 from gristmill_cli.local.processes import GRACE, WENT_WELL, LocalStackError, answers, listens
 from gristmill_model.revision import revision
-from gristmill_model.settings import Settings, named
+from gristmill_model.settings import NO_PARSER, Settings, named, served_name
 
 MODEL_TIMEOUT: Final = 3600.0
 """Seconds. A first start may download the model."""
 _RESET_TIMEOUT: Final = 600.0
 _FIRST_WEIGHTS: Final = "default"
 """vLLM's label for the weights that it was started with."""
+_SETTINGS: Final = {
+    "MODEL_MAX_LENGTH": "max_length",
+    "LORA_RANK": "lora_rank",
+    "MODEL_SLEEP": "sleep",
+    "VLLM_ARGS": "vllm_args",
+    "MODEL_TOOL_PARSER": "tool_parser",
+    "MODEL_REASONING_PARSER": "reasoning_parser",
+}
+"""Variables of a model server, and the names of their values in its settings."""
 
 
 class Record(BaseModel):
@@ -55,6 +64,8 @@ class Record(BaseModel):
     """The folder of the token that allows a reset."""
     manifest: Manifest | None = None
     """The model that the server loaded; None until the server answers."""
+    settings: dict[str, str] = {}
+    """The values of `_SETTINGS` at the start, by variable. Empty in the record of an older version."""
 
     @property
     def alive(self) -> bool:
@@ -94,6 +105,7 @@ class WarmServer:
         Raises LocalStackError if the port is taken, or if the server does not start; then no process stays.
         """
         self.models_dir.mkdir(parents=True, exist_ok=True)
+        settings = _settings({**os.environ, **environ})
         with self._locked(alone=True):
             if listens(self.port):
                 raise LocalStackError(
@@ -109,7 +121,7 @@ class WarmServer:
                 )  # fmt: skip
             record = Record(
                 pid=process.pid, born=_born(process.pid) or "", model=model,
-                weights_dir=Path(environ["GRISTMILL_WEIGHTS_DIR"]),
+                weights_dir=Path(environ["GRISTMILL_WEIGHTS_DIR"]), settings=settings,
             )  # fmt: skip
             try:
                 return self._complete(self._write(record))
@@ -154,7 +166,7 @@ class WarmServer:
             yield lock
 
     def check(self, record: Record, model: str | None, environ: Mapping[str, str]) -> None:
-        """Compares model, revision and dtype with the values of a server that would start now.
+        """Compares model, revision, dtype and settings with the values of a server that would start now.
 
         Raises LocalStackError, or ModelError if `model` is not valid. Checks nothing while the server starts.
         """
@@ -162,14 +174,18 @@ class WarmServer:
         if manifest is None:
             return
         model = model or record.model
-        hub = named(model)
-        wanted = {"model": hub[1] if hub else model}
-        known = None if hub and model == manifest.requested else revision(model)
+        wanted = {"model": served_name(model)}
+        known = None if named(model) and model == manifest.requested else revision(model)
         if known is not None and wanted["model"] == manifest.name and not manifest.revision.startswith(known):
             wanted["revision"] = known
         if environ.get("DEVICE"):
             wanted["dtype"] = Settings.read(environ, cuda_available=False).dtype
-        served = {"model": manifest.name, "revision": manifest.revision, "dtype": manifest.dtype}
+        served = {"model": manifest.name, "revision": manifest.revision, "dtype": manifest.dtype, **record.settings}
+        if record.settings:
+            served["MODEL_TOOL_PARSER"] = manifest.tool_parser or NO_PARSER
+            served["MODEL_REASONING_PARSER"] = manifest.reasoning_parser or NO_PARSER
+        settings = _settings(environ)
+        wanted |= {name: value for name, value in settings.items() if name in served and environ.get(name)}
         differ = {name: value for name, value in wanted.items() if value != served[name]}
         if differ:
             needed = " and ".join(f"the {name} {value}" for name, value in differ.items())
@@ -318,6 +334,12 @@ def _born(pid: int) -> str | None:
     except OSError:
         return None
     return None if fields[0] in "ZX" else f"{boot} {fields[19]}"
+
+
+def _settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the values of `_SETTINGS` by variable, with their defaults. Raises ModelError for a wrong value."""
+    settings = Settings.read(environ, cuda_available=False)
+    return {variable: str(getattr(settings, name)) for variable, name in _SETTINGS.items()}
 
 
 def _end(record: Record, grace: float) -> None:

@@ -117,7 +117,8 @@ class Job:
 
         Without an image it also creates the rewards, as the environments do on the nodes. Raises ConfigError for a
         missing or wrong configuration, an invalid or short time limit, a wrong port, and programs that are not
-        installed; ImportError without the environment's package; RewardError.
+        installed; ImportError without the environment's package; ModelError for a model that does not exist;
+        RewardError.
         """
         from gristmill_env.run_settings import RunSettings
         from gristmill_env.session import create_rewards
@@ -138,6 +139,7 @@ class Job:
         flags = [word for assignment in assignments for word in ("--set", assignment)]
         # No job has placed the model servers yet.
         run = RunSettings.read(["--config", config, *flags, "--slurm", "false"], environ, "gristmill slurm")
+        model = _checked_model(model, run.config.server.model_name, in_image=image is not None)
         state = Path(".gristmill/slurm").absolute() / run.run_id
         python, model_python, redis = Path("python"), Path("python3"), _REDIS
         if image is None:
@@ -240,6 +242,31 @@ class Job:
         folders = [self.config_dir, self.config.parent, self.models_dir, self.runs_dir, self.state]
         folders += [Path(self.model)] if Path(self.model).is_absolute() else []
         return ",".join(f"{folder}:{folder}" for folder in dict.fromkeys(folders))
+
+
+def _checked_model(model: str, wanted: str | None, *, in_image: bool) -> str:
+    """Returns MODEL, with a folder as an absolute path. `wanted`: the configuration's `model_name`.
+
+    Raises ModelError for a model that does not exist, except for a path that only an image may have, and ConfigError
+    for another model than the configuration's.
+    """
+    from gristmill_model.settings import served_name
+
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        model = str(folder.absolute())
+    elif in_image and folder.is_absolute():
+        return model
+    name = served_name(model)
+    if wanted not in (None, name):
+        raise ConfigError(
+            "model_mismatch",
+            f"the configuration trains the model {wanted!r}, but the model servers would load {name!r}: add --model "
+            f"{wanted}",
+            model_name=wanted,
+            served=name,
+        )
+    return model
 
 
 def submit(job: Job) -> str:

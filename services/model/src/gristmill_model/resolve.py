@@ -8,6 +8,7 @@ trainer starts from the tied original.
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Callable
@@ -17,9 +18,7 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
-    HfHubHTTPError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
+    HTTPError,  # type: ignore[attr-defined]  # of httpx or httpx2, by the version
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
@@ -37,6 +36,8 @@ HUB_TOKEN = "a token that may read it (HF_TOKEN, or in Compose HF_TOKEN_FILE)"
 HEAD = "lm_head.weight"
 EMBEDDING = "embed_tokens.weight"
 INDEX = "model.safetensors.index.json"
+_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO})
+"""Errors of a download that are not the network's."""
 
 
 @dataclass(frozen=True)
@@ -111,11 +112,14 @@ def _from_hub(hub_id: str, wanted: str | None, models_dir: Path) -> tuple[Path, 
             model=hub_id,
             revision=wanted,
         ) from error
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as error:
+    except (HTTPError, OSError) as error:  # HTTPError: of the hub's HTTP client, as for a proxy that refuses.
+        if isinstance(error, OSError) and error.errno in _DISK:
+            raise
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         raise ModelError(
             "hub_unreachable",
             f"the hub cannot be reached for {hub_id!r} and the local cache does not hold {wanted or 'it'} "
-            f"({type(error).__name__}); check the network, or set MODEL to one of {', '.join(EMBEDDED)} or to a folder",
+            f"({reason}); check the network, or set MODEL to one of {', '.join(EMBEDDED)} or to a folder",
             model=hub_id,
             revision=wanted,
         ) from error

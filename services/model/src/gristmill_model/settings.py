@@ -49,6 +49,11 @@ _NOT_EXTRA: Final[Mapping[str, str]] = {
     "--enable-auto-tool-choice": "MODEL_TOOL_PARSER",
     "--tool-call-parser": "MODEL_TOOL_PARSER",
     "--reasoning-parser": "MODEL_REASONING_PARSER",
+    "--api-key": "",
+    "--ssl-keyfile": "",
+    "--ssl-certfile": "",
+    "--uds": "",
+    "--root-path": "",
     "--worker-extension-cls": "",
     "--dtype": "",
     "--logprobs-mode": "",
@@ -63,7 +68,8 @@ _NOT_EXTRA: Final[Mapping[str, str]] = {
     "--config": "",
 }
 """vLLM's options that VLLM_ARGS may not set, and the variable that sets each, if there is one. The service sets them so
-that weights can be updated and logprobs are the policy's. The last two would read code or options from a file."""
+that weights can be updated and logprobs are the policy's, and that the other services reach it. The last two would read
+code or options from a file."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +171,12 @@ def named(requested: str) -> re.Match[str] | None:
             model=str(folder.resolve()),
         )
     return None
+
+
+def served_name(model: str) -> str:
+    """Returns the name that the model server answers to if it loads `model`. Raises ModelError for an invalid name."""
+    hub = named(model)
+    return hub[1] if hub else model
 
 
 def _gpus(environ: Mapping[str, str], name: str) -> set[str]:

@@ -212,7 +212,7 @@ def _files_of(folder: Path, base: str, label: str) -> Sequence[Path]:
 
 def _from_hub(name: str, config: DatasetConfig) -> tuple[str, Rows]:
     import datasets  # here and in `_permute` of dataset.py, because processes of environments import these modules
-    import httpx
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of httpx or httpx2, by the version
 
     part, revision = config.dataset_config, config.dataset_revision
     at = f"@{revision}" if revision else ""
@@ -222,14 +222,7 @@ def _from_hub(name: str, config: DatasetConfig) -> tuple[str, Rows]:
         rows: Any = datasets.load_dataset(name, part, split=config.split, revision=revision)
         if revision is not None:
             _check_revision(rows, name, revision, label)
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-        ImportError,
-        httpx.HTTPError,
-        datasets.exceptions.DatasetsError,
-    ) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, HTTPError, datasets.exceptions.DatasetsError) as error:
         offline = " (offline: only the local cache was searched)" if datasets.config.HF_HUB_OFFLINE else ""
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise DatasetError(
