@@ -3,7 +3,11 @@ SHELL := /bin/bash
 PYTHON ?= python3.11
 # cpu, or cuda for NVIDIA GPUs: from the command line, the environment or .env, else as .venv was made.
 ifeq ($(origin DEVICE),undefined)
-DEVICE := $(or $(if $(wildcard .env),$(shell python3 sdk/src/gristmill/internal/dotenv.py .env DEVICE)),$(if $(wildcard .venv/.ready-cuda),cuda,cpu))
+OF_ENV_FILE := $(if $(wildcard .env),$(shell python3 sdk/src/gristmill/internal/dotenv.py .env DEVICE))
+ifneq ($(filter-out 0,$(.SHELLSTATUS)),)
+$(error .env is not readable)
+endif
+DEVICE := $(or $(OF_ENV_FILE),$(if $(wildcard .venv/.ready-cuda),cuda,cpu))
 endif
 VENV := .venv/bin
 ARGS ?=

@@ -10,8 +10,11 @@ scripts/prepare_engine.sh
 scripts/prepare_images.sh
 # Compose builds one image after the other. The builder runs a step that two images share once.
 builds=()
+trap '[ ${#builds[@]} = 0 ] || kill "${builds[@]}" 2>/dev/null || true' EXIT
+settings=(--env-file .gristmill/build.env)
+[ ! -f .env ] || settings=(--env-file .env "${settings[@]}")
 for service in model trainer env api sandbox; do
-    docker compose --profile sandbox --env-file .gristmill/build.env build "$service" &
+    docker compose --profile sandbox "${settings[@]}" build "$service" &
     builds+=($!)
 done
-for build in "${builds[@]}"; do wait "$build"; done
+for _ in "${builds[@]}"; do wait -n; done

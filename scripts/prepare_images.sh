@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Finds the two images that everything is built from, or makes them, and writes down what it found.
 #
-#   scripts/prepare_images.sh            then:  docker compose --env-file .gristmill/build.env up
+#   scripts/prepare_images.sh            then:  cat .gristmill/build.env >> .env; docker compose up
 #
 # Where the public images can be pulled there is nothing to prepare and plain `docker compose up` does. Where no
 # image registry can be reached (an air gap, CI) it makes both with debootstrap from the machine's own Debian

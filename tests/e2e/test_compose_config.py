@@ -110,6 +110,10 @@ def test_variables_without_a_value_are_passed_on_if_they_are_set() -> None:
     assert "LORA_RANK" not in environment(config()["model"])
     assert environment(config(LORA_RANK="16")["model"])["LORA_RANK"] == "16"
     assert environment(config(LORA_RANK="")["model"])["LORA_RANK"] == ""
+    mirrored = config(HF_ENDPOINT="https://hub.example")
+    assert {environment(mirrored[name])["HF_ENDPOINT"] for name in ("model", "env", "trainer")} == {
+        "https://hub.example"
+    }
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

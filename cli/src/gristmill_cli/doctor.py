@@ -100,7 +100,8 @@ def _ports(machine: Machine) -> Iterator[Check]:
         elif use == "ours":
             yield Check(f"port {port}", "ok", "a service of Gristmill answers")
         else:
-            other = next(number for number in range(port + 1, port + 1000) if number not in used)
+            others = (*range(port + 1, 2**16), *range(port - 1, 1023, -1))
+            other = next(number for number in others if number not in used)
             used.add(other)
             text = "another program listens there: stop it, or take another port (make local: --api_port, --model_port)"
             yield Check(f"port {port}", "failed", text, (f"{variable}={other}",))

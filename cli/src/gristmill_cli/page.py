@@ -30,7 +30,7 @@ def serve_page(
         from gristmill_view.app import create_app
     source = RunSource(roots)
     with contextlib.closing(source), _listening(host, port) as listener:
-        url = f"http://{host}:{listener.getsockname()[1]}{path}"
+        url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}{path}"
         console.print(Text(f"the page: {url}   Ctrl-C ends it"), soft_wrap=True)
         if not ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback:
             warning = (

@@ -30,7 +30,6 @@ _ASCII_BLOCKS = "_.-:=+*#"
 _SPARK_WIDTH = 32
 _DOTS: Final = {"up": ("●", "green"), "waiting": ("●", "yellow"), "down": ("●", "red"), "done": ("●", "blue")}
 _UNKNOWN = ("○", "dim")
-_SAMPLE_LINES = 6
 _EVERY = 1.0
 """Seconds between two reads of a run."""
 

@@ -36,7 +36,7 @@ WITHOUT = {
 }
 IN_CONFIG_MAPS = re.compile(
     r"GRISTMILL_RUN_ID|GRISTMILL_STACK|API_(?!AUTH|TOKENS|VIEW)\w+|MODEL_MAX_LENGTH|LORA_RANK"
-    r"|MODEL_(?:TOOL|REASONING)_PARSER|VLLM_ARGS|HF_HUB_OFFLINE|WANDB_(?!API)\w+"
+    r"|MODEL_(?:TOOL|REASONING)_PARSER|VLLM_ARGS|HF_(?:HUB_OFFLINE|ENDPOINT)|WANDB_(?!API)\w+"
 )
 """Variables that users set in the ConfigMaps run, api-settings and model-settings."""
 

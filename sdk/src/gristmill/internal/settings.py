@@ -292,7 +292,8 @@ def _fill(value: Any, environ: Mapping[str, str], where: str) -> Any:
         if default is None:
             raise ConfigError(
                 "variable_unset",
-                f"{where}: ${{{name}}} is not set; export {name}, or give a default: ${{{name}:-value}}",
+                f"{where}: ${{{name}}} is not set; export {name} (for Compose, see docs/configuration.md), or give a "
+                f"default: ${{{name}:-value}}",
                 where=where,
                 variable=name,
             )

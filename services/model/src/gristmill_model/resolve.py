@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (
+from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError of httpx or httpx2, by the version
     GatedRepoError,
-    HTTPError,  # type: ignore[attr-defined]  # of httpx or httpx2, by the version
+    HTTPError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )

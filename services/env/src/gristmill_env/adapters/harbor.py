@@ -250,8 +250,8 @@ class Harbor(ToolLoop):
     def _error(self, why: str) -> EpisodeError:
         return EpisodeError(
             "harbor_tests",
-            f"the tests of {self._task.name} cannot run: {why}. A sandbox's image may have more packages, such as "
-            "pytest: SANDBOX_IMAGE names it",
+            f"the tests of {self._task.name} cannot run: {why}. An image of yours for the sandbox may have more "
+            "packages, such as pytest (docs/sandbox.md)",
             task=self._task.name,
         )
 
