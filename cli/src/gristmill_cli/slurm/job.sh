@@ -11,8 +11,7 @@ MODEL_URLS=$(for node in "${MODEL_NODES[@]}"; do
 done | paste --serial --delimiters=,)
 
 # On the first node, for this start of the job: Redis' settings and socket, and a mark that exists until the job stops.
-LOCAL=/tmp/gristmill-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}
-(umask 077 && mkdir "$LOCAL") # Fails if another user of the node has made this folder.
+LOCAL=$(mktemp --directory /tmp/gristmill-"$SLURM_JOB_ID"-XXXXXX)
 touch "$LOCAL/running"
 echo "$REDIS_CONF" > "$LOCAL/redis.conf"
 trap 'rm -rf "$LOCAL"' EXIT
