@@ -14,9 +14,10 @@ from urllib.parse import urlsplit
 from gristmill import GristmillError
 from gristmill.deployment import env_file
 from gristmill.internal.check import Check
+from gristmill.internal.signals import ending_on_signals
 from gristmill_cli import doctor
 from gristmill_cli.local.options import ROOT, read_dotenv, read_port, require_clone
-from gristmill_cli.local.processes import LocalStackError, ending_on_signals, listens
+from gristmill_cli.local.processes import LocalStackError, listens
 from gristmill_cli.local.services import MODEL_COMMAND, MODEL_PYTHON, model_environ
 from gristmill_cli.local.warm_server import WarmServer
 from gristmill_env.run_settings import RunSettings

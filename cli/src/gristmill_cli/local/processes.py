@@ -16,12 +16,12 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 from gristmill import GristmillError
 
@@ -93,29 +93,6 @@ class StopSignals:
         self._numbers.append(number)
         if number == signal.SIGHUP:
             _leave_terminal()
-
-
-@contextlib.contextmanager
-def ending_on_signals() -> Iterator[None]:
-    """Lets SIGTERM and SIGHUP raise SystemExit in the block, as SIGINT raises KeyboardInterrupt, so that it cleans up.
-
-    Later signals are ignored, and signals that this process was started to ignore (nohup) too.
-    """
-
-    def end(number: int, frame: FrameType | None) -> NoReturn:
-        for one in found:
-            signal.signal(one, signal.SIG_IGN)
-        raise SystemExit(128 + number)
-
-    found = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    found = {number: before for number, before in found.items() if before != signal.SIG_IGN}
-    for number in found:
-        signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number, before in found.items():
-            signal.signal(number, before)
 
 
 def _leave_terminal() -> None:

@@ -16,8 +16,8 @@ import sys
 from urllib.parse import urlsplit
 
 from gristmill.errors import ConfigError
-from gristmill.internal.hangup import stop_on_hangup
 from gristmill.internal.logs import line, setup
+from gristmill.internal.signals import stop_on_hangup
 from gristmill.model_servers import ServerAddresses, find_all, split_urls
 
 _LOG = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 from starlette.middleware import Middleware
 
 from gristmill.internal import logs
-from gristmill.internal.hangup import stop_on_hangup
+from gristmill.internal.signals import stop_on_hangup
 from gristmill_api import access, atropos, routes, view
 from gristmill_api.access.guard import HostCheck
 from gristmill_api.archive.archiver import Archiver

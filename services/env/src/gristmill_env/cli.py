@@ -20,9 +20,9 @@ from rich.console import Console
 from gristmill import ConfigError, GristmillError
 from gristmill.errors import FileError
 from gristmill.internal.check import Check
-from gristmill.internal.hangup import stop_on_hangup
 from gristmill.internal.logs import setup as set_up_logging
 from gristmill.internal.settings import did_you_mean
+from gristmill.internal.signals import stop_on_hangup
 from gristmill_env.commands import COMMANDS, Invocation
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.running.daemon import DaemonExecutor

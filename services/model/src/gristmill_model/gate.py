@@ -16,8 +16,8 @@ from pathlib import Path
 
 from gristmill import Deployment
 from gristmill.internal import hosts
-from gristmill.internal.hangup import stop_on_hangup
 from gristmill.internal.hosts import AllowedHosts
+from gristmill.internal.signals import stop_on_hangup
 from gristmill_model import publication
 from gristmill_model.asgi import App, Receive, Refusal, Scope, Send
 from gristmill_model.publication import FIRST_WEIGHTS, Publications

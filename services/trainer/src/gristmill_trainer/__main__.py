@@ -16,8 +16,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from gristmill import Deployment, GristmillError
 from gristmill.errors import FileError
-from gristmill.internal.hangup import stop_on_hangup
 from gristmill.internal.logs import setup as set_up_logging
+from gristmill.internal.signals import stop_on_hangup
 from gristmill_trainer.errors import FencedError
 from gristmill_trainer.settings import read_flags, read_settings
 

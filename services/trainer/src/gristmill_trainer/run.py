@@ -23,7 +23,7 @@ from gristmill import (
     SyncClient,
 )
 from gristmill.internal.logs import line
-from gristmill_trainer.errors import FencedError, PublishError, TrainerError
+from gristmill_trainer.errors import CheckpointError, FencedError, PublishError, TrainerError
 from gristmill_trainer.settings import TrainerSettings
 from gristmill_trainer.stop import StopRequest
 
@@ -102,14 +102,16 @@ def raise_if_replaced(api: SyncClient, taken: RunRecord) -> None:
 
 @contextmanager
 def noticing_replacement(ask: Callable[[], SyncClient], taken: RunRecord) -> Iterator[None]:
-    """Converts an error of the API, the model server or the leases to FencedError if another trainer has the run.
+    """Converts an error of the API, the model server, the leases or a checkpoint to FencedError if another trainer has
+    the run.
 
-    If a trainer was replaced, the API refuses its calls, the model server refuses its weights, or its leases are lost.
+    If a trainer was replaced, the API refuses its calls, the model server refuses its weights, its leases are lost, or
+    the next trainer has removed the checkpoint that it was writing.
     `ask`: opens a client that does not wait long for an unreachable API.
     """
     try:
         yield
-    except (ApiError, PublishError, LeaseLostError) as error:
+    except (ApiError, PublishError, LeaseLostError, CheckpointError) as error:
         try:
             with ask() as api:
                 raise_if_replaced(api, taken)

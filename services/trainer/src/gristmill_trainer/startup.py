@@ -122,6 +122,12 @@ class _Plan:
     probes: Probes | None
     """Of a resumed run that publishes weights."""
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the training still begins at this checkpoint. A step back would undo the acks of those after it."""
+        resume = self.learner.settings.resume
+        return find_resumption(self.checkpoints, resume, self.checkpoints.peek) == self.resumption
+
 
 class _MainStart:
     """Rank 0's part of the start: `connect`, `find_run`, then `take_run` once every rank has the model.
@@ -204,7 +210,7 @@ class _MainStart:
             creation=self._run.creation,
         )
         with self._stop.stop_on_timeout():
-            if not self._take_as_planned(session):
+            if not self._take_as_planned(session, plan):
                 return False
         run, steps = session.run, settings.training_steps
         _LOG.info("took run %s: incarnation %d, step %d of %d", run.run_id, session.incarnation, resumption.step, steps)
@@ -323,9 +329,13 @@ class _MainStart:
         self._stack.callback(batches.close)
         return batches
 
-    def _take_as_planned(self, session: LeaseSession) -> bool:
-        """Enters the session. Returns False, without a hold on the run, if another environment opened or changed it."""
+    def _take_as_planned(self, session: LeaseSession, plan: _Plan) -> bool:
+        """Enters the session. Returns False, without a hold on the run, if another environment opened or changed it, or
+        if another trainer wrote a checkpoint of it meanwhile."""
         planned = self._run
+        if not plan.is_current:
+            _LOG.info("run %s got another checkpoint while the model was loaded", planned.run_id)
+            return False
         with ExitStack() as stack:
             try:
                 stack.enter_context(session)
@@ -337,6 +347,11 @@ class _MainStart:
                 return False
             if planned.protocol is not Protocol.ATROPOS and session.run.env != planned.env:
                 _LOG.info("run %s got other settings while the model was loaded", planned.run_id)
+                return False
+            # Until now, another trainer may have been writing one.
+            plan.checkpoints.clean()
+            if not plan.is_current:
+                _LOG.info("run %s got another checkpoint while the model was loaded", planned.run_id)
                 return False
             self._stack.enter_context(stack.pop_all())
             return True

@@ -89,13 +89,21 @@ class _Held:
         assert self.go.wait(60)
 
 
+def cleaned(folder: Path, kept: int) -> CheckpointStore:
+    """Returns the store of a trainer that has taken the run."""
+    store = CheckpointStore(folder, kept)
+    store.clean()
+    return store
+
+
 def test_paused_trainer_leaves_the_checkpoint_that_its_successor_writes(training: Training, tmp_path: Path) -> None:
     """Both write the same step: the old trainer was paused within its checkpoint."""
     paused, successor = _Held(training.state), _Held(training.state)
     with ThreadPoolExecutor(2) as pool:
         ended = pool.submit(CheckpointStore(tmp_path, kept=2).save, paused, progress(5, 1))
         assert paused.written.wait(60)
-        written = pool.submit(CheckpointStore(tmp_path, kept=2).save, successor, progress(5, 2))
+        successors = cleaned(tmp_path, kept=2)
+        written = pool.submit(successors.save, successor, progress(5, 2))
         assert successor.written.wait(60)
         paused.go.set()
         assert isinstance(ended.exception(60), OSError | CheckpointError), "its files were cleared away"
@@ -110,9 +118,47 @@ def test_checkpoint_store_removes_partial_checkpoints_of_a_kill(training: Traini
     (tmp_path / ".step-000002.partial").mkdir()
     (tmp_path / ".step-000000.removed").mkdir()
     path.rename(tmp_path / ".step-000001.replaced")
-    resumption = find_resumption(CheckpointStore(tmp_path, kept=2), "auto")
+    resumption = find_resumption(cleaned(tmp_path, kept=2), "auto")
     assert resumption.step == 1
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
+
+
+def test_second_store_leaves_the_checkpoint_that_is_being_written(training: Training, tmp_path: Path) -> None:
+    """A trainer that starts opens the store before it has the run."""
+    first, second = _Held(training.state), CheckpointStore(tmp_path, kept=2)
+    with ThreadPoolExecutor(1) as pool:
+        written = pool.submit(second.save, first, progress(1))
+        assert first.written.wait(60)
+        assert find_resumption(CheckpointStore(tmp_path, kept=2), "auto").step == 0
+        first.go.set()
+        assert written.result(60).step == 1
+
+
+def test_checkpoint_may_be_a_link_to_another_disk(training: Training, tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "run", kept=1)
+    path = store.save(training.state, progress(2)).path
+    moved = path.rename(tmp_path / "elsewhere")
+    path.symlink_to(moved)
+    for resume in ("auto", str(path)):
+        found = find_resumption(store, resume)
+        assert (found.own, found.step) == (True, 2)
+    store.save(training.state, progress(4))
+    assert [path.name for path in store.folder.iterdir()] == ["step-000004"]
+    assert (moved / "model.safetensors").exists(), "the user's folder stays"
+    (store.folder / ".step-000003.removed").symlink_to(moved)
+    assert find_resumption(cleaned(store.folder, kept=1), "auto").step == 4
+    assert not (store.folder / ".step-000003.removed").is_symlink()
+
+
+def test_other_files_beside_the_checkpoints_are_ignored(training: Training, tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, kept=1)
+    path = store.save(training.state, progress(2)).path
+    (tmp_path / "step-000002.tar.gz").touch()
+    shutil.copytree(path, tmp_path / "step-000002-best")
+    assert find_resumption(store, "auto").step == 2
+    store.save(training.state, progress(4))
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["step-000002-best", "step-000002.tar.gz", "step-000004"]
 
 
 def test_checkpoint_store_recovers_from_a_kill_during_pruning(
@@ -129,7 +175,7 @@ def test_checkpoint_store_recovers_from_a_kill_during_pruning(
         patch.setattr(shutil, "rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
             store.save(training.state, progress(2))
-    resumption = find_resumption(CheckpointStore(tmp_path, kept=1), "auto")
+    resumption = find_resumption(cleaned(tmp_path, kept=1), "auto")
     assert resumption.step == 2
     assert [path.name for path in tmp_path.iterdir()] == ["step-000002"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gristmill import ApiError, ApiUnreachable, LeaseLostError, RunRecord, RunState, SyncClient
-from gristmill_trainer.errors import FencedError, PublishError, TrainerError
+from gristmill_trainer.errors import CheckpointError, FencedError, PublishError, TrainerError
 from gristmill_trainer.run import noticing_replacement
 
 NOTICED = [
@@ -13,6 +13,7 @@ NOTICED = [
     PublishError("model_server_refused", "POST /gristmill/publish was answered with 409", permanent=True),
     PublishError("write_failed", "weights/.1.5.partial cannot be written: its successor cleared it away"),
     LeaseLostError("lease_lost", "its leases expired"),
+    CheckpointError("write_failed", "checkpoints/.step-000002.1.2.partial: its successor cleared it away"),
 ]
 
 

@@ -15,7 +15,7 @@ import yaml
 from tests.support.errors import raises
 
 from gristmill import ApiUnreachable
-from gristmill.internal.hangup import stop_on_hangup
+from gristmill.internal.signals import stop_on_hangup
 from gristmill_trainer.settings import TrainerSettings
 from gristmill_trainer.stop import StoppedError, StopRequest, leave_to_rank_0, torchrun_grace
 

@@ -10,6 +10,7 @@ step-000020/
 from __future__ import annotations
 
 import hashlib
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from gristmill_trainer.errors import CheckpointError
 OPTIMIZER = "optimizer.pt"
 STATE = "trainer_state.json"
 MANIFEST = "manifest.json"
+_NAME = re.compile(r"step-\d+(-of-.+)?")
 
 
 @dataclass(frozen=True)
@@ -115,9 +117,14 @@ def read_manifest(folder: Path) -> Manifest:
         ) from error
 
 
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Returns the folders, or links to folders, with the name of a checkpoint."""
+    return sorted(path for path in folder.glob("step-*") if _NAME.fullmatch(path.name) and path.is_dir())
+
+
 def remedy(folder: Path) -> str:
     """Returns advice for a checkpoint that cannot be used."""
-    others = sorted(path for path in folder.parent.glob("step-*") if path != folder)
+    others = [path for path in checkpoints_in(folder.parent) if path != folder]
     if not others:
         return f"It is the only one: remove {folder} to begin from the first weights, or name another by --resume PATH."
     return f"Remove {folder} to resume from one before it, or name one: --resume {others[-1]}"

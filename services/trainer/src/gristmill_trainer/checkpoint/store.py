@@ -21,6 +21,7 @@ from gristmill_trainer.checkpoint.contents import (
     STATE,
     Checkpoint,
     Progress,
+    checkpoints_in,
     remedy,
     verify,
     write_manifest,
@@ -46,13 +47,17 @@ class CheckpointStore:
         self._kept = kept
         self._creation = creation
         self.folder.mkdir(parents=True, exist_ok=True)
+
+    def clean(self) -> None:
+        """Finishes or removes what a killed trainer was writing. The caller has the run: until then, another trainer
+        may be writing."""
         for leftover in (*self.folder.glob(".*.partial"), *self.folder.glob(".*.removed")):
-            shutil.rmtree(leftover)
+            _remove(leftover)
         # A kill between the two renames of `save` leaves the old checkpoint only under this name.
         for replaced in self.folder.glob(".*.replaced"):
             name = replaced.name[1:].removesuffix(".replaced")
             if (self.folder / name).exists():
-                shutil.rmtree(replaced)
+                _remove(replaced)
             else:
                 replaced.rename(self.folder / name)
 
@@ -70,11 +75,15 @@ class CheckpointStore:
         """Whether a checkpoint was made in this creation of the run."""
         return progress.creation == self._creation
 
+    @staticmethod
+    def peek(path: Path) -> Checkpoint:
+        """Reads a checkpoint without a check of its files. Raises CheckpointError."""
+        return Checkpoint(path.absolute(), read_progress(path))
+
     def load(self, path: Path) -> Checkpoint:
         """Verifies every file of a checkpoint of this or another run. Raises CheckpointError."""
-        path = path.absolute()
-        verify(path)
-        return Checkpoint(path, read_progress(path))
+        verify(path.absolute())
+        return self.peek(path)
 
     def save(
         self,
@@ -126,7 +135,8 @@ class CheckpointStore:
             digests.append(partial, progress)
         partial.rename(path)
         sync(self.folder)
-        shutil.rmtree(replaced, ignore_errors=True)
+        if replaced.exists():
+            _remove(replaced)
         self._prune()
 
     @staticmethod
@@ -156,11 +166,11 @@ class CheckpointStore:
         A checkpoint whose version cannot be read stays.
         """
         for old in self._by_version(_readable_progress)[: -self._kept]:
-            shutil.rmtree(old.rename(old.with_name(f".{old.name}.removed")))
+            _remove(old.rename(old.with_name(f".{old.name}.removed")))
 
     def _by_version(self, read: Callable[[Path], Progress | None], *, own: bool = True) -> list[Path]:
         """Returns the folders of this creation of the run, or of the others, in the order of their versions."""
-        checkpoints = [(progress, path) for path in self.folder.glob("step-*") if (progress := read(path)) is not None]
+        checkpoints = [(progress, path) for path in checkpoints_in(self.folder) if (progress := read(path)) is not None]
         chosen = [(progress.version, path) for progress, path in checkpoints if self.is_own(progress) == own]
         return [path for _, path in sorted(chosen)]
 
@@ -173,6 +183,14 @@ def read_progress(path: Path) -> Progress:
         raise CheckpointError(
             "checkpoint_unreadable", f"{path / STATE} is not readable ({error}). {remedy(path)}", path=path / STATE
         ) from error
+
+
+def _remove(path: Path) -> None:
+    """Removes a folder, or a link that a user put in place of a checkpoint."""
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path)
 
 
 def _write(folder: Path, learner: SavedState, progress: Progress) -> None:
@@ -265,12 +283,15 @@ class Resumption:
         return None if self.progress is None else str(self.progress.version)
 
 
-def find_resumption(store: CheckpointStore, resume: str) -> Resumption:
+def find_resumption(
+    store: CheckpointStore, resume: str, load: Callable[[Path], Checkpoint] | None = None
+) -> Resumption:
     """Returns where the training begins. Raises CheckpointError.
 
     If `resume` is a path, this training begins at that checkpoint. A trainer that is restarted with the same arguments
-    continues from the newest checkpoint since then.
+    continues from the newest checkpoint since then. `load`: default is `store.load`, which verifies every file.
     """
+    load = load or store.load
     if resume == "never":
         newest = store.newest() or store.newest(own=False, strict=False)
         if newest is not None:
@@ -284,7 +305,7 @@ def find_resumption(store: CheckpointStore, resume: str) -> Resumption:
     if resume == "auto":
         newest = store.newest()
         if newest is not None:
-            checkpoint = store.load(newest)
+            checkpoint = load(newest)
             return Resumption(checkpoint, origin=checkpoint.progress.origin)
         other = store.newest(own=False, strict=False)
         if other is not None:
@@ -293,13 +314,15 @@ def find_resumption(store: CheckpointStore, resume: str) -> Resumption:
     named, newest = Path(resume).resolve(), store.newest(strict=False)
     # Check this before the named folder, because the run may have pruned that folder.
     if newest is not None and read_progress(newest).origin == str(named):
-        checkpoint = store.load(newest)
+        checkpoint = load(newest)
         _LOG.info("resume names %s, and this run has gone on from there to step %d", named, checkpoint.step)
         return Resumption(checkpoint, origin=str(named))
     if not (named / STATE).is_file():
         raise _no_checkpoint(store, resume)
-    checkpoint = store.load(named)
-    own = named.parent == store.folder and store.is_own(checkpoint.progress)
+    checkpoint = load(named)
+    # A user may have moved a checkpoint of this run, and put a link in its place.
+    here = store.folder in (named.parent, Path(resume).absolute().parent.resolve())
+    own = here and store.is_own(checkpoint.progress)
     return Resumption(checkpoint, own=own, origin=str(named))
 
 
@@ -322,7 +345,7 @@ def _of_an_earlier_run(store: CheckpointStore, found: Path) -> CheckpointError:
 
 
 def _no_checkpoint(store: CheckpointStore, resume: str) -> CheckpointError:
-    checkpoints = sorted(store.folder.glob("step-*"))
+    checkpoints = checkpoints_in(store.folder)
     return CheckpointError(
         "checkpoint_missing",
         f"resume is '{resume}', which is not a folder of a checkpoint; "
