@@ -20,6 +20,7 @@ from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import ModelError, TrainerError
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_HOST_AND_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+):\d+")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 _LOG = logging.getLogger(__name__)
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -143,7 +144,9 @@ def _public(text: str) -> str:
     text = redact_text(text)
     if _URL.search(text):
         return _URL.sub("URL", text)
-    if text.startswith(("/", "~", "./", "../")) or "\\" in text:
+    if _HOST_AND_PORT.fullmatch(text):
+        return "ADDRESS"
+    if text.startswith(("/", "~", "./", "../")) or "\\" in text or text.count("/") > 1 or Path(text).exists():
         return PurePath(text).name
     return text
 

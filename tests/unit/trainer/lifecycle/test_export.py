@@ -116,6 +116,22 @@ def test_model_card_shows_the_command_without_secrets_addresses_and_paths() -> N
     )
 
 
+def test_model_card_shows_no_addresses_without_a_scheme_and_no_relative_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    arguments = [
+        "--metrics_address", "10.1.2.3:9100", "--base_url=gpu17.lan:9001", "--rollout_server_url", "[::1]:8000",
+        "--ref_model", "home/me/secret/model", "--resume", "runs/a/checkpoints/step-000002", "--model_name",
+        "models/mine", "--policy_loss", "loss.py:mine", "--model", "Qwen/Qwen2.5-0.5B",
+    ]  # fmt: skip
+    assert public_command("p", arguments) == (
+        "p --metrics_address ADDRESS --base_url=ADDRESS --rollout_server_url ADDRESS --ref_model model --resume "
+        "step-000002 --model_name mine --policy_loss loss.py:mine --model Qwen/Qwen2.5-0.5B"
+    )
+
+
 def test_push_without_its_requirements_fails_at_the_start() -> None:
     assert Hub.read(None, {}) is None
     with raises(TrainerError, "hub_token_missing", repository="me/model"):
