@@ -23,7 +23,8 @@ class StepEvent:
 
 
 Hook = Callable[[StepEvent], Any]
-"""The trainer waits for the hook. An exception of the hook ends the training, but the step stays finished."""
+"""The trainer waits for the hook. An exception of the hook ends the training. The next start
+repeats the steps after the last checkpoint."""
 
 
 def load_function(name: str, setting: str) -> Callable[..., Any]:

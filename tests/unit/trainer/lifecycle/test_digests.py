@@ -66,6 +66,15 @@ def test_row_of_a_replaced_trainer_does_not_end_the_lineage(tmp_path: Path) -> N
     assert [one.version for one in lineage(read_digests(tmp_path / DIGESTS_FILE))] == ["1.2", "2.4"]
 
 
+def test_lineage_without_one_of_its_rows_is_refused(tmp_path: Path) -> None:
+    """A later trainer rewrites the file without a damaged row."""
+    write(tmp_path, [(1, 2), (1, 4), (1, 6)], None)
+    rows = read_digests(tmp_path / DIGESTS_FILE)
+    for missing in (0, 1):
+        with raises(CheckpointError, "digests_unreadable"):
+            lineage([*rows[:missing], *rows[missing + 1 :]])
+
+
 def test_checkpoint_that_is_written_twice_has_one_row(tmp_path: Path) -> None:
     write(tmp_path, [(1, 2), (1, 2)], None)
     assert [one.version for one in read_digests(tmp_path / DIGESTS_FILE)] == ["1.2"]

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -32,6 +36,7 @@ from gristmill_trainer.errors import ModelError
 from gristmill_trainer.learner_factory import LearnerPlan
 from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.replay.bisect import bisect
+from gristmill_trainer.replay.commands import Here, main
 from gristmill_trainer.replay.fork import copy_checkpoint, prepare
 from gristmill_trainer.replay.recorded import RecordedRun, ReplayError
 from gristmill_trainer.replay.retrain import Request, retrain, verify
@@ -42,6 +47,19 @@ STEPS = 4
 SOURCE = ModelSource("model", "model", None, 512)
 OUTLIER = "g00000006"
 """A group of step 3, whose second completion has log-probabilities of another model."""
+
+
+SERVICE = """
+import signal, sys, time
+signals = []
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, lambda number, _: signals.append(number))
+print("ready", flush=True)
+while not signals:
+    time.sleep(0.05)
+time.sleep(0.5)
+print("stopped by", *map(int, signals), flush=True)
+"""
 
 
 class EndedError(Exception):
@@ -99,6 +117,43 @@ def test_checkpoint_whose_groups_changed_is_the_first_that_differs(run: Recorded
     found = retrain(changed, Request({}), tmp_path / "again", lambda text: None)
     assert found is not None
     assert (found.step, found.files, found.causes) == (4, verdict.files, {})
+
+
+def test_run_is_named_before_its_hyperparameters(tmp_path: Path) -> None:
+    def opened(run: str) -> RunFolder:
+        assert run == "quickstart"
+        raise EndedError
+
+    here = Here([tmp_path], tmp_path, "", None, opened, None)
+    for flag in ("--learning_rate", "--objective"):
+        with raises(ReplayError, "run_first", flag=flag):
+            main("retrain", [flag, "1e-5", "quickstart"], here)
+    flag_last, own_flag, with_value = ["quickstart", "--learning_rate", "1"], ["--at", "1"], ["--learning_rate=1"]
+    for arguments in (flag_last, [*own_flag, "quickstart"], [*with_value, "quickstart"]):
+        with pytest.raises(EndedError):
+            main("retrain", arguments, here)
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", '{"run": "other"}'])
+def test_folder_of_something_else_is_not_removed(run: RecordedRun, tmp_path: Path, content: str | None) -> None:
+    out = tmp_path / "again"
+    out.mkdir()
+    if content is not None:
+        (out / "retrain.json").write_text(content)
+    with raises(ReplayError, "folder_taken", folder=out):
+        retrain(run, Request({}), out, lambda text: None)
+    assert out.exists()
+
+
+def test_own_checkpoint_is_not_taken_for_the_one_of_an_earlier_run(run: RecordedRun, tmp_path: Path) -> None:
+    """The trainer renamed the earlier one when it reached the same step."""
+    first = run.checkpoints[0]
+    own = run.on_disk()[0]
+    folder = str(run.folder.folders[0] / "checkpoints" / f"step-{own.step:06d}")
+    named = msgspec.structs.replace(first, progress=dataclasses.replace(first.progress, origin=folder))
+    resumed = RecordedRun(run.folder, [named, *run.checkpoints[1:]], run.groups, tmp_path, trust=True)
+    with raises(ReplayError, "origin_missing"):
+        resumed.load_origin()
 
 
 def test_model_that_only_the_record_names_is_used_only_if_it_is_trusted(run: RecordedRun, tmp_path: Path) -> None:
@@ -209,6 +264,45 @@ def test_fork_takes_over_what_only_a_trainer_may_set(
     assert trainer["clip_epsilon_high"] is None, "another trainer.yaml may have a value"
     assert "token_budget" not in trainer, "another machine may need one"
     assert not TRAINER_ONLY.intersection(config), "the environment does not know them"
+
+
+def test_settings_of_a_fork_have_the_names_of_a_configuration(with_a_loss: RecordedRun, tmp_path: Path) -> None:
+    with_a_loss.trust = True
+    settings = {"trainer.learning_rate": 0.5, "trainer.ref_model": "own", "dataset.temperature": 0.7}
+    fork = prepare(with_a_loss, 2, settings, tmp_path / "forked", tmp_path, lambda text: None)
+    config = yaml.safe_load(fork.config.read_text())
+    assert (config["trainer"]["learning_rate"], fork.settings["ref_model"]) == (0.5, "own")
+    assert config["dataset"]["temperature"] == 0.7
+    for wrong, name in (
+        ({"run_id": "other"}, "run_id"),
+        ({"trainer.learnin_rate": 1}, "trainer.learnin_rate"),
+        ({"dataset": "x", "dataset.temperature": 1}, "dataset.temperature"),
+    ):
+        with raises(ReplayError, "fork_setting", setting=name):
+            prepare(with_a_loss, 2, wrong, tmp_path / "other", tmp_path, lambda text: None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_signal_to_the_command_stops_the_services_of_a_fork_once(tmp_path: Path, number: signal.Signals) -> None:
+    """Like Ctrl-C, to the process group. A second signal would end the trainer before its last checkpoint."""
+    for name in ("gristmill_trainer", "gristmill_env"):
+        package = tmp_path / "stubs" / name
+        package.mkdir(parents=True)
+        (package / "__init__.py").touch()
+        (package / "__main__.py").write_text(SERVICE)
+    start = "from gristmill_trainer.replay.fork import Fork, start; from pathlib import Path; import os\n"
+    start += f"os.environ['PYTHONPATH'] = {str(tmp_path / 'stubs')!r}\n"
+    start += "start(Fork('f', Path('f.yaml'), Path('c'), {}), 'http://api', Path('runs'))"
+    command = subprocess.Popen(
+        [sys.executable, "-c", start], cwd=tmp_path, start_new_session=True, stdout=subprocess.PIPE, text=True
+    )
+    with command:
+        assert command.stdout is not None
+        assert {command.stdout.readline() for _ in range(2)} == {"ready\n"}
+        os.killpg(command.pid, number)
+        stopped = command.stdout.read().splitlines()  # to the end of every process that has the pipe
+    assert stopped == ["stopped by 15"] * 2
 
 
 def test_fork_of_a_record_with_code_needs_trust_or_a_value_of_ones_own(

@@ -182,7 +182,10 @@ def read_digests(path: Path) -> list[CheckpointRecord]:
 
 def lineage(records: Sequence[CheckpointRecord]) -> list[CheckpointRecord]:
     """Returns the checkpoints of the newest training among `records`, in order: the newest version, and all that it
-    follows. Records of an earlier run of the same id, and of checkpoints that were given up, are left out."""
+    follows. Records of an earlier run of the same id, and of checkpoints that were given up, are left out.
+
+    Raises CheckpointError if one of them has no record.
+    """
     if not records:
         return []
     creation = records[-1].progress.creation
@@ -191,6 +194,13 @@ def lineage(records: Sequence[CheckpointRecord]) -> list[CheckpointRecord]:
     ancestors: list[CheckpointRecord] = []
     while newest is not None:
         ancestors.append(newest)
+        if newest.after is not None and newest.after not in by_version:
+            raise CheckpointError(
+                "digests_unreadable",
+                f"{DIGESTS_FILE} has no row of version {newest.after}, after which {newest.version} was trained: the "
+                "row was damaged. The run cannot be retrained; it can continue with --resume from its checkpoints",
+                path=DIGESTS_FILE,
+            )
         newest = None if newest.after is None else by_version[newest.after]
     return ancestors[::-1]
 

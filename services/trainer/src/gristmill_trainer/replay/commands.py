@@ -71,6 +71,11 @@ def _retrain(arguments: Sequence[str], here: Here) -> int:
     parser.add_argument("--force", action="store_true", help="continue below an effective sample size of 10 %%")
     parser.add_argument("--out", metavar="NAME", help="id of the retrained run (default: RUN-retrained)")
     options, rest = parser.parse_known_args(arguments)
+    before = dict(zip(arguments[1:], arguments, strict=False)).get(options.run, "")
+    if before in rest and "=" not in before:  # argparse does not know that this flag takes the next word.
+        raise ReplayError(
+            "run_first", f"name the run before {before}: gristmill retrain RUN {before} {options.run}", flag=before
+        )
     settings = parse_flags(rest, Hyperparameters, "gristmill retrain RUN", "Hyperparameters of a retraining.")
     request = Request(settings, options.at, options.until, options.force)
     run = _open(options, here)

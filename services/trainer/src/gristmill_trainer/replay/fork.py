@@ -22,8 +22,10 @@ import yaml
 
 from gristmill import ApiError, ApiUnreachable, Hyperparameters, RunRecord, SyncClient
 from gristmill.folders import FORK_FILE, ORIGIN_FOLDER
+from gristmill.internal.disk import write_file
 from gristmill.internal.redaction import REDACTED
-from gristmill.internal.settings import merge, parse
+from gristmill.internal.settings import merge, parse, put
+from gristmill.internal.signals import ending_on_signals
 from gristmill_trainer.checkpoint.contents import MANIFEST, Checkpoint
 from gristmill_trainer.checkpoint.digests import file_digests
 from gristmill_trainer.replay.recorded import RecordedRun, ReplayError, check_step
@@ -80,6 +82,7 @@ def prepare(
         )
     if folder.exists():
         raise ReplayError("folder_taken", f"{folder} exists; name another run id: --id NAME", folder=folder)
+    settings = {_of_trainer(name): value for name, value in settings.items()}
     of_trainer = {name: value for name, value in settings.items() if name in OF_TRAINING}
     trainer = run.settings(at, of_trainer)
     of_env = {name: value for name, value in settings.items() if name not in OF_TRAINING}
@@ -92,9 +95,9 @@ def prepare(
         shutil.rmtree(folder)
         raise
     path = folder / _CONFIG
-    path.write_text(yaml.safe_dump(config, sort_keys=False))
+    write_file(path, yaml.safe_dump(config, sort_keys=False).encode())
     about = {"run": run.run_id, "step": at, "settings": dict(settings)}
-    (folder / FORK_FILE).write_text(json.dumps(about, indent=2) + "\n")
+    write_file(folder / FORK_FILE, f"{json.dumps(about, indent=2)}\n".encode())
     kept = trainer.model_dump(include=set(OF_TRAINING), exclude_none=True)
     return Fork(folder.name, path, checkpoint, {name: str(value) for name, value in kept.items()})
 
@@ -122,21 +125,28 @@ def can_start(api: str, token: str | None) -> bool:
 
 
 def start(fork: Fork, api: str, runs_dir: Path) -> int:
-    """Runs the environment and the trainer of a fork to the end. Returns 0, or the exit code of the one that failed."""
+    """Runs the environment and the trainer of a fork to the end. Returns 0, or the exit code of the one that failed.
+
+    A signal to this process, such as Ctrl-C, stops both, which then write a checkpoint.
+    """
     environ = {**os.environ, "GRISTMILL_API_URL": api, "GRISTMILL_RUNS_DIR": str(runs_dir), "GRISTMILL_RUN_ID": ""}
     commands = [
         ["gristmill_trainer", *fork.flags],
         ["gristmill_env", "serve", "--config", str(fork.config)],
     ]
-    processes = [subprocess.Popen([sys.executable, "-m", *command], env=environ) for command in commands]
-    try:
-        return _wait(processes)
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.terminate()
-        for process in processes:
-            process.wait()
+    processes: list[subprocess.Popen[bytes]] = []
+    with ending_on_signals():
+        try:
+            for command in commands:  # In a session of their own: a terminal sends Ctrl-C to its whole group.
+                program = [sys.executable, "-m", *command]
+                processes.append(subprocess.Popen(program, env=environ, start_new_session=True))
+            return _wait(processes)
+        finally:
+            for process in processes:
+                if process.poll() is None:
+                    process.terminate()
+            for process in processes:
+                process.wait()
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
@@ -165,12 +175,15 @@ def _config(
     hyperparameters = {name: value for name, value in settings.items() if name in Hyperparameters.model_fields}
     of_env: dict[str, Any] = {}
     for name, value in settings.items():
-        if name not in hyperparameters:
-            *sections, key = name.split(".")
-            place = of_env
-            for section in sections:
-                place = place.setdefault(section, {})
-            place[key] = value
+        if name in hyperparameters:
+            continue
+        if name == "run_id" or name.split(".")[0] == "trainer" or not put(of_env, name.split("."), value):
+            raise ReplayError(
+                "fork_setting",
+                f"--set {name} cannot be set: --id names the new run, only hyperparameters and "
+                f"{', '.join(sorted(OF_TRAINING))} are of the trainer, and a setting is given once",
+                setting=name,
+            )
     steps_left = max(1, recorded.training_steps - at)
     # A null of how the machine was used leaves this machine's trainer.yaml its value.
     trainer = {
@@ -192,6 +205,12 @@ def _config(
             run=run.run_id,
         )
     return {**in_file(config, config_dir), "trainer": trainer}
+
+
+def _of_trainer(name: str) -> str:
+    """Returns the name of a setting without the section that it has in a configuration, if it is the trainer's."""
+    inner = name.removeprefix("trainer.")
+    return inner if inner in Hyperparameters.model_fields or inner in OF_TRAINING else name
 
 
 def at_each_source(changes: Mapping[str, Any], env: Mapping[str, Any]) -> dict[str, Any]:

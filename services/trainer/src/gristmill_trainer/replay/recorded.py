@@ -153,7 +153,7 @@ class RecordedRun:
         ids = self._of_step[step].batches[step]
         missing = [group_id for group_id in ids if group_id not in self.groups]
         if missing:
-            later = [record.step for record in self.on_disk() if record.step >= step]
+            later = [record.step for record in self.on_disk() if step <= record.step < self.last_step]
             remedy = (
                 f"Start after it, from a checkpoint that is still on disk: --at {later[0]}"
                 if later
@@ -249,7 +249,18 @@ class RecordedRun:
                 path=path,
             )
         verify(path)
-        return Checkpoint(path, read_progress(path))
+        checkpoint = Checkpoint(path, read_progress(path))
+        own = self.checkpoints[0].progress.creation
+        if own is not None and checkpoint.progress.creation == own:
+            raise ReplayError(
+                "origin_missing",
+                f"run {self.run_id} began from the checkpoint {path} of an earlier run of this id, and that folder is "
+                "now a checkpoint of the run itself; the earlier one may be beside it under another name. Start from a "
+                f"checkpoint of this run that is on disk: --at STEP ({on_disk})",
+                run=self.run_id,
+                path=path,
+            )
+        return checkpoint
 
     def _folder_of(self, record: CheckpointRecord) -> Path | None:
         folder = self.folder.find(f"checkpoints/step-{record.step:06d}")
@@ -268,7 +279,7 @@ def check_step(name: str, step: int, lowest: int, highest: int) -> None:
     if not lowest <= step <= highest:
         raise ReplayError(
             "step_outside_run",
-            f"{name} is {step}; it must be a step from {lowest} to {highest}, the last step with a checkpoint",
+            f"{name} is {step}; it must be a step from {lowest} to {highest}",
             step=step,
             lowest=lowest,
             highest=highest,

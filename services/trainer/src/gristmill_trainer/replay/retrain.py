@@ -13,8 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from gristmill import RunState
 from gristmill.archive.run_file import write_run_file
+from gristmill.internal.disk import write_file
 from gristmill.internal.lines import JsonlWriter
 from gristmill.internal.metrics import METRICS_FILE
 from gristmill_trainer.metrics import step_metrics
@@ -193,7 +196,11 @@ def _clear(out: Path, run_id: str) -> None:
     if not out.exists():
         return
     file = out / RETRAIN_FILE
-    if not file.is_file() or json.loads(file.read_text())["run"] != run_id:
+    try:
+        of_run = msgspec.json.decode(file.read_bytes(), type=dict[str, Any]).get("run")
+    except (OSError, msgspec.MsgspecError):
+        of_run = None
+    if of_run != run_id:
         raise ReplayError(
             "folder_taken",
             f"{out} exists and is not a retraining of run {run_id}; name another run id: --out NAME",
@@ -206,7 +213,7 @@ def _describe(out: Path, run: RecordedRun, request: Request, change: Change) -> 
     """Writes run.json, from which the page has the settings, and retrain.json."""
     out.mkdir(parents=True, exist_ok=True)
     about = {"run": run.run_id, "at": change.after, "until": request.until, "settings": dict(change.settings)}
-    (out / RETRAIN_FILE).write_text(json.dumps(about, indent=2) + "\n")
+    write_file(out / RETRAIN_FILE, f"{json.dumps(about, indent=2)}\n".encode())
     record = run.folder.record()
     if record is not None:
         trainer = {**(record.trainer or {}), **change.settings}
