@@ -17,14 +17,16 @@ from tests.support.grids import rest_is_long
 from tests.unit.trainer.receipts.torch_server import FAULTS, NAME, TorchServer
 from tests.unit.trainer.receipts.training import Run
 
+from gristmill import PolicyVersion
 from gristmill.internal.receipts import Proven, ReceiptState, failing, proven
 from gristmill_model import worker
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.loop import publish
+from gristmill_trainer.publish.servers import ModelServer
 from gristmill_trainer.receipts import sums
 from gristmill_trainer.receipts.diagnosis import Case, Cause, Diagnosis, diagnose
 from gristmill_trainer.receipts.probes import Probes, distance, own_scores
-from gristmill_trainer.receipts.receipts import receipt_metrics
+from gristmill_trainer.receipts.receipts import later_bound, receipt_metrics
 
 Serve = Callable[..., TorchServer]
 Begin = Callable[..., Run]
@@ -191,6 +193,49 @@ def test_exact_comparison_names_stale_tensors_in_bfloat16(serve: Serve, begin: B
     if fault == "missing_kind":
         assert "model.layers.*.mlp.down_proj.weight" in failed.detail
     assert server.label == "unproven"
+
+
+@pytest.mark.parametrize("fault", ["", "label_only", "missing_kind"])
+@pytest.mark.parametrize("transforms", [False, True], ids=["", "transforms"])
+def test_first_receipt_of_a_resumed_training_finds_stale_tensors(
+    serve: Serve, begin: Begin, fault: str, transforms: bool
+) -> None:
+    """The trainer was killed before it published step 2, and the server does not load it."""
+    server = serve(fault, since=2, change=lambda model: None, sums=torch.bfloat16)
+    sums = server.weight_sums
+    if transforms:
+        server.weight_sums = lambda: sums() | {"model.norm.weight": ["bfloat16", 1]}  # type: ignore[method-assign]
+    run = begin([server], dtype="bfloat16", learning_rate=HIDDEN)
+    with wrong_weights.autocast():
+        run.train(1)
+        run.learner.step(run.samples(), 2)
+        if fault:
+            with raises(PublishError, "receipt_failed", version="1.2"):
+                run.resume(2)
+        else:
+            run.resume(2)
+            assert [(row.state, row.compared) for row in run.rows()] == [("ok", len(_names(run)) - transforms)] * 3
+
+
+def test_server_that_joins_and_keeps_its_first_weights_fails(serve: Serve, begin: Begin) -> None:
+    first = serve(change=lambda model: None, sums=torch.bfloat16)
+    joins = serve("label_only", since=0, change=lambda model: None, sums=torch.bfloat16)
+    run = begin([first], dtype="bfloat16", learning_rate=HIDDEN)
+    with wrong_weights.autocast():
+        run.train(2)
+        version = PolicyVersion(1, 2)
+        joined = ModelServer(joins.url, "token", 30)
+        assert run.receipts is not None
+        failed = run.receipts.check(joined, version, 1)
+        assert failed is not None
+        assert failed.values["cause"] is Cause.VERSION_0
+
+
+@pytest.mark.parametrize("size", [1.0, 30.0])
+def test_bound_of_a_receipt_does_not_depend_on_the_sizes_before(size: float) -> None:
+    """The floor of a float32 bound grows with the log-probabilities."""
+    eps = torch.finfo(torch.float32).eps
+    assert later_bound(0.0, eps, size) == pytest.approx(64 * eps * size)
 
 
 def test_tensor_that_a_server_transforms_is_not_compared(serve: Serve, begin: Begin) -> None:

@@ -22,6 +22,7 @@ from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.publish.pool import ModelServers
 from gristmill_trainer.publish.publisher import FilesystemTransport, Publisher
 from gristmill_trainer.publish.servers import ModelServer
+from gristmill_trainer.receipts.probes import Probes
 from gristmill_trainer.receipts.receipts import Receipts
 from gristmill_trainer.settings import TrainerSettings
 from gristmill_trainer.stop import StopRequest
@@ -92,6 +93,16 @@ class Run:
             begin_receipts(self.training, samples, step - 1)
             self.learner.step(samples, step)
             publish(self.training, step)
+        self.publisher.wait()
+
+    def resume(self, step: int) -> None:
+        """Goes on as the trainer of another process, after `step` steps."""
+        assert self.receipts is not None
+        self.receipts.close()
+        self.receipts = Receipts(self.folder, self.learner.policy, Probes.read(self.folder), step)
+        main: Any = self.training.main
+        main.receipts = self.servers._proof = self.receipts
+        publish(self.training, step)
         self.publisher.wait()
 
     def close(self) -> None:

@@ -22,7 +22,8 @@ A step is proven to be on the server in one of two ways. The answer differs from
 before by more than the bound: it is then no answer of that version. Or the server's tensors are compared with the
 published ones exactly (sums.py), and one that the step changed is equal. After a change that neither shows, the receipt
 is `unproven`, although the answers agree. A tensor that is not as published fails the receipt. The first receipt of a
-server shows which of its tensors can be compared, as a server may transform some.
+server shows which of its tensors can be compared, as a server may transform some. A tensor of an older version is none
+of these, and a resumed training knows from receipts.jsonl how many there are.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from gristmill_trainer.policy.model import tied_head
 from gristmill_trainer.publish.servers import ModelServer
 from gristmill_trainer.receipts.diagnosis import Case, Cause, Diagnosis, diagnose
 from gristmill_trainer.receipts.probes import Probes, ProbeScores, distance, scale, served_scores
-from gristmill_trainer.receipts.sums import Sums, compare, served_sums
+from gristmill_trainer.receipts.sums import Comparison, Sums, compare, served_sums
 
 _LOG = logging.getLogger(__name__)
 _FIRST_UNITS: Final = 1024
@@ -95,13 +96,15 @@ class Answered:
 class _Server:
     """What the receipts of one server have shown."""
 
-    bound: float | None = None
-    """Of later receipts, in nats; None before the first receipt."""
+    measured: float | None = None
+    """`_TIMES_FIRST` times the difference of the first receipt, in nats; None before the first receipt."""
     answered: Answered | None = None
     refused: bool = False
     """Whether the log says that the server answers no probes."""
     comparable: frozenset[str] | None = None
     """Names of the tensors that the server holds as they are published; None before its first receipt."""
+    compared: int = 0
+    """Number of those tensors in the last receipt before this process; 0 if there is none."""
 
 
 class Receipts:
@@ -131,7 +134,9 @@ class Receipts:
         """By URL."""
         for one in self._written:
             if one.state is not ReceiptState.FAILED and one.bound > 0:
-                self._servers[one.server].bound = one.bound
+                known = self._servers[one.server]
+                known.measured = min(one.bound, known.measured or one.bound)
+                known.compared = one.compared
         self._probes = probes
         self._expected: dict[PolicyVersion, Expectation] = {}
         self._first: tuple[PolicyVersion, Expectation] | None = None
@@ -171,7 +176,7 @@ class Receipts:
             expectation, probes = self._expected.get(version), self._probes
             before = self._expected.get(PolicyVersion(version.incarnation, version.step - 1))
             known = self._servers[server.url]
-            last, bound, comparable = known.answered, known.bound, known.comparable
+            last, measured, comparable = known.answered, known.measured, known.comparable
         if expectation is None:
             raise PublishError(
                 "receipt_outdated",
@@ -182,27 +187,27 @@ class Receipts:
         assert probes is not None
         started = time.monotonic()
         try:
-            served = served_scores(server, probes if bound is None else probes.each_time())
+            served = served_scores(server, probes if measured is None else probes.each_time())
         except PublishError as error:
             if error.code != "probe_refused":
                 raise
-            self._unanswered(server, version, attempt, bound or 0.0, error)
+            self._unanswered(server, version, attempt, measured or 0.0, error)
             return None
         sums = [] if comparable == frozenset() else served_sums(server)
         compared = compare(sums, expectation.sums)
         if comparable is None:
-            comparable = compared.equal
+            comparable = compared.equal | self._old_tensors(sums, compared, known.compared, version)
         equal, stale = compared.equal & comparable, compared.other & comparable
         seconds = time.monotonic() - started
         own = expectation.scores[: len(served)]
         difference = distance(served, own)
         size = scale(own)
-        if bound is None:
-            allowed = first_bound(self._rounding, size)
-            if difference <= allowed:
-                bound = later_bound(_TIMES_FIRST * difference, self._rounding, size)
-        else:  # A resumed run may use a coarser dtype.
-            allowed = bound = later_bound(bound, self._rounding, size)
+        allowed = first_bound(self._rounding, size)
+        if measured is not None:
+            allowed = later_bound(measured, self._rounding, size)
+        elif difference <= allowed:
+            measured = _TIMES_FIRST * difference
+        bound = None if measured is None else later_bound(measured, self._rounding, size)
         older = None if before is None else before.scores[: len(own)]
         fails = bool(stale) or not difference <= allowed or bound is None
         seen = older is not None and bound is not None and distance(served, older) > bound
@@ -241,7 +246,7 @@ class Receipts:
             return self._explain(case, receipt)
         with self._lock:
             known.answered = Answered(version, served, expectation.scores)
-            known.bound, known.comparable = bound, comparable
+            known.measured, known.comparable = measured, comparable
         self._write(receipt)
         return None
 
@@ -295,6 +300,21 @@ class Receipts:
     def close(self) -> None:
         """Closes receipts.jsonl."""
         self._file.close()
+
+    def _old_tensors(
+        self, sums: Sequence[Sums], compared: Comparison, before: int, version: PolicyVersion
+    ) -> frozenset[str]:
+        """Returns the tensors that differ at a server's first receipt in this process because they are of another
+        version. The server transforms the others. `before`: how many tensors were comparable in an earlier process.
+
+        With fewer comparable tensors than before, each one that differs may be old.
+        """
+        if len(compared.equal) < before and not compared.dtype:
+            return compared.other
+        with self._lock:
+            known = [*self._expected.items(), *([self._first] if self._first else [])]
+        of_older = (compare(sums, one.sums).equal for older, one in known if older < version)
+        return compared.other & frozenset[str]().union(*of_older)
 
     def _version_of(self, sums: Sequence[Sums], names: frozenset[str], version: PolicyVersion) -> str:
         """Returns the older version of which all these tensors of a server are; empty if no known version has them."""
