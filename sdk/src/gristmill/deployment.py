@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,19 @@ RUN_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 """Pattern of run ids, for re.fullmatch. Run ids name folders and are words of command lines, so an id starts with a
 letter or a digit: neither `..` nor `-rf` is an id."""
 _MANIFEST = "manifest.json"
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Returns the safetensors files of the model in `folder`: those of its index, else model.safetensors, else all.
+
+    Some folders have the same weights in another format too (consolidated.safetensors).
+    """
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        return [folder / name for name in sorted(set(names))]
+    whole = folder / "model.safetensors"
+    return [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
 
 
 @dataclass(frozen=True)

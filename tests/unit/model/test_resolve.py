@@ -143,6 +143,13 @@ def test_resolve_copies_an_outside_folder_and_serves_it_untied(tmp_path: Path) -
     assert resolve(str(folder), models).sha256 != resolved.sha256
 
 
+def test_second_format_of_the_weights_is_not_served(tmp_path: Path) -> None:
+    folder = save_random(tmp_path / "weights", tied=True)
+    shutil.copyfile(folder / "model.safetensors", folder / "consolidated.safetensors")
+    served = resolve(str(folder), tmp_path / "models").serve_path
+    assert len(list(served.glob("*.safetensors"))) == 2, "the model's, and its head"
+
+
 def test_folders_of_one_name_within_the_models_have_their_own_copies(tmp_path: Path) -> None:
     first, second = (save_random(tmp_path / part / "foo", tied=True, seed=seed) for seed, part in enumerate("ab"))
     one, other = (resolve(str(folder), tmp_path) for folder in (first, second))

@@ -11,11 +11,11 @@ import pytest
 import torch
 from tests.support.errors import raises
 from tests.unit.trainer.learner.learning import make_samples
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from gristmill_trainer import learner_factory, memory
 from gristmill_trainer.dist_context import DistContext
-from gristmill_trainer.errors import OutOfMemoryError, TrainerError
+from gristmill_trainer.errors import ModelError, OutOfMemoryError, TrainerError
 from gristmill_trainer.learner_factory import LearnerPlan, build_learner
 from gristmill_trainer.policy import ModelSource, Policy
 from gristmill_trainer.settings import TrainerSettings
@@ -181,3 +181,12 @@ def test_unusual_settings_of_lora_are_logged(
     build_learner(LearnerPlan(source, None, settings, None), DistContext())
     assert ("low for LoRA" in caplog.text) == (learning_rate == 1e-6)
     assert ("LORA_RANK=2" in caplog.text) == (served_rank == 0)
+
+
+def test_reference_without_some_of_the_policys_tokens_is_refused(model_dir: Path, tmp_path: Path) -> None:
+    small = AutoModelForCausalLM.from_pretrained(model_dir)
+    small.resize_token_embeddings(48)
+    small.save_pretrained(tmp_path)
+    settings = TrainerSettings(device="cpu", kl_beta=0.1, ref_model=str(tmp_path))
+    with raises(ModelError, "reference_vocabulary", vocabulary=48, of_policy=64):
+        build_learner(LearnerPlan(ModelSource.of(str(model_dir)), None, settings, 16), DistContext())

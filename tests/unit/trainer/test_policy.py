@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tests.support.errors import raises
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -115,3 +116,34 @@ def test_parts_of_a_model_do_not_choose_the_code_of_their_attention(tmp_path: Pa
     config = config_without_attention(str(tmp_path))
     chosen = [one._attn_implementation for one in (config, config.text_config, config.vision_config)]
     assert chosen == [None] * 3
+
+
+def _without(folder: Path, name: str) -> None:
+    file = folder / "model.safetensors"
+    save_file({key: tensor for key, tensor in load_file(file).items() if key != name}, file, {"format": "pt"})
+
+
+def _config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+UNUSABLE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no mlp": (lambda folder: _without(folder, "model.layers.1.mlp.up_proj.weight"), "model_incomplete"),
+    "no head": (lambda folder: _config(folder, tie_word_embeddings=False), "model_incomplete"),
+    "quantized": (lambda folder: _config(folder, quantization_config={"quant_method": "awq"}), "model_quantized"),
+    "adapters": (lambda folder: (folder / "adapter_config.json").write_text("{}"), "model_has_adapters"),
+    "another vocabulary": (lambda folder: _config(folder, vocab_size=99), "model_unreadable"),
+    "a torn file": (lambda folder: os.truncate(folder / "model.safetensors", 500), "model_unreadable"),
+}
+
+
+@pytest.mark.parametrize("how", UNUSABLE)
+def test_model_that_would_be_trained_with_other_weights_is_refused(model_dir: Path, tmp_path: Path, how: str) -> None:
+    """transformers fills in random weights for those that are missing."""
+    change, code = UNUSABLE[how]
+    folder = tmp_path / "model"
+    shutil.copytree(model_dir, folder)
+    change(folder)
+    with raises(ModelError, code, model=str(folder)):
+        Policy(ModelSource.of(str(folder)), "cpu")

@@ -26,6 +26,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import AutoConfig
 
+from gristmill.deployment import weight_files
 from gristmill_model import revision, smollm2, tiny
 from gristmill_model.cache import built, digest, link_or_copy, locked, name_of_copy
 from gristmill_model.errors import ModelError
@@ -96,7 +97,9 @@ def _local(folder: Path, models_dir: Path) -> tuple[Path, str]:
 def _from_hub(hub_id: str, wanted: str | None, models_dir: Path) -> tuple[Path, str]:
     """`wanted`: a commit, tag or branch; None for the newest commit."""
     try:
-        snapshot = Path(snapshot_download(hub_id, revision=wanted, allow_patterns=HUB_FILES))
+        # Some repositories have the weights a second time, in another format.
+        other = ["consolidated*.safetensors"]
+        snapshot = Path(snapshot_download(hub_id, revision=wanted, allow_patterns=HUB_FILES, ignore_patterns=other))
     except GatedRepoError as error:
         raise ModelError(
             "model_gated", f"{hub_id} is gated: accept its terms on its page and give {HUB_TOKEN}", model=hub_id
@@ -166,7 +169,7 @@ def untied(folder: Path, models_dir: Path) -> Path:
 
 
 def _untie(folder: Path, target: Path) -> None:
-    shards = sorted(folder.glob("*.safetensors"))
+    shards = weight_files(folder)
     # The copy has one file more than the original. No file is named `model.safetensors`, because readers would then
     # read only that file.
     names = [f"model-{place + 1:05}-of-{len(shards) + 1:05}.safetensors" for place in range(len(shards) + 1)]

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from gristmill_trainer.dist_context import DistContext
-from gristmill_trainer.errors import OutOfMemoryError, TrainerError
+from gristmill_trainer.errors import ModelError, OutOfMemoryError, TrainerError
 from gristmill_trainer.learner import Learner, seed_all
 from gristmill_trainer.memory import Memory, gigabytes
 from gristmill_trainer.model_state import LearnerState, check_shardable, shard
@@ -81,7 +81,7 @@ def build_learner(plan: LearnerPlan, dist: DistContext) -> tuple[Learner, Learne
             _advise_on_adapters(settings, policy)
     if memory is not None:
         _check_state(memory, policy.device, dist, servers_sleep=plan.source.sleeps(settings))
-    reference = _reference(plan, dist)
+    reference = _reference(plan, policy, dist)
     if dist.size > 1:
         shard(policy, dist, _longest(plan))
     optimizer = build_optimizer(settings, policy.trained_parameters())
@@ -170,7 +170,7 @@ def _longest(plan: LearnerPlan) -> int:
     return plan.settings.seq_len or plan.source.max_model_len
 
 
-def _reference(plan: LearnerPlan, dist: DistContext) -> Policy | None:
+def _reference(plan: LearnerPlan, policy: Policy, dist: DistContext) -> Policy | None:
     """Returns the reference model, which is never trained. With several ranks it is sharded as the policy is.
 
     None without a KL penalty, or if the reference is the base model of the LoRA adapters.
@@ -180,6 +180,15 @@ def _reference(plan: LearnerPlan, dist: DistContext) -> Policy | None:
         return None
     source = plan.source if named is None else replace(plan.source, weights=named)
     reference = Policy(source, plan.settings.device, packing=plan.settings.packing, seq_len=_longest(plan), dist=dist)
+    if reference.vocabulary < policy.vocabulary:
+        raise ModelError(
+            "reference_vocabulary",
+            f"the reference model '{source.weights}' has {reference.vocabulary} tokens, and the policy has "
+            f"{policy.vocabulary}; set ref_model to a model with the policy's tokenizer",
+            model=source.weights,
+            vocabulary=reference.vocabulary,
+            of_policy=policy.vocabulary,
+        )
     reference.freeze()
     if dist.size > 1:
         shard(reference, dist, _longest(plan))

@@ -294,17 +294,17 @@ class _MainStart:
                 proof=receipts,
             )
             describe = policy.describe_adapters if policy.publishes_adapters else None
-            folder = self._deployment.weights_dir / run_id
+            folder, original = self._deployment.weights_dir / run_id, Path(source.weights)
             if settings.publishes_from_device and describe is None:  # Adapters are small, and are published as files.
                 sender = None
                 if settings.publisher == "nccl":
                     url = URL(next(iter(self._servers)).url)
                     sender = WeightSender((url.host, url.port or 80), policy.device)
                 transport = DeviceMemoryTransport(
-                    servers, folder, source.served_weights, device=policy.device, sender=sender
+                    servers, folder, source.served_weights, original, device=policy.device, sender=sender
                 )
             else:
-                transport = FilesystemTransport(servers, folder, source.served_weights, describe)
+                transport = FilesystemTransport(servers, folder, source.served_weights, describe, original)
         publisher = Publisher(transport, partial(announce, session), stop, background=ahead)
         self._stack.callback(publisher.close)
         return publisher, receipts

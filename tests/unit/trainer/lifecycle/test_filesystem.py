@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tests.support.errors import raises
 from tests.unit.trainer.lifecycle.model_server import ModelServerStandIn
 
@@ -40,6 +41,31 @@ def test_publisher_keeps_the_versions_of_a_new_run_with_an_old_id(tmp_path: Path
         publisher.publish({"w": torch.ones(1)}, version)
         assert (tmp_path / str(version)).is_dir()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1.0", "1.1"]
+    server.stop()
+
+
+@pytest.mark.parametrize("unused", ["layers.0.rotary_emb.inv_freq", "layers.0.attention.masked_bias"])
+def test_tensors_of_a_model_that_transformers_does_not_use_are_not_missed(tmp_path: Path, unused: str) -> None:
+    used = {"w": torch.ones(2), "v": torch.ones(3)}
+    served, original, other = (tmp_path / name for name in ("served", "original", "other"))
+    for folder, tensors in ((served, used), (original, used), (other, {"w": used["w"]})):
+        folder.mkdir()
+        save_file({**tensors, **({} if folder == other else {unused: torch.ones(4)})}, folder / "model.safetensors")
+        save_file({"tok_embeddings.weight": torch.ones(9)}, folder / "consolidated.safetensors")
+    server = ModelServerStandIn()
+    servers = ModelServers([ModelServer(server.url, "token")])
+
+    def publish(tensors: dict[str, torch.Tensor], original: Path, step: int = 1) -> None:
+        transport = FilesystemTransport(servers, tmp_path / "weights", served, original=original)
+        transport.publish(tensors, PolicyVersion(1, step))
+
+    publish(used, original)
+    assert server.version == "1.1"
+    for wrong, name in (({**used, "v": torch.ones(4)}, "v"), ({**used, "x": used["v"]}, "x")):
+        with raises(PublishError, "shape_mismatch", tensor=name):
+            publish(wrong, original)
+    with raises(PublishError, "shape_mismatch", tensor=unused):
+        publish(used, other)
     server.stop()
 
 

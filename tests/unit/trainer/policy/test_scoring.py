@@ -222,6 +222,14 @@ def test_window_or_chunk_that_is_only_in_the_masks_is_refused(kind: str, window:
     checked_scorer(model(), packing=False, seq_len=17)
 
 
+def test_window_of_0_is_none() -> None:
+    """transformers writes it for a Qwen2-MoE without a window, and builds its mask."""
+    build: Any = AutoModelForCausalLM.from_config
+    config = AutoConfig.for_model("qwen2_moe", **SHAPE, **EXPERTS, use_sliding_window=False)
+    assert config.sliding_window == 0
+    checked_scorer(build(config).eval(), packing=True, seq_len=64)
+
+
 @pytest.mark.parametrize(
     "model",
     [

@@ -142,8 +142,8 @@ def refusing_masks(longest: int) -> Iterator[None]:
 
 
 def _check_window(window: int | None, longest: int) -> None:
-    """`window`: the most tokens that a token attends to; None: all before it. Raises ModelError."""
-    if window is not None and window < longest:
+    """`window`: the most tokens that a token attends to; None or 0: all before it. Raises ModelError."""
+    if window and window < longest:
         raise ModelError(
             "sequence_over_window",
             f"sequences of up to {longest} tokens are longer than the model's attention window of {window}, which "

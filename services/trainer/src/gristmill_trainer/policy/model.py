@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
@@ -16,6 +17,7 @@ from transformers.initialization import no_init_weights
 
 from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import ModelError
+from gristmill_trainer.out_of_memory import is_out_of_memory
 from gristmill_trainer.policy.lora import (
     Lora,
     adapter_tensors,
@@ -86,7 +88,9 @@ class Policy:
             # Frozen weights need no more digits than the products have. Trained weights are float32, because a learning
             # rate of 1e-6 vanishes in bfloat16.
             model = load(whole, torch.float32 if lora is None else self.arithmetic)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
+            if is_out_of_memory(error):
+                raise
             raise ModelError("model_unreadable", f"cannot load the model '{whole}': {error}", model=whole) from error
         # As the model server computes: without dropout, and without the noise of a router of experts.
         self.model = (model if self._several else model.to(self.device)).train(False)
@@ -254,9 +258,33 @@ class Policy:
 
 
 def _load(folder: str, dtype: torch.dtype) -> Any:
-    return AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, trust_remote_code=False, config=config_without_attention(folder)
+    """Raises ModelError for a quantized model, adapters, and a model without some of its weights: transformers would
+    train other weights than the model server serves."""
+    config = config_without_attention(folder)
+    if getattr(config, "quantization_config", None) is not None:
+        raise ModelError(
+            "model_quantized",
+            f"the weights of '{folder}' are quantized, and cannot be trained; take the original model",
+            model=folder,
+        )
+    if Path(folder, "adapter_config.json").is_file():
+        raise ModelError(
+            "model_has_adapters",
+            f"'{folder}' has adapters; merge them into the weights, and train the merged model",
+            model=folder,
+        )
+    model, found = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, trust_remote_code=False, config=config, output_loading_info=True
     )
+    if missing := sorted(found["missing_keys"]):
+        raise ModelError(
+            "model_incomplete",
+            f"{len(missing)} tensors of the model '{folder}' are in none of its files, such as {missing[0]}; copy or "
+            "download it again",
+            model=folder,
+            missing=missing,
+        )
+    return model
 
 
 def _without_weights(folder: str, dtype: torch.dtype) -> Any:

@@ -28,12 +28,13 @@ class DeviceMemoryTransport(FilesystemTransport):
         servers: ModelServers,
         folder: Path,
         served_weights: Path | None,
+        original: Path | None = None,
         *,
         device: torch.device,
         sender: WeightSender | None = None,
     ) -> None:
         """`device`: of the buffer. `sender`: for servers that are not on this device."""
-        super().__init__(servers, folder, served_weights)
+        super().__init__(servers, folder, served_weights, original=original)
         self._device = device
         self._sender = sender
         self._buffer: torch.Tensor | None = None

@@ -18,6 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from gristmill import GristmillError, PolicyVersion
+from gristmill.deployment import weight_files
 from gristmill.errors import of_thread
 from gristmill.internal.disk import write_file
 from gristmill_trainer.disk import writing
@@ -154,9 +155,11 @@ class FilesystemTransport:
         folder: Path,
         served_weights: Path | None,
         describe_adapters: Callable[[Path], None] | None = None,
+        original: Path | None = None,
     ) -> None:
         """`served_weights`: the folder that the server first loaded; publications must have its shapes.
-        `describe_adapters`: for an adapter's tensors, writes its adapter_config.json into a folder."""
+        `describe_adapters`: for an adapter's tensors, writes its adapter_config.json into a folder. `original`: the
+        folder that the trainer first loaded; tensors in it that its model does not use are never published."""
         self.servers = servers
         self._folder = folder.absolute()
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -164,6 +167,7 @@ class FilesystemTransport:
             shutil.rmtree(partial)
         self._describe_adapters = describe_adapters
         self._expected = None if served_weights is None or describe_adapters is not None else shapes(served_weights)
+        self._original = {} if self._expected is None or original is None else shapes(original)
 
     def copied(self, tensors: Tensors) -> Tensors:
         """Returns a copy of the tensors that `publish` takes later. At most one copy is in use."""
@@ -210,9 +214,8 @@ class FilesystemTransport:
         if self._expected is None:
             return
         written = {name: list(tensor.shape) for name, tensor in tensors.items()}
-        wrong = sorted(
-            name for name in self._expected.keys() | written.keys() if self._expected.get(name) != written.get(name)
-        )
+        names = self._expected.keys() - (self._original.keys() - written.keys()) | written.keys()
+        wrong = sorted(name for name in names if self._expected.get(name) != written.get(name))
         if wrong:
             name = wrong[0]
             here, there = written.get(name, "missing"), self._expected.get(name, "missing")
@@ -241,9 +244,9 @@ class FilesystemTransport:
 
 
 def shapes(folder: Path) -> dict[str, list[int]]:
-    """Reads the shapes of all tensors in a folder's safetensors files."""
+    """Reads the shapes of all tensors in the safetensors files of a folder's model."""
     shapes_by_name: dict[str, list[int]] = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in weight_files(folder):
         with safe_open(path, framework="np") as tensors:
             shapes_by_name |= {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
     return shapes_by_name
