@@ -28,6 +28,7 @@ from transformers.utils import logging as transformers_logging
 
 from gristmill import ConfigError, Deployment, GristmillError, Manifest, TrajectoryGroup, read_rollouts
 from gristmill.folders import ROLLOUTS_FOLDER, RunFolder
+from gristmill.hyperparameters import check_run_block
 from gristmill.internal import foreign
 from gristmill.internal.check import Check, read_memory
 from gristmill.internal.receipts import RECEIPTS_FILE, ReceiptState, read_receipts
@@ -59,6 +60,8 @@ _VISIBLE_TEMPERATURE = 0.5
 """At temperature 1, a server that ignores the temperature gives the same numbers."""
 _GROUPS_PER_VERSION = 4
 _MICRO_BATCH = 16
+_NEUTRAL = {"top_k": None, "min_p": 0, "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+"""Settings of sampling that change the distribution, with the values that do not."""
 
 
 # --- Before a run ----------------------------------------------------------------------------------------------
@@ -67,12 +70,15 @@ def before_run(config: str, environ: Mapping[str, str]) -> Iterator[Check]:
     deployment = Deployment.read(environ)
     try:
         values = load_yaml(find_config(config, deployment.config_dir), environ)
-        settings = read_settings(deployment.config_dir, values.get("trainer") or {}, {}, config)
+        block = values.get("trainer") or {}
+        check_run_block(block, 1, f"{config}: trainer")  # The environment compares it with its group size.
+        settings = read_settings(deployment.config_dir, block, {}, config)
     except ConfigError as error:
         yield Check("trainer settings", "failed", error.report())
         return
-    temperature = float((values.get("dataset") or {}).get("temperature", 1.0))
-    yield from check_settings(settings, temperature, deployment)
+    dataset = values.get("dataset")
+    given = dataset.get("temperature") if isinstance(dataset, Mapping) else None  # The environment checks the value.
+    yield from check_settings(settings, float(given) if isinstance(given, int | float) else 1.0, deployment)
 
 
 def check_settings(settings: TrainerSettings, temperature: float, deployment: Deployment) -> Iterator[Check]:
@@ -154,6 +160,8 @@ def _check_memory(
     # A model server that runs on the same GPU has taken its share already.
     room = torch.cuda.mem_get_info()[0] if cuda else read_memory()
     tokens = settings.token_budget or settings.batch_size * (settings.seq_len or source.max_model_len)
+    if cuda and room is not None and settings.token_budget is None:
+        tokens = min(tokens, memory.planned(room))
     needed = memory.fixed + memory.per_token * tokens
     what = f"{parameters / 1e6:.1f}M parameters need {memory}: {gigabytes(needed)} for {tokens} tokens"
     if room is None:
@@ -285,6 +293,9 @@ def after_run(run: RunFolder, config: str, environ: Mapping[str, str]) -> Iterat
         yield Check(name, "warning", "not checked: the run has no archived groups")
         return
     try:
+        if changed := _changed_distribution(run):
+            yield Check(name, "warning", f"not checked: {changed} changed the log-probabilities of the completions")
+            return
         weights, not_checked = _weights_of(run, Deployment.read(environ))
         yield from not_checked
         if not weights:
@@ -292,11 +303,22 @@ def after_run(run: RunFolder, config: str, environ: Mapping[str, str]) -> Iterat
             return
         groups = _groups_of(folder, {one.label for one in weights})
         if not groups:
-            yield Check(name, "warning", "not checked: no archived group was sampled by weights that are still here")
+            text = (
+                "not checked: no archived group was sampled by weights that are still here, from the whole "
+                "distribution and with log-probabilities"
+            )
+            yield Check(name, "warning", text)
             return
         yield from check_weights(weights, groups, _proven_bound(run))
     except GristmillError as error:
         yield Check(name, "failed", error.report())
+
+
+def _changed_distribution(run: RunFolder) -> str:
+    """Returns the settings of sampling, except the temperature, that changed the distribution in every group."""
+    record = run.record()
+    dataset = {} if record is None else record.env.get("dataset") or {}
+    return ", ".join(name for name, neutral in _NEUTRAL.items() if dataset.get(name, neutral) not in (neutral, None))
 
 
 def _proven_bound(run: RunFolder) -> float | None:
@@ -355,12 +377,15 @@ def _base_of(record: CheckpointRecord | None, deployment: Deployment) -> ModelSo
 
 
 def _groups_of(folder: Path, labels: set[str]) -> dict[str, list[TrajectoryGroup]]:
-    """Returns a few groups of each version in `labels`: groups whose tokens all came from those weights."""
+    """Returns a few groups of each version in `labels`: groups whose tokens all came from those weights, with the
+    log-probabilities of the whole distribution."""
     groups_by_label: dict[str, list[TrajectoryGroup]] = defaultdict(list)
     for group in read_rollouts(folder):
         versions = {span.version for spans in group.versions for span in spans}
         if (
             len(versions) == 1
+            and group.logprobs_known
+            and group.sampling.top_p == 1
             and (label := versions.pop()) in labels
             and len(groups_by_label[label]) < _GROUPS_PER_VERSION
         ):

@@ -19,11 +19,7 @@ from gristmill_trainer.policy import Lora, ModelSource, Policy
 from gristmill_trainer.settings import TrainerSettings
 
 _LOG = logging.getLogger(__name__)
-LARGEST_MICRO_BATCH = 32_768
-"""Tokens. We expect no more speed from larger ones; not measured above 16,384."""
 _LOWEST_ADAPTER_RATE = 5e-6
-_USED = 0.92
-"""Share of the free memory that micro-batches are planned for."""
 
 
 @dataclass(frozen=True)
@@ -151,13 +147,13 @@ def _memory(policy: Policy, settings: TrainerSettings, dist: DistContext) -> Mem
 
 
 def _budget(policy: Policy, settings: TrainerSettings, dist: DistContext) -> int | None:
-    """Returns the most tokens of a micro-batch that fit in every rank's GPU, at most LARGEST_MICRO_BATCH; None on a
+    """Returns the most tokens of a micro-batch that fit in every rank's GPU, as `Memory.planned`; None on a
     CPU, and if the model's config does not give its shape."""
     room = _room(policy.device, dist)
     memory = None if room is None else _memory(policy, settings, dist)
     if room is None or memory is None:
         return None
-    tokens = min(memory.tokens(_USED * room), LARGEST_MICRO_BATCH)
+    tokens = memory.planned(room)
     if dist.is_main:
         _LOG.info(
             "micro-batches of up to %d tokens fit in %s; token_budget sets another number", tokens, gigabytes(room)

@@ -43,6 +43,10 @@ CHUNK_BYTES: Final = {"cpu": 64 << 20, "cuda": 512 << 20}
 
 A few such buffers exist at once. On CPU, a chunk of about the caches' size is fastest; a GPU needs large products.
 """
+LARGEST_MICRO_BATCH: Final = 32_768
+"""Tokens. We expect no more speed from larger ones; not measured above 16,384."""
+_USED: Final = 0.92
+"""Share of a GPU's free memory that micro-batches are planned for."""
 _FLOAT32: Final = 4
 _BFLOAT16: Final = 2
 MOMENTS: Final = 8
@@ -91,6 +95,10 @@ class Memory:
     def tokens(self, room: float) -> int:
         """Returns the most tokens of a micro-batch that fit in `room` bytes; 0 if not even the fixed part does."""
         return max(int((room - self.fixed) // self.per_token), 0)
+
+    def planned(self, room: float) -> int:
+        """Returns the tokens of a micro-batch that the trainer plans for `room` bytes of a GPU, without a setting."""
+        return min(self.tokens(_USED * room), LARGEST_MICRO_BATCH)
 
     @property
     def checkpoint(self) -> int:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +17,17 @@ from tests.support.groups import make_group
 from tests.unit.trainer.receipts.torch_server import TorchServer
 from transformers import AutoModelForCausalLM
 
-from gristmill import Deployment, SamplingParams, TrajectoryGroup
+from gristmill import Deployment, RunRecord, RunState, SamplingParams, TrajectoryGroup
+from gristmill.archive.run_file import write_run_file
+from gristmill.folders import RunFolder
+from gristmill.internal.archive_writer import RunWriter
 from gristmill.internal.check import Check
 from gristmill_trainer import doctor
 from gristmill_trainer.doctor import (
     PublishedWeights,
+    _groups_of,
+    after_run,
+    before_run,
     check_room,
     check_server,
     check_weights,
@@ -201,6 +209,58 @@ def test_groups_of_adapters_are_compared_with_their_checkpoint(weights: list[Pub
     assert states(check_weights(weights, groups, None)) == {"weights 1.0": "ok", "weights 1.4": "ok"}
     groups["1.4"] = [sampled_by(first, "1.4")]
     assert states(check_weights(weights, groups, None)) == {"weights 1.0": "ok", "weights 1.4": "failed"}
+
+
+@pytest.mark.parametrize(
+    ("change", "compared"),
+    [
+        ({}, 2),
+        ({"meta": {"no_logprobs": True}}, 1),
+        ({"sampling": SamplingParams(temperature=0.8, top_p=0.9, max_tokens=64)}, 1),
+    ],
+    ids=["", "no log-probabilities", "top_p"],
+)
+def test_groups_without_the_whole_distribution_are_left_out(
+    weights: list[PublishedWeights], tmp_path: Path, change: dict[str, Any], compared: int
+) -> None:
+    group = sampled_by(weights[1], "1.2")
+    with closing(RunWriter(tmp_path / "rollouts", "run", 0, 1 << 30)) as archive:
+        for number, one in enumerate((group, replace(group, **change))):
+            archive.append(f"g{number}", "group", replace(one, group_id=f"g{number}").encode())
+        archive.sync()
+    assert len(_groups_of(tmp_path / "rollouts", {"1.2"})["1.2"]) == compared
+
+
+@pytest.mark.parametrize(
+    ("dataset", "changed"),
+    [
+        ({}, ""),
+        ({"top_k": None, "min_p": 0.0, "repetition_penalty": 1.0}, ""),
+        ({"top_k": 20, "min_p": 0.1}, "top_k, min_p"),
+    ],
+)
+def test_runs_with_a_changed_distribution_are_not_compared(
+    tmp_path: Path, dataset: dict[str, Any], changed: str
+) -> None:
+    run = RunRecord(
+        run_id="r", state=RunState.FINISHED, digest="0", group_size=2, env={"dataset": dataset}, created_at=0.0
+    )
+    write_run_file(tmp_path, run)
+    (tmp_path / "rollouts").mkdir()
+    (check,) = after_run(RunFolder.open(tmp_path), "", {"GRISTMILL_MODELS_DIR": str(tmp_path)})
+    assert check.state == "warning"
+    assert (f"not checked: {changed} changed" in check.text) == bool(changed)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["dataset: {temperature: null}", "dataset: {temperature: hot}", "dataset: [a]", "trainer: [1]", "trainer: {a: 1}"],
+)
+def test_wrong_configuration_is_a_check_and_no_traceback(tmp_path: Path, text: str) -> None:
+    (tmp_path / "wrong.yaml").write_text(text)
+    checks = list(before_run("wrong", {"GRISTMILL_CONFIG_DIR": str(tmp_path), "GRISTMILL_MODELS_DIR": str(tmp_path)}))
+    assert checks
+    assert text.startswith("dataset") or [check.state for check in checks] == ["failed"]
 
 
 def test_groups_of_no_weights_are_unexplained(weights: list[PublishedWeights]) -> None:
