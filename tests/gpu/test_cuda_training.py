@@ -221,16 +221,16 @@ def _limit(size: float) -> None:
 
 def test_adapters_train_on_a_bfloat16_base(folder: Path) -> None:
     pytest.importorskip("peft")
-    learner, state = build(folder, lora_rank=8, learning_rate=1e-2)
+    learner, _ = build(folder, lora_rank=8, learning_rate=1e-2)
     dtypes = {one.dtype for one in learner.policy.model.parameters() if not one.requires_grad}
     assert dtypes == {torch.bfloat16}
     assert {one.dtype for one in learner.policy.trained_parameters()} == {torch.float32}
-    before = state.served_tensors()
+    before = learner.policy.served_tensors()
     first = learner.step(samples(RAGGED), 1)
     second = learner.step(samples(RAGGED), 2)
     assert (first.skipped, second.skipped) == (None, None)
     assert second.loss < first.loss
-    after = state.served_tensors()
+    after = learner.policy.served_tensors()
     assert any(not torch.equal(after[name], tensor) for name, tensor in before.items())
 
 
@@ -253,8 +253,8 @@ def test_checkpoint_continues_on_the_card(folder: Path, tmp_path: Path) -> None:
 
 
 def test_served_tensors_are_the_weights_in_the_servers_dtype(folder: Path) -> None:
-    learner, state = build(folder)
-    served = state.served_tensors()
+    learner, _ = build(folder)
+    served = learner.policy.served_tensors()
     assert {tensor.dtype for tensor in served.values()} == {torch.bfloat16}
     for name, tensor in learner.policy.model.state_dict().items():
         if name in served:
@@ -275,7 +275,7 @@ torch.save({name: tensor.cpu() for name, tensor in found.items()}, sys.argv[3])
 
 def test_another_process_copies_the_published_weights_from_the_cards_memory(folder: Path, tmp_path: Path) -> None:
     """As a model server does with publisher: ipc. The buffer is written and exported again for each version."""
-    _, state = build(folder)
+    learner, _ = build(folder)
     device = torch.device("cuda", torch.cuda.current_device())
     loaded: list[dict[str, torch.Tensor]] = []
 
@@ -289,7 +289,7 @@ def test_another_process_copies_the_published_weights_from_the_cards_memory(fold
 
     transport = DeviceMemoryTransport(cast("ModelServers", Servers()), tmp_path / "weights", None, device=device)
     for step in range(3):
-        served = {name: tensor + step for name, tensor in state.served_tensors(on_device=True).items()}
+        served = {name: tensor + step for name, tensor in learner.policy.served_tensors(on_device=True).items()}
         assert {tensor.device for tensor in served.values()} == {device}
         transport.publish(served, PolicyVersion(1, step))
         assert loaded[step].keys() == served.keys()

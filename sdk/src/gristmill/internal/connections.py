@@ -56,24 +56,19 @@ _ONE: Final = httpx.Limits(max_connections=1, keepalive_expiry=_IDLE_S)
 T = TypeVar("T")
 
 
-def client(
-    url: str, *, verify: ssl.SSLContext | bool = True, limits: httpx.Limits = _LIMITS, **options: Any
-) -> httpx.Client:  # noqa: TID251
+def client(url: str, *, limits: httpx.Limits = _LIMITS, **options: Any) -> httpx.Client:  # noqa: TID251
     """Returns a client of the server at `url`. `options`: of httpx.Client. Raises ConfigError for an unusable proxy."""
-    transport = _transport(httpx.HTTPTransport, url, verify, limits)
+    transport = _transport(httpx.HTTPTransport, url, limits)
     return httpx.Client(base_url=url, transport=transport, **options)  # noqa: TID251
 
 
-def async_client(
-    url: str, *, verify: ssl.SSLContext | bool = True, limits: httpx.Limits | None = _LIMITS, **options: Any
-) -> httpx.AsyncClient:  # noqa: TID251
+def async_client(url: str, *, limits: httpx.Limits | None = _LIMITS, **options: Any) -> httpx.AsyncClient:  # noqa: TID251
     """Returns the same as `client`, for asyncio. `limits`: None for any number of connections."""
     transport: httpx.AsyncBaseTransport
     if limits is None:
-        tls = _tls(verify)
-        transport = _AnyNumber(lambda: _transport(httpx.AsyncHTTPTransport, url, tls, _ONE))
+        transport = _AnyNumber(lambda: _transport(httpx.AsyncHTTPTransport, url, _ONE))
     else:
-        transport = _transport(httpx.AsyncHTTPTransport, url, verify, limits)
+        transport = _transport(httpx.AsyncHTTPTransport, url, limits)
     return httpx.AsyncClient(base_url=url, transport=transport, **options)  # noqa: TID251
 
 
@@ -166,24 +161,21 @@ class _Watched(httpx.AsyncByteStream):
             await (self._failed() if self._has_failed else self._closed())
 
 
-def _tls(verify: ssl.SSLContext | bool) -> ssl.SSLContext:
-    """Returns one context for all clients: reading all certificate authorities takes 50 ms of processor time."""
-    if isinstance(verify, ssl.SSLContext):
-        return verify
-    return _context(verify, os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
-
-
 @functools.lru_cache(maxsize=4)
-def _context(verify: bool, file: str | None, folder: str | None) -> ssl.SSLContext:
-    """`file`, `folder`: the variables that httpx reads; other values need another context."""
-    return httpx.create_ssl_context(verify)
+def _context(file: str | None, folder: str | None) -> ssl.SSLContext:
+    """Returns one context for all clients: reading all certificate authorities takes 50 ms of processor time.
+
+    `file`, `folder`: the variables that httpx reads; other values need another context.
+    """
+    return httpx.create_ssl_context()
 
 
-def _transport(kind: Callable[..., T], url: str, verify: ssl.SSLContext | bool, limits: httpx.Limits) -> T:
+def _transport(kind: Callable[..., T], url: str, limits: httpx.Limits) -> T:
     # A client that is given its transport does not read the proxies of the environment.
     proxy = proxy_for(url)
     try:
-        return kind(verify=_tls(verify), limits=limits, proxy=proxy, socket_options=_OPTIONS)
+        context = _context(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+        return kind(verify=context, limits=limits, proxy=proxy, socket_options=_OPTIONS)
     except (ImportError, ValueError, httpx.InvalidURL) as error:
         if proxy is None:
             raise

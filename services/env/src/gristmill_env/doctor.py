@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gristmill import ConfigError, Deployment, GristmillError
+from gristmill import ConfigError, Deployment, GristmillError, Manifest
 from gristmill.archive.trained import TOKENIZER_FOLDER, TRAINED_FOLDER
 from gristmill.folders import ROLLOUTS_FOLDER, RunFolder
 from gristmill.internal import foreign
@@ -37,7 +37,7 @@ from gristmill_env.preflight import FirstRows, row_warnings
 from gristmill_env.rollouts.prompts import Prompt, PromptBuilder, load_tokenizer
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved import SavedGroup
-from gristmill_env.session import Task, load_tasks, of_source, prompt_builder, read_manifest, tokenizer_name
+from gristmill_env.session import Task, load_tasks, of_source, prompt_builder, tokenizer_name
 from gristmill_env.settings.run import differences
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ async def _before(run: RunSettings) -> AsyncIterator[Check]:
 async def _check_task(task: Task, rows: Sequence[Item]) -> tuple[list[Check], Prompt | None]:
     """Checks chat template and rewards on the rows of a task. Also returns the prompt of the first row, if any."""
     run, items, checks = task.run, rows[:_ROWS], list[Check]()
-    name = tokenizer_name(run.config, read_manifest(run.deployment.models_dir))
+    name = tokenizer_name(run.config, Manifest.find(run.deployment.models_dir))
     tokenizer, prompt = None, None
     if name is None:
         why = "no tokenizer is named: start the model service, or set tokenizer_name"
@@ -228,7 +228,7 @@ def _differences(first: _Parts, second: _Parts) -> Iterator[tuple[str, float | N
 
 # --- The model server ------------------------------------------------------------------------------------------
 async def _check_servers(run: RunSettings, prompt: Prompt | None) -> AsyncIterator[Check]:
-    manifest = read_manifest(run.deployment.models_dir)
+    manifest = Manifest.find(run.deployment.models_dir)
     servers = run.config.server_configs
     addresses = [(config, await asyncio.to_thread(ServerAddresses(config.base_url).find)) for config in servers]
     for config, urls in addresses:

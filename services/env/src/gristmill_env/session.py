@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from gristmill import Client, GristmillError, Manifest, ManifestError
+from gristmill import Client, GristmillError, Manifest
 from gristmill_env.agents.player import AgentPlayer, agents
 from gristmill_env.answers.symbolic_pool import check_limits, set_up_checks
 from gristmill_env.data.dataset import PromptDataset
@@ -276,7 +276,7 @@ def _for_agent(task: Task, served: ServedModel, policy: Policy) -> tuple[Policy,
     """Returns the policy that a task's agent asks, the system prompt of its tasks, and whether its number counts."""
     run, config = task.run, task.run.config
     assert config.agent is not None
-    manifest = read_manifest(run.deployment.models_dir)
+    manifest = Manifest.find(run.deployment.models_dir)
     prompts = prompt_builder(for_agents(config), load_tokenizer(_tokenizer(config, manifest, served)))
     policy = dataclasses.replace(policy, prompts=prompts, untrained=config.agent.off_policy == "untrained")
     counts = any("episode_reward" in weighted.reward.asks_for for weighted in task.scorer.rewards)
@@ -298,7 +298,7 @@ def connect_api(run: RunSettings, patience: float, word: str | None = None) -> C
 async def meet_model(run: RunSettings, server: ModelServers, patience: float) -> Model:
     """Waits for the model server, and loads its tokenizer. Raises InferenceError, PromptError."""
     config = run.config
-    manifest = read_manifest(run.deployment.models_dir)
+    manifest = Manifest.find(run.deployment.models_dir)
     # Imports and file reads take seconds and need no server.
     early = asyncio.create_task(asyncio.to_thread(_load_early, tokenizer_name(config, manifest)))
     served = await server.connect(patience=patience, manifest=manifest)
@@ -364,15 +364,6 @@ def system_prompt(config: EnvConfig) -> str | None:
     """Returns the system prompt of the run's prompts."""
     parts = [config.custom_thinking_prompt, config.dataset.system_prompt]
     return "\n\n".join(part for part in parts if part) or None
-
-
-def read_manifest(models_dir: Path) -> Manifest | None:
-    """Returns the model service's manifest, if it exists."""
-    try:
-        return Manifest.read(models_dir)
-    except ManifestError as error:
-        logger.debug("%s", error)  # fine: a custom server has no manifest, so tokenizer_name is used
-        return None
 
 
 def _tokenizer(config: EnvConfig, manifest: Manifest | None, served: ServedModel) -> str:

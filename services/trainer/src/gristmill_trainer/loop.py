@@ -276,7 +276,8 @@ def served_tensors(training: Training) -> tuple[dict[str, torch.Tensor], Publish
     if training.settings.publisher == "none":
         return {}, sums
     visit = no_visit if training.probes is None else sums.add
-    return training.state.served_tensors(on_device=training.settings.publishes_from_device, visit=visit), sums
+    on_device = training.settings.publishes_from_device
+    return training.learner.policy.served_tensors(on_device=on_device, visit=visit), sums
 
 
 def begin_receipts(training: Training, samples: list[Sample], step: int) -> None:
@@ -376,7 +377,7 @@ def finish(training: Training, step: int) -> None:
     training.on_main(lambda main: main.publisher.wait())
     facts = training.on_main(final_facts, step)
     folder, tokenizer = training.run_dir / "model", training.learner.policy.source.tokenizer
-    export_model(folder, training.state.save_whole, tokenizer, facts, training.dist)
+    export_model(folder, training.learner.policy.save_whole, tokenizer, facts, training.dist)
     training.on_main(finish_run, step, folder)
 
 

@@ -19,10 +19,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from gristmill import Hyperparameters
 from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import TrainerError, WeightsError
-from gristmill_trainer.optimizer import kept_settings
 from gristmill_trainer.policy import Policy
 from gristmill_trainer.policy.lora import adapter_tensors, save_adapters
-from gristmill_trainer.policy.model import Visit, gathered, no_visit
+from gristmill_trainer.policy.model import gathered
 from gristmill_trainer.policy.scoring import Scorer, check
 
 _FROM_RANK_0 = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
@@ -106,20 +105,9 @@ class LearnerState:
                 tensors=len(values),
             )
 
-    def served_tensors(self, *, on_device: bool = False, visit: Visit = no_visit) -> dict[str, torch.Tensor]:
-        """Returns all tensors in the server's format, on rank 0; an empty dict on other ranks.
-
-        `on_device`, `visit`: as in `as_in_files`.
-        """
-        return self._policy.served_tensors(on_device=on_device, visit=visit)
-
     def save_model(self, folder: Path) -> None:
         """Writes a folder that a later policy loads as its weights."""
         self._policy.save(folder)
-
-    def save_whole(self, folder: Path) -> None:
-        """Writes a whole Hugging Face model folder, with merged adapters."""
-        self._policy.save_whole(folder)
 
     def state(self) -> dict[str, Any]:
         """Returns the state of the optimizer, with parameters by number. Empty except on rank 0."""
@@ -142,20 +130,17 @@ class LearnerState:
         saved = state["optimizer"] if self.dist.is_main else {"state": {}}
         if self.dist.is_main and (there := len(saved["param_groups"][0]["params"])) != len(own["params"]):
             raise ValueError(f"it has {there} parameters, the model {len(own['params'])}")
-        if self.dist.size > 1:
-            saved = self._shared(saved)
-        with kept_settings(self._optimizer):
-            self._optimizer.load_state_dict(saved)
+        states = saved["state"] if self.dist.size == 1 else self._shared(saved["state"])
+        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": states})
 
-    def _shared(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """Returns this rank's part of rank 0's state of the optimizer."""
-        whole: dict[int, dict[str, torch.Tensor]] = saved["state"]
+    def _shared(self, whole: dict[int, dict[str, torch.Tensor]]) -> dict[int, dict[str, Any]]:
+        """Returns this rank's part of rank 0's state of the parameters."""
         # In place of each tensor that the ranks share, its dtype.
         small = {
             number: {name: value.dtype if value.dim() else value for name, value in values.items()}
             for number, values in whole.items()
         }
-        groups, small = self.dist.on_main(lambda: (saved["param_groups"], small))
+        small = self.dist.on_main(lambda: small)
         (own,) = self._optimizer.param_groups
         for number, values in small.items():
             parameter = own["params"][number]
@@ -164,7 +149,7 @@ class LearnerState:
                     tensor = whole[number][name] if self.dist.is_main else torch.empty(parameter.shape, dtype=value)
                     tensor = tensor.to(parameter.device)
                     values[name] = distribute_tensor(tensor, parameter.device_mesh, parameter.placements)
-        return {"state": small, "param_groups": groups}
+        return small
 
 
 class StagedState:

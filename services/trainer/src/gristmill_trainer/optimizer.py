@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 import torch
 
@@ -47,12 +46,3 @@ def learning_rate(settings: Hyperparameters, step: int) -> float:
     if settings.lr_schedule == "linear":
         return highest * (1.0 - progress)
     return highest * ((1.0 + math.cos(math.pi * progress)) / 2)
-
-
-@contextmanager
-def kept_settings(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Keeps this optimizer's betas and other settings while another state is loaded."""
-    own = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
-    yield
-    for group, settings in zip(optimizer.param_groups, own, strict=True):
-        group.update(settings)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -173,9 +172,3 @@ async def test_path_of_an_openai_server_is_kept(failing_server: FailingServer) -
         with raises(InferenceError, "request_refused", status=404):
             await server.generate(ASK)
     assert failing_server.asked == ["/beta/openai/models", "/beta/openai/chat/completions"]
-
-
-def test_server_without_a_manifest_is_accepted(tmp_path: Path) -> None:
-    from gristmill_env.session import read_manifest
-
-    assert read_manifest(tmp_path) is None

@@ -118,8 +118,8 @@ def run(job: Job, dist: DistContext) -> None:
         step_rows.append(_step(job, learner, step))
         if step == RESUMED:
             store.save(state, Progress(step, PolicyVersion(1, step)))
-    served = state.served_tensors()
-    state.save_whole(job.folder / "whole")
+    served = learner.policy.served_tensors()
+    learner.policy.save_whole(job.folder / "whole")
     if dist.is_main:
         (job.folder / "steps.json").write_text(json.dumps(step_rows))
         save_file(served, job.folder / "served.safetensors")

@@ -24,7 +24,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import msgspec
 from redis.exceptions import RedisError
@@ -308,21 +308,6 @@ class Archiver:
             await self._discard(run)
 
 
-class _Fate(msgspec.Struct):
-    """As log_fate of _moves.lua writes it."""
-
-    group_id: str
-    what: Literal["dropped", "dead", "replayed", "let_go"]
-    reason: str
-    time_ms: int
-    env_id: str | None = None
-    step: int | None = None
-    sequences: int | None = None
-
-
-_FATES = msgspec.json.Decoder(_Fate, strict=False)
-
-
 def _drops(run: WaitingRun, fates: Sequence[bytes]) -> list[Drop]:
     """Returns the drops that can be read. The others are logged and left out."""
     drops = []
@@ -335,18 +320,10 @@ def _drops(run: WaitingRun, fates: Sequence[bytes]) -> list[Drop]:
 
 
 def _drop(run: WaitingRun, fate: bytes) -> Drop:
-    decoded = _FATES.decode(fate)
-    return Drop(
-        creation=run.created_ms,
-        group_id=decoded.group_id,
-        row=_row(decoded.group_id),
-        what=decoded.what,
-        reason=decoded.reason,
-        env_id=decoded.env_id,
-        step=decoded.step,
-        sequences=decoded.sequences,
-        time_ms=decoded.time_ms,
-    )
+    """`fate`: as log_fate of _moves.lua writes it, with numbers as text."""
+    fields = msgspec.json.decode(fate, type=dict[str, Any])
+    added = {"creation": run.created_ms, "row": _row(str(fields.get("group_id")))}
+    return msgspec.convert({**fields, **added}, Drop, strict=False)
 
 
 def _report_removed(folder: Path, run: WaitingRun, ids: Sequence[str], bound: str) -> None:

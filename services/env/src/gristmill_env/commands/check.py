@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 
-from gristmill import ConfigError, GristmillError
+from gristmill import ConfigError, GristmillError, Manifest
 from gristmill.internal.check import Check
 from gristmill_env.agents.runners import FunctionAgent
 from gristmill_env.answers.extraction import gold_answer
@@ -32,7 +32,7 @@ from gristmill_env.rewards.scorer import FULL
 from gristmill_env.rollouts.prompts import Prompt, load_tokenizer
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved.summary import quantile
-from gristmill_env.session import Task, load_tasks, of_source, prompt_builder, read_manifest, tokenizer_name
+from gristmill_env.session import Task, load_tasks, of_source, prompt_builder, tokenizer_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -179,7 +179,7 @@ async def _show_prompts(
 
     Returns the tokenizer.
     """
-    manifest = read_manifest(run.deployment.models_dir)
+    manifest = Manifest.find(run.deployment.models_dir)
     name = tokenizer_name(run.config, manifest)
     tokenizer = None
     why = "no tokenizer is named: set --tokenizer_name, or point GRISTMILL_MODELS_DIR at the model service's folder"

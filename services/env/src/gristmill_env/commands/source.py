@@ -8,13 +8,14 @@ from pathlib import Path
 
 import msgspec
 
+from gristmill import Manifest
 from gristmill_env.data import Item, PromptDataset
 from gristmill_env.errors import PromptError, SavedError
 from gristmill_env.rollouts.prompts import PromptBuilder, load_tokenizer
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved import SavedGroup, read_groups
 from gristmill_env.saved.group import json_columns
-from gristmill_env.session import prompt_builder, read_manifest, tokenizer_name
+from gristmill_env.session import prompt_builder, tokenizer_name
 
 
 def open_groups(run: RunSettings, source: Path) -> Iterator[SavedGroup]:
@@ -29,7 +30,7 @@ def open_groups(run: RunSettings, source: Path) -> Iterator[SavedGroup]:
 
     @cache
     def prompts(of: str | None) -> PromptBuilder:
-        name = tokenizer_name(run.config, read_manifest(run.deployment.models_dir))
+        name = tokenizer_name(run.config, Manifest.find(run.deployment.models_dir))
         if name is None:
             raise PromptError(
                 "no_tokenizer",
