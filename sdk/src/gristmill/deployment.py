@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections.abc import Mapping
@@ -31,8 +32,10 @@ def weight_files(folder: Path) -> list[Path]:
     """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        return [folder / name for name in sorted(set(names))]
+        # transformers reports an index that it cannot read.
+        with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
+            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            return [folder / name for name in sorted(names) if (folder / name).is_file()]
     whole = folder / "model.safetensors"
     return [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
 

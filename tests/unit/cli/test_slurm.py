@@ -193,6 +193,8 @@ def test_model_exists_and_is_that_of_the_configuration(home: Path) -> None:
     other = ["server_configs.0.model_name=tiny"]
     with raises(ConfigError, "model_mismatch", model_name="tiny", served="smollm2"):
         Job.read("quickstart", Nodes(1, 1), "smollm2", places, assignments=other)
+    (home / "tiny").mkdir()
+    assert Job.read("quickstart", Nodes(1, 1), "tiny", places).model == "tiny"
     folder = home / "models" / "mine"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")

@@ -250,10 +250,10 @@ def _checked_model(model: str, wanted: str | None, *, in_image: bool) -> str:
     Raises ModelError for a model that does not exist, except for a path that only an image may have, and ConfigError
     for another model than the configuration's.
     """
-    from gristmill_model.settings import served_name
+    from gristmill_model.settings import EMBEDDED, served_name
 
     folder = Path(model).expanduser()
-    if folder.is_dir():
+    if model not in EMBEDDED and folder.is_dir():
         model = str(folder.absolute())
     elif in_image and folder.is_absolute():
         return model

@@ -317,7 +317,9 @@ def after_run(run: RunFolder, config: str, environ: Mapping[str, str]) -> Iterat
 def _changed_distribution(run: RunFolder) -> str:
     """Returns the settings of sampling, except the temperature, that changed the distribution in every group."""
     record = run.record()
-    dataset = {} if record is None else record.env.get("dataset") or {}
+    dataset = None if record is None else record.env.get("dataset")
+    if not isinstance(dataset, Mapping):  # Of an environment of Atropos.
+        return ""
     return ", ".join(name for name, neutral in _NEUTRAL.items() if dataset.get(name, neutral) not in (neutral, None))
 
 
