@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from gristmill.errors import ConfigError, ManifestError
+from gristmill.errors import ConfigError, FileError, ManifestError
 from gristmill.internal.disk import write_file
 from gristmill.internal.dotenv import DotenvError, read_env_file
 from gristmill.internal.redaction import remember
@@ -28,14 +27,24 @@ _MANIFEST = "manifest.json"
 def weight_files(folder: Path) -> list[Path]:
     """Returns the safetensors files of the model in `folder`: those of its index, else model.safetensors, else all.
 
-    Some folders have the same weights in another format too (consolidated.safetensors).
+    Some folders have the same weights in another format too (consolidated.safetensors). Raises FileError for an index
+    that is not readable, or that names a file that does not exist.
     """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        # transformers reports an index that it cannot read.
-        with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
-            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-            return [folder / name for name in sorted(names) if (folder / name).is_file()]
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise FileError(
+                "weight_index_unreadable", f"{index} is not an index of weights ({error}); copy it again", path=index
+            ) from error
+        if missing := [name for name in names if not (folder / name).is_file()]:
+            raise FileError(
+                "weight_file_missing",
+                f"{index} names {missing[0]}, which is not in the folder; copy or download the model again",
+                path=folder / missing[0],
+            )
+        return [folder / name for name in names]
     whole = folder / "model.safetensors"
     return [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
 

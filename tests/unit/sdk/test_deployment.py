@@ -9,6 +9,8 @@ import pytest
 from tests.support.errors import raises
 
 from gristmill import Client, ConfigError, Deployment, Manifest, SyncClient
+from gristmill.deployment import weight_files
+from gristmill.errors import FileError
 
 TOKEN = "a-token-that-nobody-may-see"
 
@@ -72,3 +74,23 @@ def test_manifest_without_parsers_is_read(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps({"format": 1, "max_model_len": 64} | dict.fromkeys(names, "a")))
     manifest = Manifest.read(tmp_path)
     assert (manifest.tool_parser, manifest.reasoning_parser) == (None, None)
+
+
+def test_weight_files_are_those_of_the_index(tmp_path: Path) -> None:
+    assert weight_files(tmp_path) == []
+    for name in ("a.safetensors", "b.safetensors", "consolidated.safetensors"):
+        (tmp_path / name).touch()
+    assert len(weight_files(tmp_path)) == 3
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"x": "b.safetensors", "y": "a.safetensors", "z": "a.safetensors"}}')
+    assert weight_files(tmp_path) == [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
+    (tmp_path / "b.safetensors").unlink()
+    with raises(FileError, "weight_file_missing", path=tmp_path / "b.safetensors"):
+        weight_files(tmp_path)
+    for wrong in ("{", "[]", "{}", '{"weight_map": 1}', '{"weight_map": {"x": []}}'):
+        index.write_text(wrong)
+        with raises(FileError, "weight_index_unreadable", path=index):
+            weight_files(tmp_path)
+    index.unlink()
+    (tmp_path / "model.safetensors").touch()
+    assert weight_files(tmp_path) == [tmp_path / "model.safetensors"]

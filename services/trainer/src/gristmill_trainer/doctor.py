@@ -27,6 +27,7 @@ from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from gristmill import ConfigError, Deployment, GristmillError, Manifest, TrajectoryGroup, read_rollouts
+from gristmill.errors import FileError
 from gristmill.folders import ROLLOUTS_FOLDER, RunFolder
 from gristmill.hyperparameters import check_run_block
 from gristmill.internal import foreign
@@ -129,7 +130,11 @@ def _source(
 def check_room(settings: TrainerSettings, source: ModelSource, deployment: Deployment) -> Iterator[Check]:
     """Yields the checks of memory (`Memory`) and of disk for checkpoints and weights."""
     folder = Path(source.weights)
-    parameters = count_parameters(folder)
+    try:
+        parameters = count_parameters(folder)
+    except FileError as error:
+        yield Check("memory of trainer", "failed", error.report())
+        return
     if parameters is None or not (folder / "config.json").is_file():
         yield Check("memory of trainer", "warning", f"not checked: the files of {folder} are not on this machine")
         return

@@ -255,7 +255,7 @@ class RecordedRun:
             raise ReplayError(
                 "origin_missing",
                 f"run {self.run_id} began from the checkpoint {path} of an earlier run of this id, and that folder is "
-                "now a checkpoint of the run itself; the earlier one may be beside it under another name. Start from a "
+                "now a checkpoint of the run itself; the earlier one may be next to it, as step-N-of-ID. Start from a "
                 f"checkpoint of this run that is on disk: --at STEP ({on_disk})",
                 run=self.run_id,
                 path=path,
