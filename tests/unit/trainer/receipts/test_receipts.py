@@ -26,7 +26,7 @@ from gristmill_trainer.publish.servers import ModelServer
 from gristmill_trainer.receipts import sums
 from gristmill_trainer.receipts.diagnosis import Case, Cause, Diagnosis, diagnose
 from gristmill_trainer.receipts.probes import Probes, distance, own_scores
-from gristmill_trainer.receipts.receipts import later_bound, receipt_metrics
+from gristmill_trainer.receipts.receipts import receipt_metrics
 
 Serve = Callable[..., TorchServer]
 Begin = Callable[..., Run]
@@ -231,11 +231,16 @@ def test_server_that_joins_and_keeps_its_first_weights_fails(serve: Serve, begin
         assert failed.values["cause"] is Cause.VERSION_0
 
 
-@pytest.mark.parametrize("size", [1.0, 30.0])
-def test_bound_of_a_receipt_does_not_depend_on_the_sizes_before(size: float) -> None:
-    """The floor of a float32 bound grows with the log-probabilities."""
-    eps = torch.finfo(torch.float32).eps
-    assert later_bound(0.0, eps, size) == pytest.approx(64 * eps * size)
+def test_bound_of_a_receipt_does_not_depend_on_the_sizes_before(
+    serve: Serve, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The floor of a bound in float32 grows with the log-probabilities."""
+    sizes = iter([1.0, 1.0, 30.0, 1.0])
+    monkeypatch.setattr("gristmill_trainer.receipts.receipts.scale", lambda scores: next(sizes))
+    run = begin([serve()])
+    run.train(3)
+    bounds = [row.bound for row in run.rows()]
+    assert bounds[2] > bounds[1] == bounds[3]
 
 
 def test_tensor_that_a_server_transforms_is_not_compared(serve: Serve, begin: Begin) -> None:
