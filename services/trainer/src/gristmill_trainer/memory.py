@@ -24,7 +24,7 @@ parameters in a layer, `t` in the embedding table and `r` outside of the layers,
 
     4 r         these weights, during the whole update
     6 t         the gradient of the head, and the head in bfloat16
-    12 l        the weights of two layers and what gathers a third; the gradients of one, also in float32 to be summed
+    12 l        weights of two layers, and the buffer that gathers a third; gradients of one layer, also in float32
 
 The segments after a shared prefix save copies of their keys and values in each layer: 8 k per key in float32, 4 k in
 bfloat16.
