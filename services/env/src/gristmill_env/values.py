@@ -1,7 +1,8 @@
-"""The values of a row: which of them are text, and which of them a file of saved groups can hold."""
+"""The values of a row: which of them are text, which of them a file of saved groups can hold, and copies of them."""
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ _HALF = re.compile("[\ud800-\udfff]")
 _EXACT = 2**53
 """Floats above this number skip whole numbers, so their digits are not the digits of the source."""
 _INT64, _UINT64 = -(2**63), 2**64
+_IMMUTABLE = frozenset({str, int, float, bool, bytes, complex, type(None)})
 
 
 class NotTextError(Exception):
@@ -78,3 +80,28 @@ def is_storable(value: Any) -> bool:
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and is_storable(inner) for key, inner in value.items())
     return isinstance(value, list | tuple) and all(map(is_storable, value))
+
+
+def plain(value: Any) -> Any:
+    """Returns the number or truth value of an array or tensor without dimensions, such as a scalar of numpy."""
+    return value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
+
+
+def private(value: Any) -> Any:
+    """Returns a copy, so that changes by a user's code stay its own. Texts and numbers are not copied.
+
+    Returns an object that cannot be copied unchanged.
+    """
+    kind = type(value)
+    if kind in _IMMUTABLE:
+        return value
+    if kind is list:
+        return [item if type(item) in _IMMUTABLE else private(item) for item in value]
+    if kind is dict:
+        return {name: item if type(item) in _IMMUTABLE else private(item) for name, item in value.items()}
+    if kind is tuple:
+        return tuple(map(private, value))
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # noqa: BLE001  an object that does not support copies may raise any error
+        return value

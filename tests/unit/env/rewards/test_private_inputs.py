@@ -12,7 +12,7 @@ import pytest
 from gristmill_env.data import Item, Message
 from gristmill_env.environments import Environment, EnvironmentFactory, EnvironmentRunner, Reply, StepResult
 from gristmill_env.rewards import Sample, Scorer, WeightedReward, create_reward, reward
-from gristmill_env.rewards.inputs import private
+from gristmill_env.values import private
 
 ROW: dict[str, Any] = {
     "level": "hard", "tests": ["a", "b"], "info": {"keys": [{"deep": 1}], "array": np.arange(3)}, "answer": "5"

@@ -10,10 +10,10 @@ import msgspec
 
 from gristmill.internal.plugins import load_plugin
 from gristmill_env.agents.task import AgentTask, Endpoint
-from gristmill_env.environments.returned import plain
 from gristmill_env.errors import EpisodeError
 from gristmill_env.options import checked_options, options_of
 from gristmill_env.running.host import Asking, Handler, run
+from gristmill_env.values import plain
 
 
 def handler(settings: bytes) -> Handler:

@@ -24,7 +24,7 @@ from gristmill_env.data.files import SUFFIXES, FileRows, Rows
 from gristmill_env.errors import DatasetError
 from gristmill_env.options import Option, checked_options
 from gristmill_env.settings.dataset import DatasetConfig
-from gristmill_env.values import message_of
+from gristmill_env.values import message_of, plain
 
 logger = logging.getLogger(__name__)
 
@@ -248,7 +248,7 @@ def _from_function(place: str, config: DatasetConfig, folder: Path | None) -> tu
         for row in islice(function(**arguments), MOST_MADE + 1 if end is None else end):
             if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
                 raise _NotARowError(row)
-            rows.append({name: _plain(value) for name, value in row.items()})  # the function may change its dict later
+            rows.append({name: plain(value) for name, value in row.items()})  # the function may change its dict later
             columns |= dict.fromkeys(row)
             if time.monotonic() - said > _SAY_EVERY:
                 said = time.monotonic()
@@ -269,11 +269,6 @@ def _from_function(place: str, config: DatasetConfig, folder: Path | None) -> tu
     first, last = _bounds(config.split, len(rows), label)
     missing = dict.fromkeys(columns)
     return label, [row if len(row) == len(missing) else {**missing, **row} for row in rows[first:last]]
-
-
-def _plain(value: Any) -> Any:
-    """Returns a scalar of numpy as Python's, because JSON and text hold no other integers."""
-    return value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
 
 
 class _NotARowError(Exception):

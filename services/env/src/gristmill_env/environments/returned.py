@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gristmill.internal.redaction import redact_text
 from gristmill_env.data import Message, message_problem, refuse_half_characters, user
 from gristmill_env.errors import EpisodeError
+from gristmill_env.values import plain
 
 if TYPE_CHECKING:
     from gristmill_env.environments.base import Environment, StepResult
@@ -96,11 +97,6 @@ def _messages(name: EnvironmentName, method: str, value: object) -> list[dict[st
             raise name.wrong(method, f"{verb} the message", message, "role and content as text")
     refuse_half_characters(value)
     return [dict(message) for message in value]
-
-
-def plain(value: Any) -> Any:
-    """Returns the number or truth value of an array or tensor without dimensions."""
-    return value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
 
 
 def _is_finite(value: object) -> bool:

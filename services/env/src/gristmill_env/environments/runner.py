@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import logging
 import pickle
 from collections.abc import Awaitable, Callable, Sequence
@@ -22,7 +21,7 @@ from gristmill_env.environments.registry import EnvironmentFactory
 from gristmill_env.errors import ROW_ERRORS, EnvError, EpisodeError
 from gristmill_env.running.code_process import CodeError, CodeProcess, FirstErrors, LostProcessError
 from gristmill_env.running.host import GRACE, Failed
-from gristmill_env.values import message_of
+from gristmill_env.values import message_of, private
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +162,7 @@ class EnvironmentRunner:
     async def _run(self, item: Item, answered: Callable[[Asked], Awaitable[Answer]]) -> Failed | None:
         """Returns the error of the environment's close. If this is cancelled, waits for the end of its methods."""
         if self._process is None:
-            playing = asyncio.create_task(Episode(self.factory, _copy(item), answered, self._timeout).play())
+            playing = asyncio.create_task(Episode(self.factory, private(item), answered, self._timeout).play())
             try:
                 return await asyncio.shield(playing)
             except asyncio.CancelledError:
@@ -204,11 +203,3 @@ def _of_process(error: CodeError | LostProcessError) -> EpisodeError:
     made = EpisodeError(error.code, str(error), **error.values)
     made.may_pass = error.may_pass
     return made
-
-
-def _copy(item: Item) -> Item:
-    """Returns a copy, so that rollouts share no state; the item itself if a column cannot be copied."""
-    try:
-        return copy.deepcopy(item)
-    except Exception:  # noqa: BLE001  an object that does not support copies may raise any error
-        return item

@@ -10,7 +10,6 @@ the singular.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import Parameter
@@ -20,6 +19,7 @@ from typing import Any, Self
 from gristmill.internal.settings import did_you_mean
 from gristmill_env.data import Item, assistant
 from gristmill_env.errors import RewardError
+from gristmill_env.values import private
 
 OF_COMPLETION = ("completion", "tokens", "finish_reason", "conversation", "episode_reward", "episode_parts")
 OF_ROW = ("answer", "ground_truth", "prompt", "messages", "row")
@@ -40,8 +40,6 @@ PLURALS = {
 
 ANSWER = ("answer", "ground_truth")
 """Both names of the row's answer."""
-
-_IMMUTABLE = frozenset({str, int, float, bool, bytes, complex, type(None)})
 
 
 @dataclass(frozen=True)
@@ -223,23 +221,3 @@ def _unknown(reward: str, name: str, schema: RowSchema) -> str:
         f"reward '{reward}' asks for '{name}'; a sample has {', '.join((*OF_COMPLETION, *OF_ROW))}, and {columns} "
         f"(an option of the reward comes after a *).{did_you_mean(name, candidates)}"
     )
-
-
-def private(value: Any) -> Any:
-    """Returns a copy, so that changes by one reward do not affect other rewards. Texts and numbers are not copied.
-
-    Returns an object that cannot be copied unchanged.
-    """
-    kind = type(value)
-    if kind in _IMMUTABLE:
-        return value
-    if kind is list:
-        return [item if type(item) in _IMMUTABLE else private(item) for item in value]
-    if kind is dict:
-        return {name: item if type(item) in _IMMUTABLE else private(item) for name, item in value.items()}
-    if kind is tuple:
-        return tuple(map(private, value))
-    try:
-        return copy.deepcopy(value)
-    except Exception:  # noqa: BLE001  an object that does not support copies may raise any error
-        return value

@@ -19,10 +19,10 @@ from typing import Any, Self, overload
 from gristmill_env.answers.comparison import canonical_answer
 from gristmill_env.answers.extraction import final_answer
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards.inputs import ANSWER, PLURALS, RowSchema, Sample, private, resolve
+from gristmill_env.rewards.inputs import ANSWER, PLURALS, RowSchema, Sample, resolve
 from gristmill_env.rewards.outcomes import Outcomes, answer_of, failure_of, outcomes_of, short
 from gristmill_env.rewards.registry import ExtractAnswer, Later
-from gristmill_env.values import message_of
+from gristmill_env.values import message_of, private
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from typing import Any
 from gristmill.internal.settings import did_you_mean
 from gristmill_env.errors import RewardError
 from gristmill_env.options import refuse_unknown
-from gristmill_env.rewards.inputs import RowSchema, Sample, known_tokens, private
+from gristmill_env.rewards.inputs import RowSchema, Sample, known_tokens
 from gristmill_env.rewards.reward import BoundReward, CallableReward
-from gristmill_env.values import message_of
+from gristmill_env.values import message_of, private
 
 _IDS = "completion_ids"
 _COMPLETIONS = frozenset({"prompts", "completions", _IDS})
