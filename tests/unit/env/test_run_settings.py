@@ -403,6 +403,62 @@ def test_flags_of_a_command_are_not_those_of_a_section(name: str) -> None:
     parse_flag_sets([], {"its flags": COMMANDS[name].options, "settings of the run": EnvConfig}, name)
 
 
+@pytest.mark.parametrize(
+    ("task", "flags", "key", "value"),
+    [
+        ("environment: my_env.py:Game", "--step_timeout 60", "step_timeout", 60),
+        ("environment: my_env.py:Game", "--set environment.params.tries=5", "params", {"tries": 5}),
+        ("agent: my_agent.py:run", "--set agent.timeout=60", "timeout", 60),
+        ("agent: external", "--set agent.timeout=60", "timeout", 60),
+    ],
+)
+def test_key_below_a_short_form_keeps_what_the_short_form_says(
+    tmp_path: Path, task: str, flags: str, key: str, value: object
+) -> None:
+    section = task.partition(":")[0]
+    for text, at in ((task, ""), (f"sources: [{{name: a, {task}, dataset: {{dataset_path: a.jsonl}}}}]", "sources.0.")):
+        if at and "--set" not in flags:
+            continue  # a flag is of the whole run
+        folder = config_file(tmp_path, f"{text}\ndataset: {{reward_functions: [episode]}}\n")
+        config = read(f"--config sums {flags.replace('--set ', f'--set {at}')}", GRISTMILL_CONFIG_DIR=folder).config
+        found = getattr(config.sources[0] if at else config, section)
+        assert getattr(found, key) == value
+        assert task.partition(": ")[2] in (getattr(found, "type", None), getattr(found, "function", None), "external")
+
+
+@pytest.mark.parametrize(
+    ("in_file", "assigned", "place", "value"),
+    [
+        ("dataset: {reward_functions: [{type: format, weight: 0.2}, {type: accuracy}]}",
+         "dataset.reward_functions=[{type: length}]", "reward_functions", [RewardSpec(type="length")]),
+        ("dataset: {chat_template_kwargs: {enable_thinking: true}}", "dataset.chat_template_kwargs={}",
+         "chat_template_kwargs", {}),
+        ("dataset: {chat_template_kwargs: {a: 1, b: 2}}", "dataset.chat_template_kwargs.b=3",
+         "chat_template_kwargs", {"a": 1, "b": 3}),
+    ],
+)  # fmt: skip
+def test_set_of_a_whole_value_replaces_the_value_of_the_file(
+    tmp_path: Path, in_file: str, assigned: str, place: str, value: object
+) -> None:
+    folder = config_file(tmp_path, in_file)
+    run = RunSettings.read(["--config", "sums", "--set", assigned], {"GRISTMILL_CONFIG_DIR": folder}, "gristmill-env")
+    assert getattr(run.config.dataset, place) == value
+
+
+def test_set_of_a_list_of_servers_replaces_the_list_of_the_file(tmp_path: Path) -> None:
+    folder = config_file(tmp_path, "server_configs: [{base_url: 'http://a:1'}, {base_url: 'http://b:1', timeout: 3}]")
+
+    def urls(word: str) -> list[str]:
+        read_again = RunSettings.read(["--config", "sums", "--set", word], {"GRISTMILL_CONFIG_DIR": folder}, "prog")
+        return [server.root_url for server in read_again.config.server_configs]
+
+    assert urls("server_configs=[{base_url: 'http://c:1'}]") == ["http://c:1"]
+    assert urls("server_configs.1.base_url=http://c:1") == ["http://a:1", "http://c:1"]
+    assert urls("server_configs.2.base_url=http://c:1") == ["http://a:1", "http://b:1", "http://c:1"]
+    with raises(ConfigError, "invalid_flag", value="server_configs.3.base_url"):
+        urls("server_configs.3.base_url=http://c:1")
+
+
 def test_set_overrides_the_file_and_its_other_names_for_the_same_setting(tmp_path: Path) -> None:
     folder = config_file(
         tmp_path, "total_steps: 5\ngroup_size: 2\ntrainer: {batch_size: 8}\ndataset: {max_tokens: 9}\n"

@@ -10,7 +10,7 @@ from tests.support.errors import raises
 
 from gristmill.errors import ConfigError, UnknownKeyError
 from gristmill.internal.assignments import parse_assignments
-from gristmill.internal.settings import Settings
+from gristmill.internal.settings import Settings, assigned
 
 
 class Server(Settings):
@@ -37,13 +37,14 @@ class Run(Settings):
         (["data.rewards=[length, format]"], {"data": {"rewards": ["length", "format"]}}),
         (["trainer.kl_beta=1e-5", "trainer.packing=false"], {"trainer": {"kl_beta": 1e-5, "packing": False}}),
         (["servers.url=http://a?b=c"], {"servers": [{"url": "http://a?b=c"}]}),
-        (["servers.1.timeout=2"], {"servers": [{}, {"timeout": 2}]}),
+        (["servers.url=a", "servers.1.timeout=2"], {"servers": [{"url": "a"}, {"timeout": 2}]}),
+        (["servers=[{url: a}]", "servers.0.timeout=2"], {"servers": [{"url": "a", "timeout": 2}]}),
         (["data={max_tokens: 3}"], {"data": {"max_tokens": 3}}),
         (["group_size=4", "group_size=2"], {"group_size": 2}),
     ],
 )  # fmt: skip
 def test_assignment_is_nested_as_the_settings(words: list[str], values: dict[str, Any]) -> None:
-    assert parse_assignments(words, Run) == values
+    assert assigned({}, parse_assignments(words, Run), Run) == values
 
 
 @pytest.mark.parametrize(
@@ -64,7 +65,20 @@ def test_unknown_key_is_an_error_with_the_nearest_key(word: str, nearest: str) -
     assert f"'{nearest}'?" in str(refused.value)
 
 
-@pytest.mark.parametrize("words", [["group_size"], ["=1"], ["data=[1"], ["data=1", "data.max_tokens=2"]])
+@pytest.mark.parametrize("words", [["group_size"], ["=1"], ["data=[1"]])
 def test_word_that_is_no_assignment_is_an_error(words: list[str]) -> None:
     with raises(ConfigError, "invalid_flag", flag="--set", value=words[-1]):
         parse_assignments(words, Run)
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (["data=1", "data.max_tokens=2"], "data.max_tokens"),
+        (["servers.1.timeout=2"], "servers.1.timeout"),
+        (["servers=a", "servers.0.timeout=2"], "servers.0.timeout"),
+    ],
+)
+def test_place_that_is_no_section_is_an_error(words: list[str], key: str) -> None:
+    with raises(ConfigError, "invalid_flag", flag="--set", value=key):
+        assigned({}, parse_assignments(words, Run), Run)

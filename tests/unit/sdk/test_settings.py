@@ -9,7 +9,16 @@ import pytest
 from tests.support.errors import raises
 
 from gristmill import ConfigError
-from gristmill.internal.settings import Settings, find_config, load_yaml, merge, parse, parse_flag_sets, parse_flags
+from gristmill.internal.settings import (
+    Settings,
+    assigned,
+    by_place,
+    find_config,
+    load_yaml,
+    parse,
+    parse_flag_sets,
+    parse_flags,
+)
 
 
 class _Data(Settings):
@@ -41,8 +50,18 @@ def test_flag_may_have_dashes_or_underscores(text: str) -> None:
 
 
 def test_flat_flags_set_values_in_sections() -> None:
-    given = _flags("--split train[:100] --base_url http://x --reward_functions length format --use_wandb")
-    run = parse(_Run, merge({"server_configs": [{"model_name": "m"}], "dataset": {"split": "test"}}, given), "here")
+    words = [
+        "--split",
+        "train[:100]",
+        "--base_url",
+        "http://x",
+        "--reward_functions",
+        "length",
+        "format",
+        "--use_wandb",
+    ]
+    in_file = {"server_configs": [{"model_name": "m"}], "dataset": {"split": "test"}}
+    run = parse(_Run, assigned(in_file, parse_flag_sets(words, {"": _Run}, "test")[0], _Run), "here")
     assert run.dataset.split == "train[:100]"
     assert run.dataset.reward_functions == ["length", "format"]
     assert run.server_configs == [_Server(base_url="http://x", model_name="m")]
@@ -191,8 +210,8 @@ def test_half_a_character_in_a_setting_is_an_error_with_its_key(values: dict[str
 def test_flags_of_two_models_are_parsed_from_one_command_line() -> None:
     models: dict[str, type[Settings]] = {"options": _Options, "settings": _Run}
     options, settings = parse_flag_sets(["--samples", "4", "--split", "test", "--compare", "a", "b"], models, "test")
-    assert parse(_Options, options, "here") == _Options(samples=4, compare=[Path("a"), Path("b")])
-    assert settings == {"dataset": {"split": "test"}}
+    assert parse(_Options, by_place(options), "here") == _Options(samples=4, compare=[Path("a"), Path("b")])
+    assert settings == [(("dataset", "split"), "test")]
     with raises(ConfigError, "unknown_flag", name="--sample"):
         parse_flag_sets(["--sample", "4"], models, "test")
     with raises(ConfigError, "unknown_flag", name="--grup_size"):

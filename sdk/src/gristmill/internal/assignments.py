@@ -11,14 +11,14 @@ import yaml
 from pydantic import BaseModel
 
 from gristmill.errors import ConfigError, UnknownKeyError
-from gristmill.internal.settings import did_you_mean, inner_model, is_mapping, only_models, put, yaml_problem
+from gristmill.internal.settings import Assignment, did_you_mean, inner_model, is_mapping, only_models, yaml_problem
 
 _FLOAT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+", re.ASCII)
 """A number such as 1e-5, which PyYAML reads as text."""
 
 
-def parse_assignments(words: Sequence[str], model: type[BaseModel], also: Iterable[str] = ()) -> dict[str, Any]:
-    """Reads words such as `dataset.max_tokens=64`. Returns the given values, nested as in `model`.
+def parse_assignments(words: Sequence[str], model: type[BaseModel], also: Iterable[str] = ()) -> list[Assignment]:
+    """Reads words such as `dataset.max_tokens=64`. Returns the places in the values of `model`, and the values.
 
     A value is YAML: a number, `true`, `[length, format]`. If a setting is a list of sections, a number in the key
     selects the section (`server_configs.1.timeout`), and a key without a number sets the first. Keys below a mapping
@@ -27,7 +27,7 @@ def parse_assignments(words: Sequence[str], model: type[BaseModel], also: Iterab
     Raises ConfigError for a word without `=` and for a value that is not YAML. Raises UnknownKeyError with the nearest
     known key.
     """
-    values: dict[str, Any] = {}
+    found: list[Assignment] = []
     for word in words:
         key, value = read_assignment(word)
         path = _path(key, model)
@@ -36,9 +36,8 @@ def parse_assignments(words: Sequence[str], model: type[BaseModel], also: Iterab
             raise UnknownKeyError(
                 "unknown_key", f"--set: unknown key '{key}'.{hint}", where="--set", problems={key: "unknown_key"}
             )
-        if not put(values, path, value):
-            raise _invalid(word, "an earlier --set gives the whole section")
-    return values
+        found.append((tuple(path), value))
+    return found
 
 
 def read_assignment(word: str) -> tuple[str, Any]:

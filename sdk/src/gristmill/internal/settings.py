@@ -7,6 +7,7 @@ default. `load_yaml` and `parse_flags` read the sources, `merge` overlays them, 
 from __future__ import annotations
 
 import argparse
+import copy
 import difflib
 import itertools
 import os
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from gristmill.errors import ConfigError, UnknownKeyError
@@ -39,6 +40,20 @@ class Settings(BaseModel):
     """Frozen; an unknown key is an error; the string under a field is its help text."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+
+    @classmethod
+    def in_full(cls, value: Any) -> Any:
+        """Returns the mapping that a short form of this section means, such as its type alone. Others are unchanged."""
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_full(cls, value: Any) -> Any:
+        return cls.in_full(value)
+
+
+Assignment = tuple[tuple[str | int, ...], Any]
+"""The place of a setting, and its value. A number is a place in a list of sections."""
 
 
 def parse(
@@ -175,19 +190,39 @@ def readable_by_all(path: Path) -> str:
 
 
 def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
-    """Overlays `low` with `high`. Mappings merge by key, lists of mappings by position; other values are replaced."""
+    """Overlays `low` with `high`. Mappings merge by key; other values, such as lists, are replaced."""
     merged = dict(low)
     for key, value in high.items():
         under = merged.get(key)
-        if isinstance(under, Mapping) and isinstance(value, Mapping):
-            merged[key] = merge(under, value)
-        elif _mappings(under) and _mappings(value):
-            pairs = zip(under, value, strict=False)
-            longer = value if len(value) > len(under) else under
-            merged[key] = [merge(a, b) for a, b in pairs] + list(longer[min(len(under), len(value)) :])
-        else:
-            merged[key] = value
+        merged[key] = merge(under, value) if isinstance(under, Mapping) and isinstance(value, Mapping) else value
     return merged
+
+
+def assigned(values: Mapping[str, Any], assignments: Iterable[Assignment], model: type[BaseModel]) -> dict[str, Any]:
+    """Returns a copy of `values`, nested as in `model`, with the value of each assignment in its place, in their order.
+
+    Missing sections on the way are made. A number may be the first after a list's end. Raises ConfigError for a number
+    beyond it, and if another value is in the place of a section.
+    """
+    changed = copy.deepcopy(dict(values))
+    for path, value in assignments:
+        if not put(changed, path, value, model):
+            key = ".".join(map(str, path))
+            text = f"command line: {key} cannot be set: a part of it is not a section, or its number is beyond the list"
+            raise ConfigError("invalid_flag", text, flag="--set", value=key)
+    return changed
+
+
+def by_place(assignments: Iterable[Assignment]) -> dict[str, Any]:
+    """Returns the values of assignments in mappings, with a number as a key too."""
+    tree: dict[Any, Any] = {}
+    for path, value in assignments:
+        here = tree
+        for part in path[:-1]:
+            inner = here.get(part)
+            here[part] = here = dict(inner) if isinstance(inner, Mapping) else {}
+        here[path[-1]] = value
+    return tree
 
 
 def parse_flags(arguments: Sequence[str], model: type[BaseModel], prog: str, description: str = "") -> dict[str, Any]:
@@ -198,13 +233,13 @@ def parse_flags(arguments: Sequence[str], model: type[BaseModel], prog: str, des
     Values stay strings, which the model converts. Raises
     ConfigError for an unknown flag, with its nearest match.
     """
-    return parse_flag_sets(arguments, {"settings": model}, prog, description)[0]
+    return assigned({}, parse_flag_sets(arguments, {"settings": model}, prog, description)[0], model)
 
 
 def parse_flag_sets(
     arguments: Sequence[str], models: Mapping[str, type[BaseModel]], prog: str, description: str = ""
-) -> list[dict[str, Any]]:
-    """Reads the flags of several models from one command line, as `parse_flags` does. Returns one dict per model.
+) -> list[list[Assignment]]:
+    """Reads the flags of several models from one command line, as `parse_flags` does. Returns the assignments of each.
 
     `models`: the models by the title of their flags in `--help`. Raises ValueError if two models have the same flag.
     """
@@ -236,11 +271,11 @@ def parse_flag_sets(
         if word.startswith("-"):
             raise ConfigError("unknown_flag", f"command line: unknown flag '{shown}'.{hint}", name=shown)
         raise ConfigError("unknown_argument", f"command line: unknown argument '{shown}'.{hint}", name=shown)
-    values: list[dict[str, Any]] = [{} for _ in models]
+    given: list[list[Assignment]] = [[] for _ in models]
     for name, value in vars(parsed).items():
         number, flag = flags[name]
-        put(values[number], flag.path, value)
-    return values
+        given[number].append((flag.path, value))
+    return given
 
 
 def flag_names(model: type[BaseModel]) -> dict[str, str]:
@@ -300,10 +335,6 @@ def _fill(value: Any, environ: Mapping[str, str], where: str) -> Any:
         return default
 
     return _VARIABLE.sub(replace, value)
-
-
-def _mappings(value: Any) -> typing.TypeGuard[list[Mapping[str, Any]]]:
-    return isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)
 
 
 def _as_written(error: ValidationError, values: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -434,23 +465,30 @@ def _add(parser: argparse._ArgumentGroup, flag: _Flag) -> None:
         parser.add_argument(*spellings, dest=flag.name, default=argparse.SUPPRESS, metavar=metavar, help=help_text)
 
 
-def put(values: dict[str, Any], path: Sequence[str | int], value: Any) -> bool:
-    """Sets a value at its place, and makes the sections that lead there. A number is a place in a list of sections.
+def put(values: dict[str, Any], path: Sequence[str | int], value: Any, model: type[BaseModel] | None = None) -> bool:
+    """Sets a value at its place, and makes the sections that lead there. `model`: of `values`, to read short forms.
 
-    Returns False, and sets nothing, if another value is in the place of a section.
+    Returns False if another value is in the place of a section, or if a number is beyond the end of a list.
     """
     here: Any = values
     for part, following in itertools.pairwise([*path, None]):
-        if not isinstance(here, list if isinstance(part, int) else dict):
+        if isinstance(part, int):
+            if not isinstance(here, list) or part > len(here):
+                return False
+            here += [{}] * (part == len(here))
+        elif not isinstance(here, dict):
             return False
-        if isinstance(part, int) and isinstance(here, list):
-            here += [{} for _ in range(part + 1 - len(here))]
+        elif model is not None:
+            model = inner_model(model.model_fields[part].annotation) if part in model.model_fields else None
         if following is None:
             here[part] = value
-        elif isinstance(part, int):
-            here = here[part]
-        else:
-            here = here.setdefault(part, [] if isinstance(following, int) else {})
+            continue
+        inner = here[part] if isinstance(part, int) else here.get(part)
+        if inner is None:
+            inner = [] if isinstance(following, int) else {}
+        elif isinstance(following, str) and model is not None and issubclass(model, Settings):
+            inner = model.in_full(inner)
+        here[part] = here = inner
     return True
 
 

@@ -14,10 +14,20 @@ from gristmill.deployment import API_URL, MODEL_URL
 from gristmill.errors import UnknownKeyError
 from gristmill.hyperparameters import Hyperparameters, check_run_block, completed_block
 from gristmill.internal.assignments import parse_assignments
-from gristmill.internal.settings import Settings, find_config, load_yaml, merge, parse, parse_flag_sets
+from gristmill.internal.settings import (
+    Settings,
+    assigned,
+    by_place,
+    find_config,
+    load_yaml,
+    merge,
+    parse,
+    parse_flag_sets,
+)
 from gristmill.model_servers import split_urls
 from gristmill_env.atropos import could_be_of_atropos, read_file, without_section
 from gristmill_env.settings.run import TOP_LEVEL, EnvConfig
+from gristmill_env.settings.task import AgentSpec
 from gristmill_env.settings.warnings import warnings_of
 from gristmill_env.slurm import discover
 
@@ -128,14 +138,14 @@ class RunSettings:
         deployment = Deployment.read(environ)
         name, words, flags = _take_shared(arguments)
         models: dict[str, type[Settings]] = {f"flags of {prog}": options, "settings of the run": EnvConfig}
-        own, given = parse_flag_sets(flags, models, prog, about)
-        assigned = parse_assignments(words, EnvConfig, [f"trainer.{key}" for key in Hyperparameters.model_fields])
-        check_run_block(assigned.get("trainer", {}), 1, "--set trainer")  # the group size is checked below
-        given = merge(given, assigned)
+        own, flagged = parse_flag_sets(flags, models, prog, about)
+        assignments = parse_assignments(words, EnvConfig, [f"trainer.{key}" for key in Hyperparameters.model_fields])
+        given = by_place([*flagged, *assignments])
+        check_run_block(by_place(assignments).get("trainer", {}), 1, "--set trainer")  # the group size is checked below
         path = find_config(name, deployment.config_dir) if name is not None else None
         in_file = read_file(path, environ, given.get("config_format")) if path is not None else {}
         variables = _from_environment(deployment, in_file)
-        values = merge(merge(_overridden(in_file, given), variables), given)
+        values = assigned(merge(_overridden(in_file, given), variables), [*flagged, *assignments], EnvConfig)
         where = str(path) if path is not None else _COMMAND_LINE
         try:
             config = parse(EnvConfig, values, where, {_COMMAND_LINE: given, "GRISTMILL_* variables": variables})
@@ -150,7 +160,7 @@ class RunSettings:
         if config.slurm:
             config = config.model_copy(update={"server_configs": discover(config.server_configs, environ)})
         run_id = config.run_id or (path.stem if path is not None else UNNAMED_RUN)
-        return cls(config, run_id, path, deployment), parse(options, own, _COMMAND_LINE)
+        return cls(config, run_id, path, deployment), parse(options, by_place(own), _COMMAND_LINE)
 
 
 def _overridden(in_file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,15 +197,12 @@ def _from_environment(deployment: Deployment, in_file: Mapping[str, Any]) -> dic
     if deployment.gateway_address:
         values |= _at_gateway(in_file, deployment.gateway_address)
         sources = in_file.get("sources")
-        if isinstance(sources, list):  # merged by position
-            places = [
-                _at_gateway(source, deployment.gateway_address) if isinstance(source, Mapping) else source
-                for source in sources
-            ]
-            if sum("agent" in place for place in places if isinstance(place, Mapping)) > 1:
+        if isinstance(sources, list):
+            here = [_at_gateway(one, deployment.gateway_address) if isinstance(one, Mapping) else {} for one in sources]
+            if sum(map(bool, here)) > 1:
                 # One address is not enough, so a source keeps its own.
-                places = [{} if _has_address(source) else place for source, place in zip(sources, places, strict=True)]
-            values["sources"] = places
+                here = [{} if _has_address(one) else place for one, place in zip(sources, here, strict=True)]
+            values["sources"] = [{**one, **place} if place else one for one, place in zip(sources, here, strict=True)]
     return values
 
 
@@ -206,7 +213,7 @@ def _unless_default(url: str, default: str, key: str, section: Mapping[str, Any]
 
 def _at_gateway(task: Mapping[str, Any], address: str) -> dict[str, Any]:
     """Returns the address of a run's or a source's external agents; nothing if it has none."""
-    agent = {"external": True} if task.get("agent") == "external" else task.get("agent")
+    agent = AgentSpec.in_full(task.get("agent"))
     if not isinstance(agent, Mapping) or not agent.get("external"):
         return {}
     return {"agent": {**agent, "address": address}}

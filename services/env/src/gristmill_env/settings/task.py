@@ -27,9 +27,8 @@ class EnvironmentSpec(Settings):
     """Seconds that one call of a method (reset, step, close) may take, and `play` between two replies. Then its rollout
     has failed."""
 
-    @model_validator(mode="before")
     @classmethod
-    def _bare_name(cls, value: Any) -> Any:
+    def in_full(cls, value: Any) -> Any:
         return {"type": value} if isinstance(value, str) else value
 
     def recorded(self) -> dict[str, Any]:
@@ -73,9 +72,8 @@ class AgentSpec(Settings):
     the variable GRISTMILL_GATEWAY_ADDRESS overrides the YAML. Default: a free port; for external agents 9100, which in
     Compose the stack's network reaches too."""
 
-    @model_validator(mode="before")
     @classmethod
-    def _bare_text(cls, value: Any) -> Any:
+    def in_full(cls, value: Any) -> Any:
         if isinstance(value, str):
             return {"external": True} if value == "external" else {"function": value}
         return value
