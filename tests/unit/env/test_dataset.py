@@ -355,6 +355,24 @@ def test_doubled_column_of_a_parquet_file_is_named(tmp_path: Path) -> None:
         load(dataset_path=str(tmp_path / "rows.parquet"))
 
 
+@pytest.mark.parametrize("bad", [0, 2])
+@pytest.mark.parametrize(
+    "column",
+    [
+        lambda bad: pyarrow.array([b"\xff" if n == bad else b"a" for n in range(4)]).view(pyarrow.string()),
+        lambda bad: pyarrow.array([10**12 if n == bad else 1 for n in range(4)], pyarrow.timestamp("s")),
+    ],
+)
+def test_row_that_python_cannot_hold_is_a_bad_row(tmp_path: Path, column: Any, bad: int) -> None:
+    table = pyarrow.table({"question": ["a"] * 4, "answer": ["b"] * 4, "other": column(bad)})
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    rows = load(dataset_path=str(tmp_path / "rows.parquet"))
+    assert rows.columns == ["question", "answer", "other"]
+    assert [rows.item(n).prompt for n in range(4) if n != bad] == ["a"] * 3
+    with raises(DatasetError, "row_unreadable", row=bad):
+        rows.item(bad)
+
+
 def test_columns_are_those_of_all_rows_and_a_missing_value_is_none(tmp_path: Path) -> None:
     rows = [{"question": "a", "answer": "1"}, {"answer": "2", "hint": "b", "question": "c"}, {"question": "d"}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

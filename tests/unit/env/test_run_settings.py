@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,33 @@ def test_the_trainer_block_is_recorded_as_written(tmp_path: Path) -> None:
     folder = config_file(tmp_path, "trainer: {batch_size: 64, learning_rate: 1.0e-4}\n")
     launch = read("--config sums", GRISTMILL_CONFIG_DIR=folder)
     assert launch.config.recorded("tiny")["trainer"] == {"batch_size": 64, "learning_rate": 1e-4}
+
+
+def test_text_in_the_trainer_block_is_recorded_as_the_number_that_it_is(tmp_path: Path) -> None:
+    text = "trainer: {training_steps: '${STEPS:-40}', learning_rate: 1e-5, checkpoint_interval: 5min}\ntotal_steps: 40"
+    launch = read("--config sums", GRISTMILL_CONFIG_DIR=config_file(tmp_path, text))
+    block = {"training_steps": 40, "learning_rate": 1e-5, "checkpoint_interval": "5min"}
+    assert launch.config.recorded("tiny")["trainer"] == block
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dataset: {dataset_name: a/b, reward_functions: [{type: length, params: {since: 2024-01-01}}]}",
+        "dataset: {rows: 'a.py:f', rows_params: {since: 2024-01-01}}",
+        "{agent: {function: 'a.py:f', params: {since: 2024-01-01}}, dataset: {dataset_name: a/b}}",
+        "{environment: {type: 'a.py:E', params: {since: 2024-01-01}}, dataset: {dataset_name: a/b}}",
+    ],
+)
+def test_record_has_a_date_of_yaml_as_text(tmp_path: Path, text: str) -> None:
+    record = read("--config sums", GRISTMILL_CONFIG_DIR=config_file(tmp_path, text)).config.recorded("tiny")
+    assert '"since": "2024-01-01"' in json.dumps(record)
+
+
+@pytest.mark.parametrize("text", ["dataset: {rows_params: {cap: .inf}}", "dataset: {top_p: .nan}"])
+def test_number_that_no_record_can_hold_is_an_error(tmp_path: Path, text: str) -> None:
+    with raises(ConfigError, "number_not_finite"):
+        read("--config sums", GRISTMILL_CONFIG_DIR=config_file(tmp_path, text))
 
 
 def test_flag_of_a_hyperparameter_overrides_the_trainer_block(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import argparse
 import copy
 import difflib
 import itertools
+import math
 import os
 import re
 import types
@@ -39,7 +40,9 @@ _VARIABLE = re.compile(r"\$(?:\$|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<plain>:pl
 class Settings(BaseModel):
     """Frozen; an unknown key is an error; the string under a field is its help text."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=(), allow_inf_nan=False
+    )
 
     @classmethod
     def in_full(cls, value: Any) -> Any:
@@ -65,7 +68,7 @@ def parse(
     of `over` that has the key. `over`: the sources that override `where`, the strongest first; `values` has theirs.
     """
     remember_secrets(values)
-    _check_characters(values, where)
+    _check_values(values, where)
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -99,18 +102,21 @@ class _OneOfEachKey(yaml.SafeLoader):
         return node
 
 
-def _check_characters(value: Any, where: str, key: str = "") -> None:
-    """Raises ConfigError for a text with half of a surrogate pair, which no file, tokenizer or request can hold."""
+def _check_values(value: Any, where: str, key: str = "") -> None:
+    """Raises ConfigError for values that no file or request can hold: half of a surrogate pair, infinity and NaN."""
+    if isinstance(value, float) and not math.isfinite(value):
+        text = f"{where}: {key} is {value}, which a run's record cannot hold; write a large number, or leave it out"
+        raise ConfigError("number_not_finite", text, where=where, key=key)
     if isinstance(value, str):
         if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
             text = f"{where}: {key} holds half a character (half of a surrogate pair), which is not text"
             raise ConfigError("half_character", text, where=where, key=key)
     elif isinstance(value, Mapping):
         for name, inner in value.items():
-            _check_characters(inner, where, f"{key}.{name}".lstrip("."))
+            _check_values(inner, where, f"{key}.{name}".lstrip("."))
     elif isinstance(value, list | tuple):
         for number, inner in enumerate(value):
-            _check_characters(inner, where, f"{key}.{number}".lstrip("."))
+            _check_values(inner, where, f"{key}.{number}".lstrip("."))
 
 
 def load_yaml(path: Path, environ: Mapping[str, str] | None = None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -74,7 +74,8 @@ class PromptDataset:
         if len(self._rows) == 0:
             raise DatasetError("no_rows", f"{self.label} has no rows; choose another split", label=self.label)
         self._order = RowOrder(len(self._rows), seed=config.seed, shuffle=config.shuffle_dataset)
-        self.columns = list(self._rows[0])
+        first = next(self._first_rows(), None)
+        self.columns = list(self._row(0) if first is None else first)
         """Names of the rows' columns."""
         self._template = None
         if config.prompt_template is not None:
@@ -112,7 +113,7 @@ class PromptDataset:
         return self._item(index, index)
 
     def _item(self, row: int, index: int) -> Item:
-        columns = self._rows[index]
+        columns = self._row(index)
         self._check_characters(columns, index)
         conversation = None
         if self._template is not None:
@@ -129,12 +130,13 @@ class PromptDataset:
 
     def _check_field(self, key: str, path: str) -> None:
         """Raises DatasetError if none of the first rows has the field. (A single row without it is a bad row.)"""
+        rows = self._first_rows()
         try:
-            lookup(self._rows[0], path)
+            lookup(next(rows), path)
         except NoFieldError as error:
-            for index in range(1, min(_SEARCHED, len(self._rows))):
+            for row in rows:
                 with contextlib.suppress(NoFieldError):
-                    lookup(self._rows[index], path)
+                    lookup(row, path)
                     return
             at = "" if error.name == path else f" ('{error.name}' of it is missing)"
             raise DatasetError(
@@ -146,6 +148,22 @@ class PromptDataset:
                 part=error.name,
                 known=error.there,
             ) from error
+
+    def _row(self, index: int) -> Mapping[str, Any]:
+        """Raises DatasetError for a row with a value that Python cannot hold, such as a date after the year 9999."""
+        try:
+            return self._rows[index]
+        except (DatasetError, OSError, MemoryError):
+            raise
+        except Exception as error:
+            text = f"row {index} of {self.label} cannot be read: {type(error).__name__}: {error}"
+            raise DatasetError("row_unreadable", text, row=index, label=self.label) from error
+
+    def _first_rows(self) -> Iterator[Mapping[str, Any]]:
+        """Yields the first rows that can be read."""
+        for index in range(min(_SEARCHED, len(self._rows))):
+            with contextlib.suppress(DatasetError):
+                yield self._row(index)
 
     def _value(self, columns: Mapping[str, Any], index: int, path: str) -> Any:
         try:

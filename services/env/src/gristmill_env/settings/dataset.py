@@ -42,7 +42,7 @@ class RewardSpec(Settings):
     def recorded(self) -> dict[str, Any]:
         """Returns the settings that distinguish this reward from others, without secrets, addresses and `process`."""
         fields = self.model_dump(mode="json", exclude={"process"})
-        return {**fields, "params": without_secrets(self.params, "base_url")}
+        return {**fields, "params": without_secrets(fields["params"], "base_url")}
 
 
 ROW_SOURCES: Final = ("dataset_name", "dataset_path", "rows")
@@ -267,7 +267,7 @@ class DatasetConfig(Settings):
         rewards = [spec.recorded() for spec in self.rewards()]
         written = self.model_dump(mode="json", include=names)
         if self.rows is not None:
-            written["rows_params"] = without_secrets(self.rows_params, "base_url")
+            written["rows_params"] = without_secrets(written["rows_params"], "base_url")
         public: dict[str, Any] = redact({**written, "reward_functions": rewards})
         return public
 

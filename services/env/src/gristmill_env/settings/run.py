@@ -8,11 +8,20 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, cast
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from gristmill.deployment import API_URL, MODEL_URL, RUN_ID
 from gristmill.errors import ConfigError
+from gristmill.hyperparameters import Hyperparameters
 from gristmill.internal.redaction import redact
 from gristmill.internal.settings import Settings
 from gristmill.model_servers import check_url
@@ -319,6 +328,16 @@ class EnvConfig(Settings):
 
     trainer: dict[str, Any] = Field(default_factory=dict)
     """Hyperparameters of this run; they override trainer.yaml. Keys that are not hyperparameters are refused."""
+
+    @field_validator("trainer")
+    @classmethod
+    def _without_text(cls, block: dict[str, Any]) -> dict[str, Any]:
+        """Converts the text of a variable, or of 1e-5 in YAML, so that equal blocks are recorded alike."""
+        try:
+            typed = Hyperparameters.model_validate(block)
+        except ValidationError:
+            return block  # check_run_block names the mistakes
+        return {key: getattr(typed, key) if isinstance(value, str) else value for key, value in block.items()}
 
     @model_validator(mode="before")
     @classmethod

@@ -94,9 +94,10 @@ class AgentSpec(Settings):
 
     def recorded(self) -> dict[str, Any]:
         """Returns the settings that distinguish this agent from others."""
+        params = without_secrets(self.model_dump(mode="json")["params"], "base_url")
         return {
             "function": self.function,
-            **({"params": without_secrets(self.params, "base_url")} if self.params else {}),
+            **({"params": params} if self.params else {}),
             "command": self.command,
             "external": self.external,
             "off_policy": self.off_policy,
