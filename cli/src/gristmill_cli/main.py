@@ -7,14 +7,13 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from rich.console import Console
 
 from gristmill.deployment import Deployment
-from gristmill.errors import ConfigError, FileError, GristmillError
+from gristmill.errors import FileError, GristmillError
 from gristmill.folders import default_roots
-from gristmill.internal.redaction import redact_text
+from gristmill.internal.calls import check_api_url
 from gristmill_cli import commands
 from gristmill_cli.status import Place, status, tail
 from gristmill_view.pack import SUFFIX
@@ -74,27 +73,13 @@ def _place(options: argparse.Namespace) -> Place:
         environ["GRISTMILL_API_TOKEN_FILE"] = str(options.token_file)
     deployment = Deployment.read(environ)
     return Place(
-        api=_checked_url(options.api or deployment.api_url or deployment.default_api_url),
+        api=check_api_url(options.api or deployment.api_url or deployment.default_api_url),
         token=deployment.api_token,
         roots=tuple(options.runs or default_roots()),
         models_dir=deployment.models_dir,
         model_url=deployment.model_url or deployment.default_model_url,
         model_named=deployment.model_url is not None,
     )
-
-
-def _checked_url(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port of more than 65535
-        is_url = False
-    if not is_url:
-        shown = redact_text(url)
-        raise ConfigError(
-            "api_url_invalid", f"{shown} is no address of an API, such as http://127.0.0.1:8000", url=shown
-        )
-    return url
 
 
 def _parser() -> argparse.ArgumentParser:

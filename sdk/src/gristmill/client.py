@@ -74,7 +74,7 @@ class Client:
         word can call under the name of an environment that this client registered. A process keeps its word, so that it
         can take its registration over when it was killed and started again.
 
-        Raises ConfigError for a URL with a password, and for a proxy that cannot be used.
+        Raises ConfigError for a URL that is none or has a password, and for a token or a proxy that cannot be used.
         """
         headers = calls.headers(url, token, word)
         self.url = url.rstrip("/")
@@ -447,7 +447,7 @@ class Client:
             try:
                 silence = self._timeout + calls.EVENTS_SILENCE
                 async with self._http.stream("GET", path, headers=headers, timeout=silence) as answer:
-                    if not answer.is_success:
+                    if not calls.is_answer(answer):
                         await answer.aread()
                     if retries.result(answer) is None:
                         pause = retries.pause(answer)

@@ -248,6 +248,17 @@ def test_events_of_a_missing_run_raise_the_error_of_the_api() -> None:
             next(events)
 
 
+def test_page_of_a_proxy_is_unexpected() -> None:
+    def login(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, html="<html>log in</html>")
+
+    with SyncClient("http://api") as client:
+        client._http = httpx.Client(base_url="http://api", transport=httpx.MockTransport(login))
+        for ask in (lambda: client.get_run(RUN), lambda: next(client.events(RUN))):
+            with raises(ApiError, ErrorCode.UNEXPECTED):
+                ask()
+
+
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"detail": "no"}', b'{"error": {"code": "run_missing"}}'])
 def test_answer_without_a_code_is_unexpected(body: bytes) -> None:
     def refuse(request: httpx.Request) -> httpx.Response:

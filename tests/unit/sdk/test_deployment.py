@@ -11,6 +11,7 @@ from tests.support.errors import raises
 from gristmill import Client, ConfigError, Deployment, Manifest, SyncClient
 from gristmill.deployment import weight_files
 from gristmill.errors import FileError
+from gristmill.internal.calls import headers
 
 TOKEN = "a-token-that-nobody-may-see"
 
@@ -67,6 +68,15 @@ async def test_a_url_with_a_password_is_refused_and_not_repeated(url: str) -> No
         with raises(ConfigError, "password_in_url") as error:
             kind(url)
         assert TOKEN not in repr((error.value, error.value.values))
+
+
+def test_url_and_token_that_no_request_can_have_are_refused() -> None:
+    for kind in (Client, SyncClient):
+        with raises(ConfigError, "api_url_invalid", url="127.0.0.1:8000"):
+            kind("127.0.0.1:8000")
+        with raises(ConfigError, "token_invalid"):
+            kind("http://127.0.0.1:8000", token="schlüssel")
+    assert headers("http://127.0.0.1:8000", "of a file\n")["Authorization"] == "Bearer of a file"
 
 
 def test_manifest_without_parsers_is_read(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import msgspec
@@ -16,6 +17,7 @@ import msgspec
 from gristmill.errors import ApiError, ApiUnreachable, ConfigError, ErrorCode
 from gristmill.group import TrajectoryGroup
 from gristmill.internal.backoff import Backoff, asked_pause
+from gristmill.internal.redaction import redact_text
 from gristmill.run import RunEvent
 
 _LOG = logging.getLogger(__name__)
@@ -28,10 +30,15 @@ EVENTS_SILENCE = 30.0
 
 
 def headers(url: str, token: str | None, word: str | None = None) -> dict[str, str]:
-    """Returns the headers of all requests. Raises ConfigError for a URL with a password, because logs contain URLs.
+    """Returns the headers of all requests. Raises ConfigError for a URL or a token that no request can have, and for a
+    URL with a password, because logs contain URLs. Blanks around the token are left out: a file ends with a newline.
 
     `word`: of the caller's registrations; None: a random one.
     """
+    check_api_url(url)
+    token = token and token.strip()
+    if token and not (token.isascii() and token.isprintable()):
+        raise ConfigError("token_invalid", "the trajectory API's token has characters that no HTTP header can have")
     if "@" in url.partition("://")[2].partition("/")[0]:
         raise ConfigError(
             "password_in_url",
@@ -41,9 +48,29 @@ def headers(url: str, token: str | None, word: str | None = None) -> dict[str, s
     return {WORD_HEADER: word or new_word(), **({"Authorization": f"Bearer {token}"} if token else {})}
 
 
+def check_api_url(url: str) -> str:
+    """Returns `url`. Raises ConfigError unless it is an http or https URL with a host."""
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port of more than 65535
+        is_url = False
+    if not is_url:
+        shown = redact_text(url)
+        raise ConfigError(
+            "api_url_invalid", f"{shown!r} is no address of an API, such as http://127.0.0.1:8000", url=shown
+        )
+    return url
+
+
 def new_word() -> str:
     """Returns a random word for the registrations of an environment. See `Client`."""
     return secrets.token_hex(16)
+
+
+def is_answer(answer: httpx.Response) -> bool:
+    """Returns whether the API answered without an error. A proxy in its place may answer with a page and 200."""
+    return answer.is_success and not answer.headers.get("Content-Type", "").startswith("text/html")
 
 
 class Retries:
@@ -62,7 +89,7 @@ class Retries:
         """Returns the answer, or None if the error is transient. Raises ApiError for any other error."""
         if answer.status_code in _TRANSIENT:
             return None
-        if answer.is_success:
+        if is_answer(answer):
             return answer
         code, message, remedy = _problem(answer)
         raise ApiError(code, answer.status_code, message, remedy)
