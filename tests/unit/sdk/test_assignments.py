@@ -65,7 +65,7 @@ def test_unknown_key_is_an_error_with_the_nearest_key(word: str, nearest: str) -
     assert f"'{nearest}'?" in str(refused.value)
 
 
-@pytest.mark.parametrize("words", [["group_size"], ["=1"], ["data=[1"]])
+@pytest.mark.parametrize("words", [["group_size"], ["=1"], ["data=[1"], ["data=2024-13-45"]])
 def test_word_that_is_no_assignment_is_an_error(words: list[str]) -> None:
     with raises(ConfigError, "invalid_flag", flag="--set", value=words[-1]):
         parse_assignments(words, Run)

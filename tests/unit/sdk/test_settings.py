@@ -155,8 +155,12 @@ def test_unknown_config_lists_the_available_configs(tmp_path: Path) -> None:
         (b"a: *x\n", "line 1, column 4: found undefined alias 'x'"),
         (b"a: \x00\n", "unacceptable character"),
         (b"\xff", "'utf-8' codec can't decode byte 0xff"),
+        (b"on: true\n", "the key True is not text"),
+        (b"a: [{b: {1: 2}}]\n", "the key 1 is not text"),
+        (b"a: 2024-13-45\n", "month must be in 1..12"),
+        (b"a: &a {b: *a}\n", "it contains itself"),
     ],
-    ids=["bracket", "tab", "alias", "control", "utf-8"],
+    ids=["bracket", "tab", "alias", "control", "utf-8", "truth", "number", "date", "itself"],
 )
 def test_broken_yaml_is_an_error_of_one_line_that_names_file_and_place(
     tmp_path: Path, text: bytes, problem: str

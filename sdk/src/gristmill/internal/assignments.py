@@ -7,11 +7,10 @@ import typing
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import yaml
 from pydantic import BaseModel
 
 from gristmill.errors import ConfigError, UnknownKeyError
-from gristmill.internal.settings import Assignment, did_you_mean, inner_model, is_mapping, only_models, yaml_problem
+from gristmill.internal.settings import Assignment, did_you_mean, inner_model, is_mapping, only_models, read_yaml
 
 _FLOAT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+", re.ASCII)
 """A number such as 1e-5, which PyYAML reads as text."""
@@ -46,9 +45,9 @@ def read_assignment(word: str) -> tuple[str, Any]:
     if not key or not equals:
         raise _invalid(word, "write KEY=VALUE, such as dataset.max_tokens=64")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise _invalid(word, f"the value is not valid YAML: {yaml_problem(error)}") from error
+        value = read_yaml(text)
+    except ValueError as error:
+        raise _invalid(word, f"the value is not valid YAML: {error}") from error
     return key, float(value) if isinstance(value, str) and _FLOAT.fullmatch(value) else value
 
 

@@ -15,7 +15,7 @@ from typing import Final
 from gristmill.internal.redaction import redact_text
 
 # C0, DEL and C1, the line and paragraph separators, and the characters that change the direction of text.
-_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def setup(service: str, level: int = logging.INFO) -> None:
@@ -42,7 +42,7 @@ def line(event: str, **fields: object) -> str:
 
 def escaped(text: str) -> str:
     r"""Returns `text` with every control character as an escape: a newline is `\n`, an escape character `\x1b`."""
-    return text if text.isprintable() else _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+    return text if text.isprintable() else CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 class LineFormatter(logging.Formatter):

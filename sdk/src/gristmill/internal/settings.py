@@ -82,8 +82,12 @@ def parse(
         raise ConfigError("invalid_settings", message, where=where, problems=problems) from error
 
 
-class _TwiceError(Exception):
+class _TwiceError(ValueError):
     """A key, the line in which it is set again, and the line in which it was set first."""
+
+    def __str__(self) -> str:
+        key, line, first = self.args
+        return f"line {line}: '{key}' is set again (first in line {first}); keep one of them"
 
 
 class _OneOfEachKey(yaml.SafeLoader):
@@ -133,14 +137,13 @@ def load_yaml(path: Path, environ: Mapping[str, str] | None = None) -> dict[str,
         text = f"cannot read config {path}: {error.strerror}{hint}"
         raise ConfigError("config_unreadable", text, path=path) from error
     try:
-        text = raw.decode("utf-8-sig")
-        loaded = yaml.load(text, _OneOfEachKey)
+        loaded = read_yaml(raw.decode("utf-8-sig"))
     except _TwiceError as twice:
         key, line, first = twice.args
-        message = f"{path}, line {line}: '{key}' is set again (first in line {first}); keep one of them"
-        raise ConfigError("duplicate_key", message, path=path, key=key, line=line, first=first) from twice
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError("invalid_yaml", f"{path} is not valid YAML: {yaml_problem(error)}", path=path) from error
+        text = f"{path}, {twice}"
+        raise ConfigError("duplicate_key", text, path=path, key=key, line=line, first=first) from twice
+    except ValueError as error:
+        raise ConfigError("invalid_yaml", f"{path} is not valid YAML: {error}", path=path) from error
     if not isinstance(loaded, dict):
         raise ConfigError("not_a_mapping", f"{path} must hold key: value pairs at its top level", path=path)
     filled = _fill(loaded, os.environ if environ is None else environ, str(path))
@@ -148,13 +151,32 @@ def load_yaml(path: Path, environ: Mapping[str, str] | None = None) -> dict[str,
     return filled
 
 
-def yaml_problem(error: Exception) -> str:
-    """Returns the problem in one line, with its place. PyYAML's text is of several lines and names no file."""
-    mark = getattr(error, "problem_mark", None)
-    if mark is None:
-        return " ".join(str(error).split())
-    problem = ", ".join(filter(None, (getattr(error, "context", None), getattr(error, "problem", None))))
-    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
+def read_yaml(text: str) -> Any:
+    """Returns the value of a YAML text. Raises ValueError, whose text is one line, with the place of the problem.
+
+    All keys must be text: YAML reads the keys `on` and `1` as a truth value and a number, which JSON has not as keys.
+    """
+    try:
+        value = yaml.load(text, _OneOfEachKey)
+        _check_keys(value)
+    except RecursionError as error:
+        raise ValueError("it contains itself, or is nested too deep") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        if mark is None:
+            raise ValueError(" ".join(str(error).split())) from error
+        problem = ", ".join(filter(None, (getattr(error, "context", None), getattr(error, "problem", None))))
+        raise ValueError(f"line {mark.line + 1}, column {mark.column + 1}: {problem}") from error
+    return value
+
+
+def _check_keys(value: Any) -> None:
+    for key, inner in value.items() if isinstance(value, dict) else ():
+        if not isinstance(key, str):
+            raise ValueError(f"the key {key!r} is not text; put it in quotes")
+        _check_keys(inner)
+    for inner in value if isinstance(value, list) else ():
+        _check_keys(inner)
 
 
 def find_config(name: str, config_dir: Path) -> Path:

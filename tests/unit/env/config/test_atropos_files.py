@@ -333,6 +333,13 @@ MISTAKES = [
     (FLAT.replace("[accuracy]", "7"), "not_a_list", "", {"key": "reward_functions"}),
     (FLAT.replace("[accuracy]", "[{weight: 1}]"), "not_a_reward", "", {"key": "reward_functions"}),
     (
+        FLAT.replace("[accuracy]", "[{type: accuracy, params: [1]}]"),
+        "not_a_reward",
+        "",
+        {"key": "reward_functions"},
+    ),
+    (FLAT + "trainer: fast\nconfig_format: atropos\n", "invalid_settings", "", {"problems": {"trainer": "dict_type"}}),
+    (
         FLAT.replace("group_size: 2", "group_size: many"),
         "invalid_settings",
         "",

@@ -190,7 +190,8 @@ def _pass_on(read: Translation, name: str, value: Any) -> bool:
 def _fill_in(read: Translation) -> None:
     """Fills in Atropos' defaults for keys that the file does not set, if our defaults differ."""
     filled = []
-    trainer = read.values.get("trainer") or {}
+    trainer = read.values.get("trainer")
+    trainer = trainer if isinstance(trainer, Mapping) else {}
     for key in OTHER_KEYS.values():
         if key.default is None or TOP_LEVEL.get(key.name) in trainer or key.name in read.unset:
             continue
@@ -318,7 +319,11 @@ def _entries(listed: Any, where: str, notes: list[str]) -> list[dict[str, Any]]:
 def _entry(item: Any, where: str, notes: list[str]) -> dict[str, Any]:
     if isinstance(item, str):
         return _specified(item, where, {})
-    if not isinstance(item, Mapping) or not isinstance(item.get("type"), str):
+    if (
+        not isinstance(item, Mapping)
+        or not isinstance(item.get("type"), str)
+        or not isinstance(item.get("params") or {}, Mapping)
+    ):
         raise ConfigError(
             "not_a_reward",
             f"{where}: reward_functions: {item!r:.60} is neither a name nor {{type, weight, params}}",
