@@ -549,6 +549,9 @@ def numbers():
 def a_list():
     return [{"question": "a", "answer": "b"}]
 
+def unreadable(digits: int = 1, random: "Random | None" = None):
+    return a_list() * digits
+
 nothing = None
 """
 
@@ -598,6 +601,9 @@ def test_function_that_fails_or_yields_no_row_is_named(
 def test_params_that_a_function_of_rows_does_not_take_are_refused(made: Path) -> None:
     with raises(DatasetError, "unknown_parameter", parameter="digit"):
         load(made, rows="made.py:load", rows_params={"digit": 2})
+    with raises(DatasetError, "annotation_unreadable"):
+        load(made, rows="made.py:unreadable", rows_params={"random": 2})
+    assert len(load(made, rows="made.py:unreadable", rows_params={"digits": 2})) == 2
     with raises(DatasetError, "revision_not_of_hub"):
         load(made, rows="made.py:load", dataset_revision=COMMIT)
     with raises(PluginError, "plugin_attribute_missing"):

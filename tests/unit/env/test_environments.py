@@ -116,3 +116,12 @@ def test_custom_environment_class_is_found_next_to_the_configuration(tmp_path: P
         create_environment("broken.py:Echo", folder=tmp_path)
     with raises(PluginError, "plugin_module_missing", module="no_such_package"):
         create_environment("no_such_package:Echo")
+
+
+def test_annotation_of_an_option_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "game.py").write_text(
+        "from gristmill_env.environments import Environment\n"
+        "class Game(Environment):\n    def __init__(self, *, random: 'Random | None' = None): ...\n"
+    )
+    with raises(EpisodeError, "annotation_unreadable", name="game.py:Game"):
+        create_environment("game.py:Game", {"random": 1}, folder=tmp_path)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from inspect import Parameter
+from types import SimpleNamespace
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from gristmill.internal.redaction import redact
 from gristmill.internal.settings import did_you_mean
@@ -28,12 +30,33 @@ class Option:
     """REQUIRED if the option has no default."""
 
 
-def options_of(function: Callable[..., Any]) -> dict[str, Option]:
-    """Returns the keyword-only parameters of a function as options."""
+def options_of(function: Callable[..., Any], owner: str, error: type[EnvError], **values: object) -> dict[str, Option]:
+    """Returns the keyword-only parameters of a function as options. The arguments are those of `typed_options`."""
     given = inspect.signature(function).parameters.values()
     named = [parameter for parameter in given if parameter.kind is Parameter.KEYWORD_ONLY]
-    hints = typing.get_type_hints(function, include_extras=True) if named else {}
-    return {one.name: Option(TypeAdapter(hints.get(one.name, Any)), one.default) for one in named}
+    return typed_options(function, named, owner, error, **values)
+
+
+def typed_options(
+    function: Callable[..., Any], options: Sequence[Parameter], owner: str, error: type[EnvError], **values: object
+) -> dict[str, Option]:
+    """Returns parameters of a function, or of a class' `__init__`, as options. Reads no other annotation, because
+    others may exist only for a type checker.
+
+    Raises `error` for an annotation that cannot be read. `owner`, `values`: as for `refuse_unknown`.
+    """
+    declared = {option.name: option.annotation for option in options if option.annotation is not option.empty}
+    bare = function
+    while isinstance(bare, partial):
+        bare = bare.func
+    bare = bare.__init__ if inspect.isclass(bare) else inspect.unwrap(bare)
+    names = getattr(bare, "__globals__", {})
+    try:
+        hints = typing.get_type_hints(SimpleNamespace(__annotations__=declared), globalns=names, include_extras=True)
+        return {one.name: Option(TypeAdapter(hints.get(one.name, Any)), one.default) for one in options}
+    except (NameError, TypeError, PydanticUserError) as problem:
+        text = f"{owner}: an option's annotation cannot be read: {problem}"
+        raise error("annotation_unreadable", text, **values) from problem
 
 
 def refuse_unknown(

@@ -27,7 +27,7 @@ def handler(settings: bytes) -> Handler:
     given = inspect.signature(agent).parameters.values()
     needed = any(one.kind is one.KEYWORD_ONLY and one.default is one.empty for one in given)
     # The types of arguments that nobody sets need not be known here.
-    known = options_of(agent) if params or needed else {}
+    known = options_of(agent, f"agent '{name}'", EpisodeError, name=name) if params or needed else {}
     options = checked_options(params, known, f"agent '{name}'", EpisodeError, name=name)
 
     async def work(body: bytes, _ask: Asking) -> bytes:

@@ -8,21 +8,18 @@ import logging
 import re
 import time
 import traceback
-import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from gristmill.errors import GristmillError
 from gristmill.internal.plugins import load_plugin
 from gristmill.internal.settings import readable_by_all
 from gristmill_env.data.files import SUFFIXES, FileRows, Rows
 from gristmill_env.errors import DatasetError
-from gristmill_env.options import Option, checked_options
+from gristmill_env.options import checked_options, typed_options
 from gristmill_env.settings.dataset import DatasetConfig
 from gristmill_env.values import message_of, plain
 
@@ -278,13 +275,12 @@ class _NotARowError(Exception):
 
 def _arguments(function: Callable[..., Iterable[Any]], config: DatasetConfig, label: str) -> dict[str, Any]:
     """Returns the arguments of a function of rows. Raises DatasetError for params that it does not take."""
-    typed = bool(config.rows_params) and inspect.isfunction(function)
-    hints = typing.get_type_hints(function, include_extras=True) if typed else {}
-    options = {
-        name: Option(TypeAdapter(hints.get(name, Any) if name in config.rows_params else Any), parameter.default)
-        for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    }
+    taken = [
+        one if one.name in config.rows_params else one.replace(annotation=one.empty)
+        for one in inspect.signature(function).parameters.values()
+        if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+    ]
+    options = typed_options(function, taken, label, DatasetError, label=label)
     given = {**({"split": _base(config.split)} if "split" in options else {}), **config.rows_params}
     return checked_options(given, options, label, DatasetError, under="rows_params", label=label)
 

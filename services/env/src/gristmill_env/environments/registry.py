@@ -148,4 +148,5 @@ def _adapted(adapter: Adapter) -> Any:
 
 def _options(name: str, kind: type[Environment], params: Mapping[str, Any]) -> dict[str, Any]:
     initializer: Any = getattr(kind, "made_of", kind).__init__
-    return checked_options(params, options_of(initializer), f"environment '{name}'", EpisodeError, name=name)
+    known = options_of(initializer, f"environment '{name}'", EpisodeError, name=name)
+    return checked_options(params, known, f"environment '{name}'", EpisodeError, name=name)

@@ -14,23 +14,18 @@ from __future__ import annotations
 
 import inspect
 import sys
-import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from inspect import Parameter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, TypeVar
-
-from pydantic import TypeAdapter
-from pydantic.errors import PydanticUserError
 
 from gristmill.internal.plugins import import_error
 from gristmill.internal.settings import did_you_mean
 from gristmill_env.errors import RewardError
-from gristmill_env.options import Option, checked_options
+from gristmill_env.options import Option, checked_options, typed_options
 from gristmill_env.values import message_of
 
 ENTRY_POINTS = "gristmill.rewards"
@@ -255,24 +250,5 @@ def _split(
                 reward=reward,
                 argument=parameter.name,
             )
-    types = _types(reward, target, options)
-    return tuple(inputs), {option.name: Option(types[option.name], option.default) for option in options}
-
-
-def _types(reward: str, target: Callable[..., Any], options: list[Parameter]) -> dict[str, TypeAdapter[Any]]:
-    """Returns the types of the options. Ignores inputs, whose annotations may exist only for a type checker."""
-    declared = {option.name: option.annotation for option in options if option.annotation is not option.empty}
-    bare = target
-    while isinstance(bare, partial):
-        bare = bare.func
-    bare = bare.__init__ if inspect.isclass(bare) else inspect.unwrap(bare)
-    names = getattr(bare, "__globals__", {})
-    try:
-        hints = typing.get_type_hints(SimpleNamespace(__annotations__=declared), globalns=names, include_extras=True)
-        return {option.name: TypeAdapter(hints.get(option.name, Any)) for option in options}
-    except (NameError, TypeError, PydanticUserError) as error:
-        raise RewardError(
-            "annotation_unreadable",
-            f"reward '{reward}' ({place(target)}): an option's annotation cannot be read: {error}",
-            reward=reward,
-        ) from error
+    where = f"reward '{reward}' ({place(target)})"
+    return tuple(inputs), typed_options(target, options, where, RewardError, reward=reward)
