@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from gristmill_env.console import Steps, say
+from gristmill_env.console import Steps, plain, say
 
 
 def test_progress_without_a_terminal_prints_plain_lines() -> None:
@@ -34,6 +34,12 @@ def test_progress_reports_the_remaining_time_in_readable_units() -> None:
         told.append(out.getvalue().strip().partition("left")[0].rpartition(", ")[2])
     assert told[:3] == ["about 8 s ", "about 1 h 21 min ", "about 1 h 20 min "]
     assert "about" not in told[3]
+
+
+def test_text_is_shown_as_it_is_without_control_characters() -> None:
+    text = "def f():\n\treturn 1\u00a0%  \U0001f468\u200d\U0001f469 \u3000x"
+    assert plain(text).plain == text
+    assert plain("a\x1b[31m\u202eb\ud83d").plain == "a\ufffd[31m\ufffdb\ufffd"
 
 
 def test_progress_on_a_terminal_is_a_bar() -> None:

@@ -13,13 +13,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 from rich.text import Text
 
+from gristmill.internal.logs import CONTROL
 from gristmill_env.progress import duration
 from gristmill_env.saved.summary import GroupStats, Values, figure, quantile
+from gristmill_env.values import whole
 
 
 def plain(text: str) -> Text:
     """Returns text without rich's [markup] and a terminal's control characters, both of which a model may write."""
-    return Text("".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in text))
+    return Text(CONTROL.sub(lambda found: found[0] if found[0] in "\n\t" else "\ufffd", whole(text)))
 
 
 def say(console: Console, text: str, style: str = "") -> None:

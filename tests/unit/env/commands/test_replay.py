@@ -32,6 +32,14 @@ def launch(*flags: str) -> RunSettings:
     return RunSettings.read(flags, {"GRISTMILL_MODELS_DIR": "/nowhere"}, "test")
 
 
+async def test_replay_of_no_groups_leaves_no_file(tmp_path: Path, console: Console) -> None:
+    (tmp_path / "none.jsonl").touch()
+    options = ReplayOptions(saved=tmp_path / "none.jsonl", out=tmp_path / "scored.jsonl")
+    with raises(SavedError, "no_groups", path=options.saved):
+        await replay(launch(), options, console)
+    assert not (tmp_path / "scored.jsonl").exists()
+
+
 async def test_replay_replaces_scores_and_keeps_the_rest(tmp_path: Path, console: Console) -> None:
     by_format = {"dataset": {"reward_functions": [{"type": "format", "weight": 1.0, "params": {}}]}, "group_size": 3}
     old = [

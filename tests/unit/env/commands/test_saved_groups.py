@@ -238,6 +238,7 @@ def test_saved_groups_of_several_processes_go_into_one_file(tmp_path: Path) -> N
     [
         (b"nonsense", "not_a_saved_group", {}),
         (b'{"answer": 1}', "not_a_saved_group", {}),
+        (b'{"a":' + b"[" * 5000 + b"]" * 5000 + b"}", "not_a_saved_group", {}),
         (b'{"format": 2, "completions": []}', "group_format", {"format": 2}),
         (b'{"format": 1, "run": "a", "prompt": "b", "completions": [{"text": 3}]}', "not_a_saved_group", {}),
     ],

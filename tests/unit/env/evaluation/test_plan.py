@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.support.errors import raises
 
@@ -162,6 +163,14 @@ def test_plan_digest_depends_only_on_settings_that_change_results(folder: Path) 
         assert planned(folder, *other).digest != plan.digest
 
 
+@pytest.mark.slow
+def test_what_a_plan_could_not_find_out_differs_from_nothing(folder: Path) -> None:
+    plan = planned(folder)
+    away = msgspec.structs.replace(plan, creation=None, training_rows=None)
+    assert plan.differences(away) == away.differences(plan) == []
+    assert plan.differences(msgspec.structs.replace(plan, creation="c2", samples=4)) != []
+
+
 def test_evaluation_settings_are_not_in_the_record_of_a_run(folder: Path) -> None:
     measured = launch(folder, "--eval_split", "test", "--eval_samples", "4", "--steps_per_eval", "5")
     assert measured.config.recorded("tiny") == launch(folder).config.recorded("tiny")
@@ -227,10 +236,11 @@ def test_run_of_sources_without_an_evaluation_set_has_none_by_default(folder: Pa
         ("[{name: a, dataset: {eval_split: test}}]", "eval_key_in_evaluation"),
         ("[{name: a, rewards: [accuracy], dataset: {reward_functions: [length]}}]", "values_contradict"),
         ("[{name: a, agent: external}]", "unknown_key"),
+        ("[{name: dataset}]", "name_taken"),
     ],
 )
 def test_evaluations_that_contradict_are_refused(folder: Path, evaluations: str, problem: str) -> None:
-    (folder / "sums.yaml").write_text(f"{CONFIG}evaluations: {evaluations}\n")
+    (folder / "sums.yaml").write_text(f"{CONFIG}  eval_split: test\nevaluations: {evaluations}\n")
     with pytest.raises(ConfigError) as raised:
         launch(folder)
     assert problem in raised.value.values["problems"].values()

@@ -35,6 +35,7 @@ from gristmill_env.evaluation.run import evaluate, weight_label
 from gristmill_env.rollouts.groups import is_version
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.session import Task, connect_api, open_session
+from gristmill_env.settings.task import OWN_EVALUATION
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ def chosen_tasks(run: RunSettings, options: EvaluateOptions) -> list[Task]:
 
 def _word(name: str | None) -> str:
     """Returns the word of `--only` for an evaluation. That of the run's own data set has no name."""
-    return "dataset" if name is None else name
+    return OWN_EVALUATION if name is None else name
 
 
 async def _evaluate(run: RunSettings, task: Task, folder: Path, *, resume: bool) -> Evaluated:

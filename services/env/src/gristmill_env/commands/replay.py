@@ -83,11 +83,11 @@ async def replay(run: RunSettings, options: ReplayOptions, console: Console) -> 
                     if writer is not None:
                         await asyncio.to_thread(writer.append, scored)
                     steps.add()
+            if not scorers:
+                raise SavedError("no_groups", f"{options.saved} holds no groups", path=options.saved)
         finally:
             for scorer in scorers.values():
                 await scorer.close()
-    if not scorers:
-        raise SavedError("no_groups", f"{options.saved} holds no groups", path=options.saved)
     show_changes(console, changes)
     if options.out is not None:
         say(console, f"groups: {options.out}")

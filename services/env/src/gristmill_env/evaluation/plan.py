@@ -77,8 +77,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(json.dumps(msgspec.to_builtins(self), sort_keys=True).encode()).hexdigest()
 
     def differences(self, other: Plan) -> list[str]:
-        """Returns a line, such as "samples: 1 -> 4", for every setting that differs in `other`."""
-        return differences(msgspec.to_builtins(self), msgspec.to_builtins(other))
+        """Returns a line, such as "samples: 1 -> 4", for every setting that differs in `other`.
+
+        `creation` and `training_rows` are not compared if one plan lacks them: the API, or the training's rows, were
+        away then.
+        """
+        old, new = msgspec.to_builtins(self), msgspec.to_builtins(other)
+        for name in ("creation", "training_rows"):
+            if old[name] is None or new[name] is None:
+                old[name] = new[name] = None
+        return differences(old, new)
 
 
 def evaluation_tasks(run: RunSettings) -> list[Task]:

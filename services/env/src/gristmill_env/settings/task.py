@@ -106,6 +106,8 @@ class AgentSpec(Settings):
 
 NAME: Final = r"^[A-Za-z0-9_.-]{1,64}$"
 """The names of sources and evaluations."""
+OWN_EVALUATION: Final = "dataset"
+"""The name of the evaluation of a run's own data set, among others."""
 
 
 class SourceSpec(Settings):
@@ -288,6 +290,12 @@ def check_tasks(sources: Sequence[SourceSpec], evaluations: Sequence[EvaluationS
             "duplicate_name",
             "two sources or evaluations are named '{name}'; give each another name",
             {"name": twice},
+        )
+    if dataset.has_evaluation_set and not sources and OWN_EVALUATION in names:
+        raise PydanticCustomError(
+            "name_taken",
+            "the evaluation of the run's own data set (eval_*) has the name '{name}'; give the other another name",
+            {"name": OWN_EVALUATION},
         )
     for task in tasks:
         if not task.dataset.has_rows:
