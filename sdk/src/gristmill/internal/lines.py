@@ -76,10 +76,11 @@ class LineFile:
                 raise
 
     def close(self) -> None:
-        """Closes the file, which releases its lock. Later calls have no effect."""
-        handle, self._file = self._file, -1
-        if handle >= 0:
-            os.close(handle)
+        """Closes the file after the appends of other threads, which releases its lock. Later calls have no effect."""
+        with self._turn:
+            handle, self._file = self._file, -1
+            if handle >= 0:
+                os.close(handle)
 
     def __enter__(self) -> Self:
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from asyncio import CancelledError
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,7 +21,7 @@ from gristmill_env.progress import Tally
 from gristmill_env.rewards import Score
 from gristmill_env.rollouts.groups import RolloutGroup
 from gristmill_env.rollouts.prompts import Prompt
-from gristmill_env.saved import Attempt, DroppedSaver, GroupSaver
+from gristmill_env.saved import Attempt, DroppedSaver, GroupSaver, read_groups
 from gristmill_env.settings.run import EnvConfig
 from gristmill_env.tracking import Observers
 
@@ -76,6 +77,21 @@ def test_a_full_disk_is_counted_and_the_training_continues(caplog: pytest.LogCap
     assert observers.errors.counts == {"saved groups": 3}
     assert "No space left on device" in caplog.text
     observers.close()
+
+
+def test_group_that_the_api_has_is_saved_although_its_worker_is_cancelled(tmp_path: Path) -> None:
+    observers = Observers(saver=saver(tmp_path / "groups.jsonl"))
+
+    async def stop() -> None:
+        tasks = [asyncio.ensure_future(observers.submitted(GROUP, ["?"], Tally(), rollout_group())) for _ in range(50)]
+        await asyncio.sleep(0)  # each has begun to save
+        for task in tasks:
+            task.cancel()
+        assert [type(found) for found in await asyncio.gather(*tasks, return_exceptions=True)] == [CancelledError] * 50
+        observers.close()
+
+    asyncio.run(stop())
+    assert len(list(read_groups(tmp_path / "groups.jsonl"))) == 50
 
 
 def test_dropped_group_that_cannot_be_saved_is_counted_and_the_training_continues() -> None:

@@ -67,12 +67,18 @@ class GroupSaver(GroupWriter):
         self._settings = settings_of(config, model)
 
     async def save(self, scored: RolloutGroup) -> SavedGroup:
-        """Saves a scored group. It is on disk when this returns. Does not block the event loop. Raises SavedError."""
+        """Saves a scored group. It is on disk when this returns, also if the caller is cancelled meanwhile: the API has
+        the group then. Does not block the event loop. Raises SavedError."""
         group = saved_group(
             Attempt.of(scored), run=self._run, model=self._model, settings=self._settings[scored.item.source],
             creation=self._creation,
         )  # fmt: skip
-        await asyncio.to_thread(self.append, group)
+        writing = asyncio.ensure_future(asyncio.to_thread(self.append, group))
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await asyncio.wait([writing])
+            raise
         return group
 
 
