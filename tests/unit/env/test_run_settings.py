@@ -173,6 +173,15 @@ def test_run_id_comes_from_flag_variable_or_file(tmp_path: Path) -> None:
     )
 
 
+def test_file_whose_name_is_no_run_id_needs_one(tmp_path: Path) -> None:
+    folder = config_file(tmp_path, "group_size: 4\n", "my sums é")
+    arguments = ["--config", "my sums é"]
+    with raises(ConfigError, "run_id_invalid", run_id="my sums é"):
+        RunSettings.read(arguments, {"GRISTMILL_CONFIG_DIR": folder}, "prog")
+    named = RunSettings.read([*arguments, "--run_id", "sums"], {"GRISTMILL_CONFIG_DIR": folder}, "prog")
+    assert named.run_id == "sums"
+
+
 def test_config_file_may_contain_variables(tmp_path: Path) -> None:
     folder = config_file(tmp_path, "server_configs: [{api_key: '${KEY}', model_name: '${NAME:-tiny}'}]\n")
     server = read("--config sums", GRISTMILL_CONFIG_DIR=folder, KEY="secret").config.server

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gristmill import ConfigError, Deployment
-from gristmill.deployment import API_URL, MODEL_URL
+from gristmill.deployment import API_URL, MODEL_URL, RUN_ID
 from gristmill.errors import UnknownKeyError
 from gristmill.hyperparameters import Hyperparameters, check_run_block, completed_block
 from gristmill.internal.assignments import parse_assignments
@@ -160,6 +161,13 @@ class RunSettings:
         if config.slurm:
             config = config.model_copy(update={"server_configs": discover(config.server_configs, environ)})
         run_id = config.run_id or (path.stem if path is not None else UNNAMED_RUN)
+        if re.fullmatch(RUN_ID, run_id) is None:
+            raise ConfigError(
+                "run_id_invalid",
+                f"{where}: the file's name is the run's id, and {run_id!r} is none: at most 64 letters, digits, dots, "
+                "dashes and underscores, the first a letter or digit. Rename the file, or set run_id",
+                run_id=run_id,
+            )
         return cls(config, run_id, path, deployment), parse(options, by_place(own), _COMMAND_LINE)
 
 
