@@ -77,7 +77,9 @@ def new_page(browser: Any, seen: Seen) -> Any:
 
 
 def settled(page: Any) -> None:
-    """Waits until the page shows its view and the curves."""
+    """Waits until the page shows its view and the curves, and loads no more: start.js loads a page again if one of its
+    files did not arrive, as while Docker changes the machine's network."""
+    page.wait_for_function("() => document.readyState === 'complete' && !sessionStorage.getItem('gristmill-loads')")
     page.wait_for_selector("main:not([aria-busy])")
     page.wait_for_function("() => !document.querySelector('main .waiting .plot, main [aria-busy]')")
 
