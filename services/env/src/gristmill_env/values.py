@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -59,6 +60,14 @@ def half_characters(value: object, path: str = "") -> Iterator[str]:
 def whole(text: str) -> str:
     """Returns the text with U+FFFD in place of each half character, so that it can be stored and logged."""
     return text if text.isascii() else _HALF.sub("\ufffd", text)
+
+
+def json_or_none(text: str) -> Any:
+    """Returns the JSON value of a text; None if it is not JSON, or is nested more deeply than Python can read."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def message_of(error: BaseException) -> str:

@@ -206,6 +206,17 @@ async def test_stream_that_broke_is_repeated_as_a_stream(running: Running, model
     assert len(running.session.turns) == 1
 
 
+async def test_call_that_cannot_be_continued_is_sampled_again(running: Running, model: ScriptedModel) -> None:
+    deep = "[" * 600 + "]" * 600
+    model.says = [f'<tool_call>{{"name": "search", "arguments": {{"query": {deep}}}}}</tool_call>', CALL]
+    asked, session = client(running), running.session
+    with pytest.raises(openai.APIStatusError) as refused:
+        await say(asked, QUESTION, tools=[TOOL])
+    assert (refused.value.status_code, session.failure and session.failure.code) == (503, "reply_not_parsed")
+    assert (await say(asked, QUESTION, tools=[TOOL])).tool_calls
+    assert (len(session.turns), session.failure) == (1, None)
+
+
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
     "more",

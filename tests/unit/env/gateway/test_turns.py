@@ -7,8 +7,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from tests.support.errors import raises
 
 from gristmill_env.data import Message, assistant, system, user
+from gristmill_env.errors import EpisodeError
 from gristmill_env.gateway import Turn, Turns
 from gristmill_env.gateway.dialects import template_message
 from gristmill_env.gateway.turns import Stored
@@ -141,6 +143,30 @@ def test_reply_is_recognized_in_the_form_of_other_clients(echo: dict[str, Any]) 
     other = {"id": "call_1", "function": {"name": "search", "arguments": written}}
     sent = template_message({**echo, "tool_calls": [other]})
     assert turns.place((*OPENING, sent, user("more"))).parent is turn
+
+
+@pytest.mark.parametrize(
+    ("said", "arguments", "refused"),
+    [
+        (None, '{"text": "\\ud83d"}', False),
+        (None, '{"a":' + "[" * 3000, False),
+        (None, '{"a":' + "[" * 600 + "]" * 600 + "}", True),
+        ("half \ud83d", "{}", True),
+    ],
+)
+def test_call_that_no_template_reads_stays_text_or_fails_its_rollout(
+    said: str | None, arguments: str, refused: bool
+) -> None:
+    turns = Turns()
+    call = {"id": "call_1", "type": "function", "function": {"name": "search", "arguments": arguments}}
+    answer = {"role": "assistant", "content": said, "tool_calls": [call]}
+    if refused:
+        with raises(EpisodeError, "reply_not_parsed"):
+            turns.add(turns.place(OPENING), (1,), sampled(10), answer)
+        assert len(turns) == 0
+    else:
+        turn = turns.add(turns.place(OPENING), (1,), sampled(10), answer)
+        assert turn.reply["tool_calls"][0]["function"]["arguments"] == arguments
 
 
 def test_turns_are_read_from_a_file_as_they_were() -> None:

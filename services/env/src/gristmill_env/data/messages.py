@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gristmill_env.errors import PromptError
-from gristmill_env.values import half_characters, is_storable
+from gristmill_env.values import half_characters, is_storable, json_or_none
 
 Message = Mapping[str, Any]
 """One message of a conversation, in the form of chat templates and servers.
@@ -86,9 +85,9 @@ def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def object_of(arguments: str) -> Any:
-    """Returns the object in the text of a call's arguments, and the text itself if the model wrote no object."""
-    try:
-        decoded = json.loads(arguments or "{}")
-    except ValueError:
-        return arguments
-    return decoded if isinstance(decoded, dict) else arguments
+    """Returns the object in the text of a call's arguments, and the text itself if the model wrote no object.
+
+    An object with half a character, which JSON can write as an escape, stays text, too.
+    """
+    decoded = json_or_none(arguments or "{}")
+    return decoded if isinstance(decoded, dict) and next(half_characters(decoded), None) is None else arguments

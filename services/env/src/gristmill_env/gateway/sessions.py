@@ -292,6 +292,8 @@ class Session:
         try:
             (completion,) = await self._policy.servers.generate(generation, evaluation=self._evaluation)
             answer = await self._parsed(completion, prepared)
+            trained = not request.constraint.fields
+            turn = self.turns.add(prepared.place, prepared.given, completion, answer, request=name, trained=trained)
         except PromptTooLongError as error:
             raise RequestError(400, "context_length_exceeded", str(error), "messages") from error
         except PromptRefusedError as error:
@@ -301,8 +303,6 @@ class Session:
             raise RequestError(503, error.code, str(error)) from error
         self.failure = self._unwritten
         self._server = completion.server
-        trained = not request.constraint.fields
-        turn = self.turns.add(prepared.place, prepared.given, completion, answer, request=name, trained=trained)
         self._unread.add(turn.number)
         async with self._writing:  # first come, first served: a turn's line has the place of its number
             await self._write(turn.stored)

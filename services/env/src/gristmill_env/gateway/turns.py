@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gristmill_env.data import Message
-from gristmill_env.gateway.dialects import template_message
+from gristmill_env.errors import EpisodeError
+from gristmill_env.gateway.dialects import RequestError, template_message
 from gristmill_env.inference import Completion, LabelSpan
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
@@ -173,7 +174,16 @@ class Turns:
         request: bytes = b"",
         trained: bool = True,
     ) -> Turn:
-        """Stores a reply. `given`: the prompt's tokens that the parent does not have. The rest: as in `Stored`."""
+        """Stores a reply. `given`: the prompt's tokens that the parent does not have. The rest: as in `Stored`.
+
+        Raises EpisodeError for a reply that cannot be compared with the messages of a request.
+        """
+        try:
+            identity = _identity(template_message(answer))
+        except (RequestError, RecursionError) as error:
+            raise EpisodeError(
+                "reply_not_parsed", f"the model server parsed a reply into a message that cannot be continued: {error}"
+            ) from error
         return self.restore(
             Stored(
                 parent=None if place.parent is None else place.parent.number,
@@ -185,7 +195,7 @@ class Turns:
                 more=[dict(message) for message in place.more],
                 answer=dict(answer),
                 request=request,
-                key=_digest(place.key, _identity(template_message(answer))),
+                key=_digest(place.key, identity),
                 trained=trained,
             )
         )
