@@ -15,7 +15,7 @@ import numpy as np
 import openai
 import pytest
 from tests.support.errors import raises
-from tests.unit.env.gateway.conftest import SAMPLING, Running, ScriptedModel
+from tests.unit.env.gateway.conftest import SAMPLING, TEMPLATE, Running, ScriptedModel
 
 from gristmill import Permit, VersionSpan
 from gristmill_env import session
@@ -31,11 +31,13 @@ from gristmill_env.rewards import Score, Scorer, WeightedReward, create_reward
 from gristmill_env.rollouts.conversations import Conversations, GroupPrompts
 from gristmill_env.rollouts.generator import RolloutGenerator
 from gristmill_env.rollouts.groups import RolloutGroup, build_group
+from gristmill_env.rollouts.prompts import PromptBuilder
 from gristmill_env.rollouts.turns import Ask
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.session import load_tasks
 from gristmill_env.settings.run import EnvConfig
 from gristmill_env.settings.task import AgentSpec
+from gristmill_env.tracking import in_words
 
 pytestmark = pytest.mark.slow
 
@@ -247,6 +249,27 @@ async def test_thought_without_an_answer_has_an_empty_content(running: Running, 
     answer = await client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "2 + 2?"}])
     assert answer.choices[0].message.content == ""
     await session.close()
+
+
+@pytest.mark.parametrize("reasoning", [False, True])
+async def test_completion_of_an_agent_has_the_thought_that_the_template_opened(
+    running: Running, model: ScriptedModel, asked: Ask, reasoning: bool
+) -> None:
+    marker = "<|im_start|>assistant\n{% endif %}"
+    model.tokenizer.chat_template = TEMPLATE.replace(marker, marker.replace("{%", "<think>\n{%"))
+    model.says = ["2 + 2\n</think>\n4", "<think>Again</think>5"]
+    running.policy = replace(running.policy, prompts=PromptBuilder(model.tokenizer), reasoning=reasoning)
+
+    async def asks_twice(task: AgentTask, say: Any, endpoint: Endpoint) -> float:
+        await say({"role": "user", "content": "Sure?"})
+        await say(*task.messages)
+        return 1.0
+
+    rollout = await player(running, asks_twice).play(ITEM, asked)
+    assert [branch.text for branch in rollout.branches] == [
+        "<think>\n2 + 2\n</think>\n4", "<think>\n<think>Again</think>5"
+    ]  # fmt: skip
+    assert in_words(rollout.others[0]).count("<think>\n") == 1
 
 
 async def test_failure_of_the_model_servers_is_not_the_agents(

@@ -17,7 +17,7 @@ from gristmill_env.data import Item, system
 from gristmill_env.errors import EpisodeError, RolloutTimeoutError
 from gristmill_env.gateway import PORT, Branch, Gateway, Policy, Session, Sessions, serving
 from gristmill_env.rollouts.groups import Rollout, joined
-from gristmill_env.rollouts.prompts import Prompt, PromptBuilder
+from gristmill_env.rollouts.prompts import Prompt, PromptBuilder, opened_thought
 from gristmill_env.rollouts.turns import Ask
 from gristmill_env.settings.task import AgentSpec
 
@@ -151,6 +151,8 @@ def rollout_of(session: Session, reward: float | None, prompts: PromptBuilder) -
 
 
 def _part(branch: Branch, reward: float | None, prompts: PromptBuilder) -> Rollout:
-    root, ids = branch.turns[0], tuple(branch.prompt.tolist())
-    prompt = Prompt(prompts.decode(ids, special=True), ids, tuple(root.stored.more))
-    return Rollout.of(branch, prompt, str(branch.turns[-1].reply["content"]), reward)
+    root, last, ids = branch.turns[0], branch.turns[-1], tuple(branch.prompt.tolist())
+    text = prompts.decode(ids, special=True)
+    prompt = Prompt(text, ids, tuple(root.stored.more), begun=opened_thought(text))
+    begun = opened_thought(prompts.decode(last.given.tolist(), special=True))
+    return Rollout.of(branch, prompt, begun + prompts.decode(last.sampled.tolist()), reward)
