@@ -208,6 +208,19 @@ async def test_replies_before_the_time_limit_are_kept_and_trained_if_that_is_set
     assert (rollout.text, rollout.finish_reason, rollout.reward, sum(rollout.mask)) == ("4", "length", None, 2)
 
 
+@pytest.mark.parametrize("truncates", [False, True])
+async def test_disk_that_did_not_take_the_rollout_is_named_after_the_time_limit(
+    running: Running, asked: Ask, truncates: bool
+) -> None:
+    async def late_on_a_full_disk(task: AgentTask, say: Any, endpoint: Endpoint) -> None:
+        await say(*task.messages)
+        running.gateway.sessions.find(lambda: [endpoint.key]).failure = EnvError("session_not_written", "full")
+        raise TimeoutError  # as at the limit
+
+    with raises(EnvError, "session_not_written"):
+        await player(running, late_on_a_full_disk, truncates=truncates).play(ITEM, asked)
+
+
 async def test_reply_to_an_environment_has_reasoning_answer_and_calls_apart(
     running: Running, model: ScriptedModel
 ) -> None:

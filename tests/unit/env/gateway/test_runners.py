@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -286,6 +288,31 @@ async def test_report_after_a_kill_is_repeated_until_the_rollout_goes_on(running
     assert await report(second) == 503
     await second.run(TASK, ENDPOINT, running.open(folder=running.folder), 60)
     assert await report(second) == 200
+
+
+async def test_task_and_report_that_the_disk_does_not_take_are_accepted_when_it_has_room(
+    running: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent, session = ExternalAgent(Sessions()), running.session
+    assert session._file is not None
+    append, full = session._file.append, Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    async with (
+        serving(Sessions(), "tiny", ("127.0.0.1", 0), {}, agent.routes) as gateway,
+        httpx.AsyncClient(base_url=gateway.url) as program,
+    ):
+        working = asyncio.create_task(agent.run(TASK, Endpoint("", "", session.key, "tiny"), session, 60))
+        for path, body in (("/agent/task", None), (f"/s/{session.key}/reward", {"reward": 0.25})):
+            monkeypatch.setattr(session._file, "append", full)
+            answers = [await program.post(path, json=body) for _ in range(2)]
+            assert {(one.status_code, one.json()["error"]["code"]) for one in answers} == {(503, "session_not_written")}
+            assert session.failure is not None
+            monkeypatch.setattr(session._file, "append", append)
+            assert (await program.post(path, json=body)).status_code == 200
+            assert session.failure is None
+        await working
+    assert len([one for one in caplog.records if one.name == "gristmill_env.gateway.sessions"]) == 2, (
+        "one line for each shortage"
+    )
 
 
 @pytest.mark.parametrize(("header", "status"), [("", 401), ("Bearer other", 401), ("Bearer word", 200)])

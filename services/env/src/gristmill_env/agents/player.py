@@ -49,7 +49,8 @@ class AgentPlayer:
         """Runs the agent on the item, or goes on with the rollout of a killed process.
 
         After the agent's `timeout`, returns the rollout as truncated or raises RolloutTimeoutError. Raises
-        InferenceError if the model servers were away, and EpisodeError if the agent fails or asks for no reply.
+        InferenceError if the model servers were away, EnvError if the rollout could not be written, and EpisodeError if
+        the agent fails or asks for no reply.
         """
         kept = ask.kept if self.runner.elsewhere else None
         session = Session(self.policy, ask.sampling, evaluation=ask.evaluation, folder=kept, number=number)
@@ -60,15 +61,13 @@ class AgentPlayer:
             rollout = rollout_of(session, reward, self.policy.prompts)
             if rollout is None:
                 raise EpisodeError("agent_said_nothing", "the agent has ended without a reply of the model")
-        except RolloutTimeoutError as late:
-            if self.truncates and (rollout := self._so_far(session, "length")) is not None:
-                return rollout
-            late.unfinished = self._so_far(session, "error")
-            raise
-        except EpisodeError as error:
+        except (EpisodeError, RolloutTimeoutError) as error:
             session.forget()
             if session.failure is not None:
                 raise session.failure from error
+            late = isinstance(error, RolloutTimeoutError)
+            if late and self.truncates and (rollout := self._so_far(session, "length")) is not None:
+                return rollout
             error.unfinished = self._so_far(session, "error")
             raise
         finally:
@@ -89,7 +88,6 @@ class AgentPlayer:
         try:
             await self.runner.run(self._task(item), endpoint, session, limit)
         except TimeoutError as error:
-            session.forget()
             raise RolloutTimeoutError(
                 "agent_timeout", f"the agent took more than {limit:g} s", seconds=limit
             ) from error  # fmt: skip

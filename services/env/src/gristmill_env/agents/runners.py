@@ -346,8 +346,12 @@ class ExternalAgent(AgentRunner):
         if await request.is_disconnected():  # the program has stopped waiting
             self._offered.put_nowait(offer)
             return Response(status_code=204)
+        try:
+            await offer.session.begin()
+        except RequestError as refused:
+            self._offered.put_nowait(offer)
+            return _refusal(refused, refused.status)
         offer.taken.set()
-        await offer.session.begin()
         key = offer.endpoint.key
         here = f"{request.base_url}s/{key}"  # at the address that the program knows
         endpoint = Endpoint(f"{here}/v1", here, key, offer.endpoint.model)
@@ -361,11 +365,15 @@ class ExternalAgent(AgentRunner):
             waited = await self.report(request.path_params["key"], body, error)
         except (RequestError, EpisodeError) as refused:
             status = refused.status if isinstance(refused, RequestError) else 400
-            return JSONResponse({"error": {"code": refused.code, "message": str(refused)}}, status)
+            return _refusal(refused, status)
         if not waited:
             text = "no rollout of this key waits for a reward: it has ended, or its time is over"
             return JSONResponse({"error": {"code": "unknown_session", "message": text}}, 404)
         return JSONResponse({"status": "ok"})
+
+
+def _refusal(error: RequestError | EpisodeError, status: int) -> Response:
+    return JSONResponse({"error": {"code": error.code, "message": str(error)}}, status)
 
 
 def checked_result(value: Any) -> tuple[float | None, dict[str, float]]:

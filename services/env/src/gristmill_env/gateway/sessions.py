@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from gristmill_env.gateway.dialects import ChatRequest, Reply, RequestError
 from gristmill_env.gateway.turns import Branch, Place, Stored, Turn, Turns
 from gristmill_env.inference import Completion, GenerationRequest, ModelServers
 from gristmill_env.rollouts.prompts import PromptBuilder
+
+logger = logging.getLogger(__name__)
 
 _KEY = "gm-"
 _MOST_TOKENS = 4_000_000
@@ -143,7 +146,7 @@ class Session:
         """Set when the rollout has ended, also if it ended before this process began."""
         self.turns = Turns()
         self.failure: EnvError | None = None
-        """The last error of the model servers; None if they have answered since."""
+        """The last error of the model servers or of the session's file; None if they have worked since."""
         self._policy = policy
         self._sampling = sampling
         self._most_turns = most_turns
@@ -243,8 +246,9 @@ class Session:
 
     async def end(self, reward: float | None, parts: Mapping[str, float] | None = None) -> None:
         """Records the end of the rollout. `parts`: the named parts of the reward."""
-        self.ended = End(reward, dict(parts or {}))
-        await self._write(self.ended)
+        ended = End(reward, dict(parts or {}))
+        await self._write(ended)
+        self.ended = ended
 
     def forget(self) -> None:
         """Removes the session's file, so that the rollout's next attempt begins anew."""
@@ -311,19 +315,26 @@ class Session:
     async def _write(self, entry: Stored | Begin | End) -> None:
         """Appends a line to the session's file, if it has one. Raises RequestError if the disk does not take it.
 
-        The session then takes no more replies: the lines after a missing one would continue other turns.
+        A beginning or an end may be written again. After a missing turn the session takes no more replies and no more
+        lines, which would continue other turns.
         """
         if self._file is None:
             return
-        if self._unwritten is None:
+        unwritten = self._unwritten
+        if unwritten is None:
             try:
                 await asyncio.to_thread(self._file.append, msgspec.json.encode(entry))
+                self.failure = None
             except OSError as error:
                 text = f"a rollout cannot be written to {self._path}: {error.strerror or error}; free some space"
-                self._unwritten = self.failure = EnvError("session_not_written", text, path=self._path)
-                self._closed = True
-        if self._unwritten is not None:
-            raise RequestError(503, self._unwritten.code, str(self._unwritten))
+                unwritten = EnvError("session_not_written", text, path=self._path)
+                if self.failure is None:  # a program may ask again at once, and often
+                    logger.warning("%s", text)
+                self.failure = unwritten
+                if isinstance(entry, Stored):
+                    self._unwritten, self._closed = unwritten, True
+        if unwritten is not None:
+            raise RequestError(503, unwritten.code, str(unwritten))
 
     async def _parsed(self, completion: Completion, prepared: Prepared) -> dict[str, Any]:
         """Returns the reply as a message of OpenAI's form."""
