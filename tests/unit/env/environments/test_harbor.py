@@ -304,6 +304,17 @@ async def test_tests_without_a_reward_are_an_error_and_no_0(make: Make) -> None:
         await played(make("nan", script=script, **{"tests/test_outputs.py": write}))
 
 
+async def test_answers_that_are_nested_too_deeply_to_read_are_no_answers(make: Make) -> None:
+    program = "import os; os.write(1, b'\\n' + b'[' * 5000); os._exit(0)"
+    outputs, reward = await played(make(), HELLO, program)
+    assert (outputs[0], reward) == ("(no output)", 1.0)
+    assert outputs[1].endswith("Its changes of files are lost.")
+    write = "open('/logs/verifier/reward.txt', 'w').write('[' * 5000)"
+    script = "python3 /tests/test_outputs.py\n"
+    with raises(EpisodeError, "harbor_reward", task="deep"):
+        await played(make("deep", script=script, **{"tests/test_outputs.py": write}))
+
+
 HELLO = "open('/app/hello.txt', 'w').write('Hello')"
 
 

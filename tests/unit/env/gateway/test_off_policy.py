@@ -94,6 +94,16 @@ async def test_forced_tools_are_answered_as_calls(running: Running, model: Scrip
     assert refused.value.param == "tool_choice"
 
 
+async def test_reply_that_is_nested_too_deeply_to_read_has_no_calls(
+    running: Running, model: ScriptedModel, session: Session
+) -> None:
+    model.says = ["[" * 1100] * 2
+    requests: list[Any] = [{}, {"tools": [TOOL], "tool_choice": "required"}]
+    for more in requests:
+        answer = await client(running, session).chat.completions.create(model="tiny", messages=QUESTION, **more)
+        assert (answer.choices[0].message.content, answer.choices[0].message.tool_calls) == ("[" * 1100, None)
+
+
 async def test_client_that_wants_one_call_gets_one(running: Running, model: ScriptedModel, session: Session) -> None:
     model.says = [json.dumps([{"name": "search", "parameters": {"query": "a"}}])] * 3
     asked = client(running, session)

@@ -25,6 +25,7 @@ from gristmill_env import sandbox
 from gristmill_env.data import Item, Message
 from gristmill_env.environments.tools import ToolLoop
 from gristmill_env.errors import DatasetError, EpisodeError
+from gristmill_env.values import json_or_none
 
 _MOST_BYTES: Final = 2**20
 _MOST_CONTENT: Final = 700_000 * 4 // 3
@@ -264,10 +265,7 @@ class Harbor(ToolLoop):
         source = files("gristmill_env.adapters").joinpath("harbor_program.py").read_text("utf-8")
         program = f"{source}\n\nmain(json.loads({json.dumps(given)!r}))\n"
         [report] = (await sandbox.run(program, [""], seconds=seconds, output_bytes=_MOST_BYTES)).runs
-        try:
-            answer = json.loads(report.stdout.rpartition("\n")[2]) if report.succeeded else None
-        except ValueError:
-            answer = None
+        answer = json_or_none(report.stdout.rpartition("\n")[2]) if report.succeeded else None
         return report, answer if isinstance(answer, dict) else None
 
 
@@ -278,7 +276,7 @@ def _reward(task: HarborTask, answer: Mapping[str, Any]) -> float:
     written = answer.get("rewards") or {}
     text = written.get("reward.json") or written.get("reward.txt")
     try:
-        value = json.loads(text or "")
+        value = json_or_none(text or "")
         if isinstance(value, dict):
             value = value["reward"] if "reward" in value else value.popitem()[1] if len(value) == 1 else None
         if not math.isfinite(reward := float(value)):

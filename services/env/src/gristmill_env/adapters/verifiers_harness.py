@@ -5,7 +5,6 @@ verifiers' own `null` harness does the same in a process per rollout, whose star
 
 from __future__ import annotations
 
-import json
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -14,6 +13,8 @@ import verifiers.v1 as vf
 from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.harnesses.utils.compaction import is_context_overflow
 from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
+
+from gristmill_env.values import json_or_none
 
 __all__ = ["InProcessHarness"]
 
@@ -70,10 +71,7 @@ async def _result(call: Any, servers: Any, dispatch: Any) -> Any:
     """Returns a tool's answer, or the error of its call. The model reads it."""
     if call.name not in dispatch:
         return f"Error: there is no tool {call.name}; there are {', '.join(dispatch) or 'none'}"
-    try:
-        arguments = json.loads(call.arguments or "{}")
-    except ValueError:
-        arguments = None
+    arguments = json_or_none(call.arguments or "{}")
     if not isinstance(arguments, dict):
         return "Error: the arguments are not a JSON object"
     return await call_mcp(servers, dispatch, call.name, arguments)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from gristmill_env.data import Message, object_of
-from gristmill_env.values import half_characters
+from gristmill_env.values import half_characters, json_or_none
 
 JsonObject = dict[str, Any]
 
@@ -44,11 +44,11 @@ class Constraint:
 
         `text`: the reply, without the tokens that end it.
         """
-        try:
-            written = json.loads(text)
-        except ValueError:
+        if self.tool is None and not self.tools:
             return []
-        named = [{"name": self.tool, "parameters": written}] if self.tool is not None else written if self.tools else []
+        named = json_or_none(text)
+        if self.tool is not None and named is not None:
+            named = [{"name": self.tool, "parameters": named}]
         if not isinstance(named, list) or not all(isinstance(call, dict) and call.keys() == _CALL for call in named):
             return []  # the server has ignored the constraint
         return [
