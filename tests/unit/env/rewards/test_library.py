@@ -27,6 +27,20 @@ async def test_reward_can_be_scored_while_an_event_loop_runs() -> None:
     assert create_reward(judge).score(["a", "ab"]) == [1.0, 2.0]
 
 
+def test_rewards_may_score_by_other_rewards() -> None:
+    right = create_reward("accuracy")
+
+    async def half(completion: str, answer: str) -> float:
+        return (right.score([completion], answer=answer)[0] or 0.0) / 2
+
+    halved = create_reward(half)
+
+    async def quarter(completion: str, answer: str) -> float:
+        return (halved.score([completion], answer=answer)[0] or 0.0) / 2
+
+    assert create_reward(quarter).score(["#### 4", "#### 5"], answer="4") == [0.25, 0.0]
+
+
 def test_reward_input_is_shared_or_given_per_completion() -> None:
     def compares(completion: str, answer: str, level: int = 1) -> float:
         return level * float(completion == answer)

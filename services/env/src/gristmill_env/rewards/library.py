@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import fields
 from functools import cache
 from typing import Any
@@ -20,7 +21,10 @@ _FIELDS = frozenset(one.name for one in fields(Sample)) - {"completion", "row"}
 
 
 def score(reward: Reward, samples: Sequence[Sample]) -> list[float | None]:
-    """Scores the samples as one group, on an event loop that all library calls share. Raises RewardError."""
+    """Scores the samples as one group, on an event loop that all library calls share. Raises RewardError.
+
+    A call in the code of a reward has another loop, because the first loop may wait for that code.
+    """
     if not samples:
         return []
     names = tuple(dict.fromkeys(str(column) for sample in samples for column in sample.row))
@@ -32,7 +36,12 @@ def score(reward: Reward, samples: Sequence[Sample]) -> list[float | None]:
         raise RewardError(
             error.code, f"{error} (In score(), give it by its name: score(completions, answer=...))", **error.values
         ) from error
-    results = asyncio.run_coroutine_threadsafe(scorer.outcomes(samples), _loop()).result()
+    depth = _depth.get()
+    token = _depth.set(depth + 1)  # the rewards' code inherits it
+    try:
+        results = asyncio.run_coroutine_threadsafe(scorer.outcomes(samples), _loop(depth)).result()
+    finally:
+        _depth.reset(token)
     values: list[float | None] = []
     for outcome in (outcomes[reward.name] for outcomes in results):
         if isinstance(outcome, Failure):
@@ -41,8 +50,12 @@ def score(reward: Reward, samples: Sequence[Sample]) -> list[float | None]:
     return values
 
 
+_depth: ContextVar[int] = ContextVar("depth", default=0)
+"""How many calls of `score` this code is inside of."""
+
+
 @cache
-def _loop() -> asyncio.AbstractEventLoop:
+def _loop(depth: int) -> asyncio.AbstractEventLoop:
     return loop_in_thread("rewards")
 
 
