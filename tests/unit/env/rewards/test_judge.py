@@ -126,6 +126,17 @@ def test_a_reply_without_a_grade_is_an_error(server: JudgeServer, reply: str, mo
     assert len(server.asked) == 1
 
 
+@pytest.mark.parametrize(
+    ("pattern", "graded"),
+    [(judge._SCORE, "- Score: 7/10 **"), (judge._GRADE, "* A1: 7 - right"), (judge._VERDICT, "> 1: yes")],
+)
+def test_grade_is_found_between_any_number_of_blank_lines(pattern: re.Pattern[str], graded: str) -> None:
+    found = pattern.findall(graded)
+    assert len(found) == 1
+    for blank in ("\n", "\r\n", " \n", "*\n"):
+        assert pattern.findall(blank * 50_000 + graded + "\n" + blank * 50_000) == found
+
+
 @pytest.mark.parametrize("raw", [b"<html>\xff Welcome", b'{"choices": []}', b'{"choices": 1}'])
 def test_a_server_of_another_kind_is_an_error_with_its_address_and_answer(server: JudgeServer, raw: bytes) -> None:
     server.raw = raw

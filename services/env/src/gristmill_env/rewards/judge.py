@@ -44,11 +44,11 @@ Task:
 {prompt}
 """
 _NUMBER: Final = r"(-?[0-9]+(?:\.[0-9]+)?)"
-_REST: Final = r"(?:\s*(?:/|out of)\s*([0-9]+))?(?:\s+[-\u2013\u2014(]\s*[^\W\d].*|\W*)$"
+_REST: Final = r"(?:\s*(?:/|out of)\s*([0-9]+))?(?:\s+[-\u2013\u2014(]\s*[^\W\d].*|[^\w\n]*)$"
 """The rest of a line after a grade: the best grade, as in 7/10, and a reason, as in 7 - right."""
-_SCORE: Final = re.compile(rf"^\W*(?:\w+ )?score\W*?{_NUMBER}{_REST}", re.IGNORECASE | re.MULTILINE)
-_VERDICT: Final = re.compile(r"^\W*([0-9]+)\W+(yes|no)\b.*$", re.IGNORECASE | re.MULTILINE)
-_GRADE: Final = re.compile(rf"^\W*(A[0-9]+)\W+?{_NUMBER}{_REST}", re.MULTILINE)
+_SCORE: Final = re.compile(rf"^[^\w\n]*(?:\w+ )?score\W*?{_NUMBER}{_REST}", re.IGNORECASE | re.MULTILINE)
+_VERDICT: Final = re.compile(r"^[^\w\n]*([0-9]+)\W+(yes|no)\b.*$", re.IGNORECASE | re.MULTILINE)
+_GRADE: Final = re.compile(rf"^[^\w\n]*(A[0-9]+)\W+?{_NUMBER}{_REST}", re.MULTILINE)
 _T = TypeVar("_T")
 _PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
 
