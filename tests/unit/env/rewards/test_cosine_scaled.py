@@ -85,6 +85,14 @@ def test_cosine_scaled_embeds_an_answer_once(server: LettersServer) -> None:
     assert [request["input"] for request in server.asked] == [["a", "ab"], ["b"], ["ab"]]
 
 
+def test_cosine_scaled_embeds_only_the_completions_of_a_later_group(server: LettersServer) -> None:
+    reward = create_reward("cosine_scaled", {"base_url": server.url})
+    for _ in range(2):
+        server.asked.clear()
+        reward.score(["a", "b", "ab", "ba"], answer="ab")
+    assert sorted(request["input"] for request in server.asked) == [["a"], ["ab"], ["b"], ["ba"]]
+
+
 def test_cosine_scaled_caches_per_model(server: LettersServer) -> None:
     similarity(server, "a", "ab", model_name="one")
     similarity(server, "a", "ab", model_name="other")

@@ -84,12 +84,13 @@ _answers: OrderedDict[tuple[Embedder, str], Vectors] = OrderedDict()
 
 async def _distance(embedder: Embedder, completion: str, answer: str) -> float:
     key = (embedder, answer)
-    known = _answers.pop(key, None)
+    known = _answers.get(key)
     if known is None:
         vector, known = await embedder.embed([completion, answer])
     else:
         (vector,) = await embedder.embed([completion])
     _answers[key] = known
+    _answers.move_to_end(key)
     while len(_answers) > _REMEMBERED:
         _answers.popitem(last=False)
     return cosine_distance(vector, known)
