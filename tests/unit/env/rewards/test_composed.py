@@ -54,12 +54,12 @@ def test_combined_adds_weighted_parts_after_normalization(normalization: str, va
     assert made == [None if value is None else pytest.approx(value, rel=1e-12) for value in values]
 
 
-def test_minmax_of_enormous_values() -> None:
-    assert create_reward(combined("up", normalization="minmax")).score(["up -1.7e308", "up 1.7e308", "up 0"]) == [
-        0,
-        1,
-        0.5,
-    ]
+@pytest.mark.parametrize(
+    ("completions", "values"),
+    [(["up -1.7e308", "up 1.7e308", "up 0"], [0, 1, 0.5]), (["up 5e-324", "up 0"], [0.5, 0.5])],
+)
+def test_minmax_of_enormous_and_of_tiny_values(completions: list[str], values: list[float]) -> None:
+    assert create_reward(combined("up", normalization="minmax")).score(completions) == values
 
 
 async def score(specification: Any, *completions: str, weight: float = 1.0) -> list[Score]:

@@ -214,8 +214,7 @@ def _to_unit(column: Sequence[float | None]) -> Sequence[float | None]:
     said = [value for value in column if value is not None]
     if not said:
         return column
-    low, high = min(said), max(said)
-    if low == high:
-        return [None if value is None else 0.5 for value in column]
-    # Halves, because the difference of two large numbers may overflow.
-    return [None if value is None else (value / 2 - low / 2) / (high / 2 - low / 2) for value in column]
+    # Halves, because the difference of two large numbers may overflow. Those of the smallest numbers are 0.
+    low = min(said) / 2
+    span = max(said) / 2 - low
+    return [None if value is None else (value / 2 - low) / span if span else 0.5 for value in column]
