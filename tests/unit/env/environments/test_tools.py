@@ -317,6 +317,11 @@ def test_what_cannot_be_a_tool_is_refused_at_the_start(folder: Path) -> None:
 
 def test_results_are_text() -> None:
     assert [result_text(value) for value in ("a", 1, None, {"a": [1]}, {1})] == ["a", "1", "null", '{"a": [1]}', "{1}"]
+    assert [result_text(value) for value in ("\ud83d", ["\ud83d"], {"\ud83d": 1})] == [
+        "\ufffd",
+        '["\ufffd"]',
+        '{"\ufffd": 1}',
+    ]
 
 
 def test_arguments_are_converted_to_the_types_of_the_hints() -> None:

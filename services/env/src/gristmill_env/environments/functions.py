@@ -79,7 +79,7 @@ def result_text(result: object) -> str:
     if isinstance(result, str):
         return whole(result)
     try:
-        return json.dumps(result, ensure_ascii=False)
+        return whole(json.dumps(result, ensure_ascii=False))
     except (TypeError, ValueError):
         return whole(str(result))
 
