@@ -310,14 +310,19 @@ async def test_number_that_no_reward_reads_is_warned_about_once(
     assert [record.levelno for record in caplog.records if "episode" in record.getMessage()] == [logging.WARNING]
 
 
-async def test_key_of_an_ended_rollout_is_unknown(running: Running, asked: Ask) -> None:
+async def test_key_of_an_ended_rollout_is_refused_also_before_its_group_is_complete(
+    running: Running, asked: Ask
+) -> None:
     keys = []
 
     async def keeps(task: AgentTask, say: Any, endpoint: Endpoint) -> float:
         keys.append(endpoint)
         return float(await say(*task.messages) == "4")
 
-    assert (await player(running, keeps).play(ITEM, asked)).reward == 1.0
+    played = player(running, keeps)
+    played.runner.elsewhere = True  # then the session is kept in a file
+    assert (await played.play(ITEM, replace(asked, kept=running.folder), number=1)).reward == 1.0
     client = openai.OpenAI(base_url=keys[0].base_url, api_key=keys[0].key, max_retries=0)
-    with pytest.raises(openai.AuthenticationError):
+    with pytest.raises(openai.APIStatusError) as refused:
         await asyncio.to_thread(client.models.list)
+    assert (refused.value.status_code, refused.value.code) == (410, "session_closed")

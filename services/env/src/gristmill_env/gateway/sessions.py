@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import logging
 import secrets
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -394,6 +395,8 @@ class Sessions:
     def __init__(self, most: int = 4096, folder: Path | None = None) -> None:
         """`folder`: of the run's sessions, in which the sessions of a killed process wait until they are resumed."""
         self._open: dict[str, Session] = {}
+        self._ended: deque[str] = deque(maxlen=most)
+        """The newest sessions that were removed after their rollouts had ended."""
         self._most, self._folder = most, folder
 
     def __len__(self) -> int:
@@ -414,6 +417,8 @@ class Sessions:
             if (session := self._open.get(one)) is not None:
                 return session
         for one in digests:
+            if one in self._ended:
+                raise _closed()
             self.refuse_unresumed(one)
         raise RequestError(
             401, "unknown_session",
@@ -428,6 +433,8 @@ class Sessions:
     def remove(self, session: Session) -> None:
         """Requests with the session's key are refused from now on."""
         self._open.pop(session.digest, None)
+        if session.ended is not None:
+            self._ended.append(session.digest)
 
 
 def digest(key: str) -> str:
