@@ -22,6 +22,7 @@ from gristmill_env.agents.runners import CommandAgent, ExternalAgent, FunctionAg
 from gristmill_env.agents.task import AgentTask, Endpoint
 from gristmill_env.errors import EpisodeError
 from gristmill_env.gateway import Session, Sessions, serving
+from gristmill_env.outages import may_pass
 
 pytestmark = pytest.mark.slow
 
@@ -176,6 +177,16 @@ async def test_command_gets_addresses_and_task_and_writes_its_reward(
 async def test_command_that_fails_has_a_code(tmp_path: Path, command: list[str], code: str) -> None:
     with raises(EpisodeError, code):
         checked_result(await CommandAgent(command, tmp_path, tmp_path / "agent.log").result(TASK, ENDPOINT))
+
+
+@pytest.mark.parametrize("target", ["tempfile.mkdtemp", "pathlib.Path.write_bytes"])
+async def test_command_that_a_full_disk_does_not_start_may_start_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    monkeypatch.setattr(target, Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    with raises(EpisodeError, "agent_not_started") as refused:
+        await CommandAgent(["true"], tmp_path, tmp_path / "agent.log").result(TASK, ENDPOINT)
+    assert may_pass(refused.value)
 
 
 async def test_output_of_commands_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,27 +141,29 @@ class CommandAgent(AgentRunner):
         self._command, self._folder, self._log, self._env = command, folder, log, dict(env or {})
 
     async def result(self, task: AgentTask, endpoint: Endpoint) -> Any:
-        with tempfile.TemporaryDirectory(prefix="gristmill-agent-", ignore_cleanup_errors=True) as place:
-            told, reward = Path(place) / "task.json", Path(place) / "reward"
-            told.write_bytes(task.encoded(msgspec.json.encode))
-            self._log.parent.mkdir(parents=True, exist_ok=True)
-            with self._log.open("ab") as log:
-                try:
-                    process = await asyncio.create_subprocess_exec(
-                        *self._command, cwd=self._folder, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
-                        env=self._environ(endpoint, told, reward), start_new_session=True,
-                    )  # fmt: skip
-                except OSError as error:
-                    raise EpisodeError(
-                        "agent_not_started", f"the agent's command {self._command[0]} cannot be started: {error}",
-                        command=self._command[0],
-                    ) from error  # fmt: skip
-                try:
-                    code = await _ended(process, log)
-                finally:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)
-                    await process.wait()
+        with contextlib.ExitStack() as opened:
+            try:
+                folder = tempfile.TemporaryDirectory(prefix="gristmill-agent-", ignore_cleanup_errors=True)
+                place = Path(opened.enter_context(folder))
+                told, reward = place / "task.json", place / "reward"
+                told.write_bytes(task.encoded(msgspec.json.encode))
+                self._log.parent.mkdir(parents=True, exist_ok=True)
+                log = opened.enter_context(self._log.open("ab"))
+                process = await asyncio.create_subprocess_exec(
+                    *self._command, cwd=self._folder, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
+                    env=self._environ(endpoint, told, reward), start_new_session=True,
+                )  # fmt: skip
+            except OSError as error:
+                raise EpisodeError(
+                    "agent_not_started", f"the agent's command {self._command[0]} cannot be started: {error}",
+                    command=self._command[0],
+                ) from error  # fmt: skip
+            try:
+                code = await _ended(process, log)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
             if code != 0:
                 raise EpisodeError(
                     "agent_failed", f"the agent's command ended with exit code {code}; its output is in {self._log}",
