@@ -164,7 +164,7 @@ class Session:
         self._file = None if folder is None else self._open(folder, number)
 
     def branches(self) -> list[Branch]:
-        """Returns the sequences to train on. A reply that the agent did not receive is left out."""
+        """Returns the sequences to train on. A reply of this process that the agent did not receive is left out."""
         return self.turns.branches(self._unread)
 
     def prepare(self, request: ChatRequest) -> Prepared:
