@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
+from numbers import Real
 from typing import Any
 
 _HALF = re.compile("[\ud800-\udfff]")
@@ -89,6 +90,14 @@ def is_storable(value: Any) -> bool:
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and is_storable(inner) for key, inner in value.items())
     return isinstance(value, list | tuple) and all(map(is_storable, value))
+
+
+def finite(value: object) -> float | None:
+    """Returns a finite number, or a truth value, as a float; None for all other values."""
+    try:
+        return float(value) if isinstance(value, Real) and math.isfinite(value) else None
+    except OverflowError:
+        return None
 
 
 def plain(value: Any) -> Any:

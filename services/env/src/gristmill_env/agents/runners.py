@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import hmac
 import logging
-import math
 import os
 import signal
 import tempfile
@@ -29,6 +28,7 @@ from gristmill_env.gateway import RequestError, Session, Sessions
 from gristmill_env.gateway.server import bearer, read_body
 from gristmill_env.gateway.sessions import End, digest
 from gristmill_env.running.code_process import CodeError, CodeProcess, FirstErrors, LostProcessError
+from gristmill_env.values import finite
 
 logger = logging.getLogger(__name__)
 
@@ -399,12 +399,9 @@ def checked_reward(value: Any) -> float | None:
     """Returns an agent's reward. Raises EpisodeError for what is neither a finite number nor None."""
     if value is None:
         return None
-    try:
-        number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        described = f"{value!r:.60}" if math.isnan(number) else str(number)
+    number = None if isinstance(value, bool) else finite(value)
+    if number is None:
+        described = f"{value!r:.60}"
         raise EpisodeError(
             "agent_reward", f"the agent returned {described}; it must return a finite number or None", found=described
         )

@@ -5,16 +5,14 @@ The checks run where the environment runs, not on the service's event loop, beca
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from gristmill.internal.redaction import redact_text
 from gristmill_env.data import Message, message_problem, refuse_half_characters, user
 from gristmill_env.errors import EpisodeError
-from gristmill_env.values import plain
+from gristmill_env.values import finite, plain
 
 if TYPE_CHECKING:
     from gristmill_env.environments.base import Environment, StepResult
@@ -75,10 +73,11 @@ def step_result(name: EnvironmentName, value: object) -> StepResult:
 def checked_reward(name: EnvironmentName, method: str, value: Any) -> float | None:
     """Returns a reward. Raises EpisodeError if it is neither a finite number nor None."""
     reward = plain(value)
-    if reward is not None and not _is_finite(reward):
+    number = finite(reward)
+    if reward is not None and number is None:
         verb = "returned reward =" if method == "step" else "returned"
         raise name.wrong(method, verb, value, "a finite number or None")
-    return None if reward is None else float(reward)
+    return number
 
 
 def said_messages(name: EnvironmentName, value: Any) -> list[dict[str, Any]]:
@@ -97,10 +96,3 @@ def _messages(name: EnvironmentName, method: str, value: object) -> list[dict[st
             raise name.wrong(method, f"{verb} the message", message, "role and content as text")
     refuse_half_characters(value)
     return [dict(message) for message in value]
-
-
-def _is_finite(value: object) -> bool:
-    try:
-        return isinstance(value, Real) and math.isfinite(value)
-    except OverflowError:
-        return False

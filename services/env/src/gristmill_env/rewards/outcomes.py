@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any
 
 from gristmill.internal.redaction import redact_text
 from gristmill_env.errors import EnvError, RewardError
 from gristmill_env.outages import may_pass
 from gristmill_env.running.limiter import CallError
-from gristmill_env.values import message_of
+from gristmill_env.values import finite, message_of
 
 
 @dataclass(frozen=True)
@@ -76,11 +74,8 @@ def _outcome(reward: str, value: object) -> Outcome:
         value = value.tolist()
     if value is None:
         return None
-    try:
-        if isinstance(value, Real) and math.isfinite(value):
-            return float(value)
-    except OverflowError:
-        pass
+    if (number := finite(value)) is not None:
+        return number
     return Failure(reward, f"a reward returns a finite number or None, not {short(value)}", "value_invalid")
 
 
