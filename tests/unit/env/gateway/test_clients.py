@@ -16,9 +16,10 @@ import pytest
 from tests.support.errors import raises
 from tests.unit.env.gateway.conftest import SAMPLING, Running, ScriptedModel, until
 
-from gristmill_env.errors import EnvError
+from gristmill_env.errors import EnvError, EpisodeError
 from gristmill_env.gateway import Session, Sessions
 from gristmill_env.gateway.dialects import DIALECTS
+from gristmill_env.outages import may_pass
 
 pytestmark = pytest.mark.slow
 
@@ -481,6 +482,13 @@ async def test_messages_name_the_text_that_ended_the_reply(
     for message in (plain, streamed):
         reason = "end_turn" if stop is None else "stop_sequence"
         assert (message.stop_reason, message.stop_sequence) == (reason, stop)
+
+
+async def test_session_whose_file_another_process_has_fails_its_rollout_only(running: Running) -> None:
+    await running.session.begin()
+    with raises(EpisodeError, "session_not_opened", path=running.folder) as refused:
+        running.open(folder=running.folder)
+    assert may_pass(refused.value)
 
 
 async def test_session_of_another_group_is_not_resumed(running: Running) -> None:

@@ -22,7 +22,14 @@ import msgspec
 from gristmill import SamplingParams
 from gristmill.internal.disk import make_folder, sync
 from gristmill.internal.lines import LineFile, read_lines
-from gristmill_env.errors import EnvError, InferenceError, PromptError, PromptRefusedError, PromptTooLongError
+from gristmill_env.errors import (
+    EnvError,
+    EpisodeError,
+    InferenceError,
+    PromptError,
+    PromptRefusedError,
+    PromptTooLongError,
+)
 from gristmill_env.gateway.dialects import ChatRequest, Reply, RequestError
 from gristmill_env.gateway.turns import Branch, Place, Stored, Turn, Turns
 from gristmill_env.inference import Completion, GenerationRequest, ModelServers
@@ -161,7 +168,11 @@ class Session:
         self._writing = asyncio.Lock()
         self._unwritten: EnvError | None = None
         self._path: Path | None = None
-        self._file = None if folder is None else self._open(folder, number)
+        try:
+            self._file = None if folder is None else self._open(folder, number)
+        except OSError as error:  # the disk is full, or the process that had the permit still has the file
+            text = f"the file of a rollout in {folder} cannot be opened: {error.strerror or error}"
+            raise EpisodeError("session_not_opened", text, path=folder) from error
 
     def branches(self) -> list[Branch]:
         """Returns the sequences to train on. A reply of this process that the agent did not receive is left out."""
