@@ -129,12 +129,13 @@ def test_a_reply_without_a_grade_is_an_error(server: JudgeServer, reply: str, mo
 @pytest.mark.parametrize(
     ("pattern", "graded"),
     [(judge._SCORE, "- Score: 7/10 **"), (judge._GRADE, "* A1: 7 - right"), (judge._VERDICT, "> 1: yes")],
+    ids=["score", "group", "rubric"],
 )
 def test_grade_is_found_between_any_number_of_blank_lines(pattern: re.Pattern[str], graded: str) -> None:
     found = pattern.findall(graded)
     assert len(found) == 1
     for blank in ("\n", "\r\n", " \n", "*\n"):
-        assert pattern.findall(blank * 50_000 + graded + "\n" + blank * 50_000) == found
+        assert pattern.findall(f"{blank * 50_000}{graded}\nAs asked.\n{blank * 50_000}") == found
 
 
 @pytest.mark.parametrize("raw", [b"<html>\xff Welcome", b'{"choices": []}', b'{"choices": 1}'])
