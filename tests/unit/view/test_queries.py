@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import os
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,10 +23,11 @@ import gristmill_view
 from gristmill import Example
 from gristmill.archive.run_file import write_run_file
 from gristmill_api.examples import example as api_example
-from gristmill_view import ExtraMissingError, groups, sql
+from gristmill_view import ExtraMissingError, groups, queries, sql
 from gristmill_view.queries import group_of, highlights_of, prompt_of, rollouts_of, step_of
 from gristmill_view.samples import samples_of
-from gristmill_view.source import RolloutQuery, ViewError
+from gristmill_view.source import Download, RolloutQuery, ViewError
+from gristmill_view.tables import table_of
 
 
 @pytest.fixture
@@ -119,6 +123,35 @@ def test_difficulty_of_a_row_is_the_mean_reward_of_its_last_groups(
         "g00000006": "",
     }
     assert "seen" not in group_of((tmp_path,), "test", "held/0")
+
+
+# --- Downloads --------------------------------------------------------------------------------------------------
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", list(Download))
+def test_download_that_the_disk_cannot_hold_leaves_no_file(
+    run: RunFolderWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Download
+) -> None:
+    run.archive(group())
+    rollouts_of((tmp_path,), "test", RolloutQuery())
+    monkeypatch.setattr(queries, "table_of", functools.partial(table_of, update=False))
+    before = set((run.path / "dataset").iterdir())
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (512, hard))
+    try:
+        with raises(ViewError, "download_not_written"):
+            queries.download((tmp_path,), "test", RolloutQuery(), kind)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert set((run.path / "dataset").iterdir()) == before
+
+
+@pytest.mark.slow
+def test_download_that_nobody_read_is_removed_by_a_later_update(run: RunFolderWriter, tmp_path: Path) -> None:
+    run.archive(group())
+    old, new = (Path(queries.download((tmp_path,), "test", RolloutQuery(), kind)) for kind in Download)
+    os.utime(old, (0, 0))
+    rollouts_of((tmp_path,), "test", RolloutQuery())
+    assert (old.parent, old.exists(), new.exists()) == (run.path / "dataset", False, True)
 
 
 # --- Missing packages -------------------------------------------------------------------------------------------

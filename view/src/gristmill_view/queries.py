@@ -10,7 +10,8 @@ import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, Final
+from pathlib import Path
+from typing import IO, Any, Final
 
 import msgspec
 
@@ -25,7 +26,16 @@ from gristmill_view.run_source import flat_rows, line_of
 from gristmill_view.samples import question, read_tokenizer
 from gristmill_view.series import flat, series
 from gristmill_view.source import LEFT_OUT, Download, RolloutQuery, Timeline, ViewError
-from gristmill_view.tables import Roots, as_view_errors, folder_of, literal, needs_tables, rows_of, table_of
+from gristmill_view.tables import (
+    Roots,
+    as_view_errors,
+    folder_of,
+    literal,
+    load_table_reader,
+    needs_tables,
+    rows_of,
+    table_of,
+)
 from gristmill_view.timeline import MOST_GROUPS, Work, timeline, window
 
 _LOG = logging.getLogger(__name__)
@@ -299,7 +309,10 @@ def highlights_of(roots: Roots, run: str, steps: Sequence[int]) -> list[dict[str
 
 
 def download(roots: Roots, run: str, query: RolloutQuery, kind: Download) -> str:
-    """Writes the selected rollouts to a temporary file and returns its path. JSONL has no lists."""
+    """Writes the selected rollouts to a temporary file next to the table, and returns its path. JSONL has no lists.
+
+    An update of the table removes the file of a process that was killed. Raises ViewError if the disk is full.
+    """
     columns = "*" if kind is Download.PARQUET else _NO_LISTS
     order = query.order.removeprefix("-")
     way = "DESC" if query.order.startswith("-") else "ASC"
@@ -309,17 +322,35 @@ def download(roots: Roots, run: str, query: RolloutQuery, kind: Download) -> str
         f"SELECT {columns} FROM rollouts WHERE {conditions(query)} "
         f"ORDER BY {order} {way} NULLS LAST, group_id, sequence",
     )
-    with tempfile.NamedTemporaryFile(prefix="gristmill-rollouts-", suffix=f".{kind}", delete=False) as file:
-        if kind is Download.PARQUET:
-            import pyarrow.parquet
-
-            pyarrow.parquet.write_table(table, file, compression="zstd")
-        else:
-            for batch in table.to_batches(4096):
-                for row in batch.to_pylist():
-                    row["reward_parts"] = dict(row["reward_parts"] or ())
-                    file.write(msgspec.json.encode(row) + b"\n")
+    folder = folder_of(roots, run).writable(load_table_reader().DATASET_FOLDER)
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix="download-", suffix=f".{kind}", delete=False) as file:
+            try:
+                _write_rows(table, kind, file)
+                file.flush()
+            except BaseException:
+                Path(file.name).unlink()
+                raise
+    except OSError as error:
+        raise ViewError(
+            "download_not_written",
+            f"The download cannot be written to {folder}: {error.strerror}.",
+            status=507,
+            remedy="Make space on that disk, or select fewer rollouts.",
+        ) from error
     return file.name
+
+
+def _write_rows(table: Any, kind: Download, file: IO[bytes]) -> None:
+    if kind is Download.PARQUET:
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(table, file, compression="zstd")
+        return
+    for batch in table.to_batches(4096):
+        for row in batch.to_pylist():
+            row["reward_parts"] = dict(row["reward_parts"] or ())
+            file.write(msgspec.json.encode(row) + b"\n")
 
 
 def conditions(query: RolloutQuery) -> str:

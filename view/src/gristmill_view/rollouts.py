@@ -68,7 +68,7 @@ _SMALL_BYTES, _SMALL_PARTS = 4 << 20, 16
 SAME_SCORES = "same_scores"
 """Why an environment drops a group whose rewards are all the same."""
 _GARBAGE_S = 600
-"""A file that an update replaced stays this long for readers that have its name."""
+"""A file that an update replaced stays this long for readers that have its name, and a download that nobody read."""
 
 
 class Completeness(msgspec.Struct, frozen=True, kw_only=True):
@@ -283,8 +283,9 @@ class _Builder:
 
     def _remove_garbage(self) -> None:
         used = {path.name for path in _state_files(self._folder, self._state)}
-        for path in self._folder.glob("*.parquet"):
-            if path.name not in used and path.stat().st_mtime < time.time() - _GARBAGE_S:
+        for path in self._folder.iterdir():
+            garbage = path.suffix in (".parquet", ".jsonl") and path.name not in used
+            if garbage and path.stat().st_mtime < time.time() - _GARBAGE_S:
                 path.unlink()
 
     def _read_records(self) -> None:
