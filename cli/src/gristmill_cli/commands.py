@@ -200,6 +200,15 @@ def view(options: argparse.Namespace, place: Place, console: Console) -> int:
     """Serves the page over the files of runs, without an API."""
     runs_named = [named_run(run, place.roots) for run in options.run]
     roots = tuple(dict.fromkeys(root for run in runs_named for root in run.roots)) or place.roots
+    for run in runs_named:
+        folders = set(RunFolder(run.run_id, roots).folders)
+        if folders != set(run.folders):
+            raise GristmillError(
+                "run_ambiguous",
+                f"the folders {', '.join(sorted(map(str, folders)))} have the same run id, and the page would mix "
+                "their files; give one of them another name, or serve each by its own `gristmill view`",
+                run=run.run_id,
+            )
     first = f"/view/{runs_named[0].run_id}" if runs_named else "/view"
     serve_page(roots, first, console, options.host, options.port)
     return 0

@@ -278,6 +278,18 @@ def test_view_serves_the_folders_of_the_runs(
     assert f"http://127.0.0.1:{port}{path} " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("other", ["quickstart", "other"])
+def test_view_refuses_runs_whose_files_it_would_mix(
+    runs: Path, page: list[Any], capsys: pytest.CaptureFixture[str], other: str
+) -> None:
+    for name in ("quickstart", "other"):
+        write_run(runs.parent / "copies" / name, rows(1))
+    assert main(["view", f"copies/{other}", "runs/quickstart", "--port", str(free_port())]) == 1
+    assert capsys.readouterr().err.startswith("error [run_ambiguous]: ")
+    assert not page
+    assert main(["view", "quickstart", "runs/quickstart", "--port", str(free_port())]) == 0
+
+
 @pytest.mark.parametrize(("host", "warns"), [("127.0.0.1", 0), ("localhost", 0), ("0.0.0.0", 1), ("", 1), ("::", 1)])
 def test_view_warns_if_other_machines_can_read_the_page(
     runs: Path, page: list[Any], capsys: pytest.CaptureFixture[str], host: str, warns: int
