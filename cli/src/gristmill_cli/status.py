@@ -61,16 +61,17 @@ class RunView:
     def __init__(self, place: Place, run_id: str | None, *, follow: bool = True) -> None:
         """`run_id`: or the folder or the pack of a run, whose files are then read.
 
-        Raises GristmillError `no_run` if neither the API nor a folder has a run.
+        Raises GristmillError `no_run` if neither the API nor a folder has a run, and RunMissingError for a run that
+        neither of them has.
         """
         self._reader: ApiReader | None = None
-        if run_id is not None and is_path(run_id):
-            named = named_run(run_id, place.roots)
-            self._place, self.run_id, self._problem = replace(place, roots=named.roots), named.run_id, ""
-        else:
-            self._place, self._problem = place, ""
+        self._place, self._problem = place, ""
+        if run_id is None or not is_path(run_id):
             self._client = place.client()
             self.run_id = self._find(run_id, follow)
+        if run_id is not None and not self.live:
+            named = named_run(run_id, place.roots)
+            self._place, self.run_id = replace(place, roots=named.roots), named.run_id
         self._tokenizer = read_tokenizer(RunFolder(self.run_id, self._place.roots).tokenizer(place.models_dir))
 
     def _find(self, run_id: str | None, follow: bool) -> str:
@@ -193,8 +194,8 @@ def _say_end(run: RunView, console: Console) -> None:
 
 
 def is_path(run: str) -> bool:
-    """Whether the name of a run is the path of a folder or a pack."""
-    return os.sep in run or run.endswith(SUFFIX)
+    """Whether the name of a run cannot be an id: it is the path of a folder or a pack, or it is empty."""
+    return not run or os.sep in run or run.endswith(SUFFIX)
 
 
 # --- tail ------------------------------------------------------------------------------------------------------

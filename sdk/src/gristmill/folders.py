@@ -265,6 +265,11 @@ def list_runs(roots: Iterable[str | Path] | None = None) -> list[RunFolder]:
     return [RunFolder(name, places) for name in sorted(newest, key=lambda name: -newest[name])]
 
 
+def is_run_folder(folder: Path) -> bool:
+    """Returns whether a folder has a file or a folder that only runs have. `folder`: a path without links."""
+    return any(_modified(folder / name) is not None for name in _TRACES)
+
+
 def last_change(*paths: Path) -> float:
     """Returns the time of the last change of files and folders; 0 if none of them exists."""
     return max((modified for path in paths if (modified := _modified(path)) is not None), default=0.0)

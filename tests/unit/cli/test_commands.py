@@ -165,6 +165,10 @@ def test_runs_lists_folders(runs: Path, capsys: pytest.CaptureFixture[str]) -> N
         (["--runs", "elsewhere", "sql", "SELECT 1"], "no_run"),
         (["tail"], "api_unreachable"),
         (["tail", "runs/quickstart"], "invalid_flag"),
+        *(
+            ([*command, ""], "run_folder_missing")
+            for command in (["status"], ["rollouts"], ["sql", "SELECT 1", "--run"])
+        ),
         (["rollouts", "--step", "60-50"], "invalid_flag"),
         *((["--api", url, "status"], "api_url_invalid") for url in ("foo", "http://", "localhost:1", "http://a:99999")),
     ],
@@ -212,6 +216,29 @@ def test_sql_prints_columns_with_tabs_for_other_programs(
     assert main(["sql", "SELECT 1", "--json"]) == 0
     row = json.loads(capsys.readouterr().out)
     assert (row["advantage"], row["parts"]) == (None, {"accuracy": 1.0})
+
+
+def test_folder_or_file_that_is_not_a_run_does_not_hide_the_run_of_its_name(
+    runs: Path, asked: list[tuple[RunFolder, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(runs / "gsm8k", rows())
+    for make in (Path.mkdir, Path.rmdir, Path.touch):
+        make(Path("gsm8k"))
+        assert main(["rollouts", "gsm8k"]) == 0
+        assert main(["status", "gsm8k", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out.splitlines()[-1])["step"] == 8
+    assert {run.folders[0] for run, _ in asked} == {runs / "gsm8k"}
+    assert main(["rollouts", str(runs.parent)]) == 1
+    assert "error [run_folder_missing]: " in capsys.readouterr().err
+
+
+def test_folder_of_a_run_in_the_working_directory_is_the_run_of_its_name(
+    runs: Path, asked: list[tuple[RunFolder, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(Path("here"), rows())
+    assert main(["rollouts", "here"]) == main(["status", "here", "--json"]) == 0
+    assert asked[0][0].folders == [runs.parent / "here"]
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["run"] == "here"
 
 
 def test_rollouts_asks_for_what_the_filters_select(runs: Path, asked: list[tuple[RunFolder, str]]) -> None:

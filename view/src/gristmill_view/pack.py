@@ -34,7 +34,7 @@ from gristmill.archive import segment
 from gristmill.archive.trained import TOKENIZER_FOLDER, TRAINED_FOLDER
 from gristmill.deployment import RUN_ID
 from gristmill.errors import GristmillError
-from gristmill.folders import ORIGIN_FOLDER, RunFolder
+from gristmill.folders import ORIGIN_FOLDER, RunFolder, is_run_folder
 from gristmill.internal import foreign
 from gristmill.internal.disk import complete_file
 from gristmill.internal.redaction import redact, redact_text
@@ -351,11 +351,15 @@ def open_run(run: str | Path | RunFolder, roots: Iterable[str | Path] | None = N
 
 
 def named_run(name: str, roots: Iterable[Path]) -> RunFolder:
-    """Returns the run that a person names on a command line: a folder or a packed run that exists, or else an id.
+    """Returns the run that a person names on a command line: the folder of a run or a packed run, or else an id.
 
-    `roots`: the folders that have the run of an id. Raises as `open_run` does.
+    A folder without files of a run is not the folder of a run: a data set may have the name of a run. `roots`: the
+    folders that have the run of an id. Raises as `open_run` does.
     """
-    return open_run(name, None if Path(name).exists() else roots)
+    path = Path(name)
+    is_pack = path.is_file() and (name.endswith(SUFFIX) or zipfile.is_zipfile(path))
+    is_path = is_pack or (name != "" and is_run_folder(path.resolve()))
+    return open_run(name, None if is_path else roots)
 
 
 def _unpacked(path: Path) -> Path:
