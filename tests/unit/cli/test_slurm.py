@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -96,6 +97,21 @@ def test_shellcheck_accepts_the_script(home: Path, changes: dict[str, Any]) -> N
     shellcheck = Path(sys.executable).parent / "shellcheck"
     done = subprocess.run([shellcheck, "-"], input=script, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize(("written", "seconds"), [(None, 30), (-60.0, 30), (60.0, 0)])
+def test_job_waits_for_the_report_of_this_start(home: Path, written: float | None, seconds: int) -> None:
+    (loop,) = re.findall(r"^for [^\n]* writes the report.*?^done$", job(home).script(), re.MULTILINE | re.DOTALL)
+    mark, report = home / "running", home / "quickstart" / "report.html"
+    mark.touch()
+    if written is not None:
+        report.parent.mkdir()
+        report.write_text("<html>")
+        os.utime(report, (mark.stat().st_mtime + written,) * 2)
+    variables = {"LOCAL": str(home), "GRISTMILL_RUNS_DIR": str(home), "RUN": "quickstart"}
+    command = ["/bin/bash", "-euc", "sleep() { echo; }\n" + loop]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+    assert done.stdout.count("\n") == seconds
 
 
 def test_values_of_the_header_are_quoted(home: Path) -> None:

@@ -146,8 +146,8 @@ while kill -0 "$TRAINER" 2> "$LOCAL/trainer"; do
   sleep 1 &
   wait $!
 done
-for ((i = 0; i < 30; i++)); do # The API archives the last groups, and writes the report.
-  [ ! -s "$GRISTMILL_RUNS_DIR/$RUN/report.html" ] || break
+for ((i = 0; i < 30; i++)); do # The API archives the last groups, and writes the report. An extended run has an old one.
+  [ ! "$GRISTMILL_RUNS_DIR/$RUN/report.html" -nt "$LOCAL/running" ] || break
   sleep 1
 done
 rm -f "$LOCAL/running"
