@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import DEFAULT, Mock
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -28,6 +28,7 @@ from gristmill.group import NO_LOGPROBS
 from gristmill_cli.main import main
 from gristmill_view import dataset, rollouts, sql
 from gristmill_view.rollouts import SCHEMA, Completeness, SqlError, build
+from gristmill_view.rows import read_submitted
 
 
 def groups(*ids: str) -> list[gristmill.TrajectoryGroup]:
@@ -305,6 +306,28 @@ def test_update_after_a_crash_between_part_and_state_gives_each_row_once(
     assert len(dataset(run.path, update=False).to_table()) == 2
     run.archive(*groups("g00000002"))
     assert len(rows(run)) == 6
+
+
+@pytest.mark.slow
+def test_update_after_a_killed_update_reads_only_what_no_part_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolderWriter(tmp_path)
+    some = groups(*(f"g{number:08d}" for number in range(8)))
+    run.trained(*(record_of(group, step=1) for group in some))
+    run.drop("dropped", "g00000008")
+    build(run.path)
+    run.archive(*some)
+    read = Mock(wraps=read_submitted, side_effect=[DEFAULT] * 5 + [KeyboardInterrupt] + [DEFAULT] * 3)
+    for name, value in (("read_submitted", read), ("_ROWS_AT_ONCE", 1), ("_PART_BYTES", 1)):
+        monkeypatch.setattr(rollouts, name, value)
+    with pytest.raises(KeyboardInterrupt):
+        build(run.path)
+    known = dataset(run.path, update=False).to_table(columns=["group_id", "sequence"]).to_pylist()
+    assert len(known) == len({tuple(row.values()) for row in known}) == 1 + 2 * 5
+    assert counts(build(run.path)) == {"trained": 8, "dropped": 1, "rows": 17}
+    assert read.call_count == 9
+    assert [(row["row"], row["step"]) for row in rows(run, "sequence = 0")] == [(number, 1) for number in range(8)]
 
 
 @pytest.mark.long

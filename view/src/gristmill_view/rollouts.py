@@ -256,14 +256,18 @@ class _Builder:
         final = self._take_rows()
         counts = self._open_rows()
         opened = self._take_rows()
+        self._write(final, opened)
+        self._remove_garbage()
+        return self._completeness(counts, len(opened))
+
+    def _write(self, final: pa.Table, opened: pa.Table) -> None:
+        """Adds final rows to the table, replaces the rows that are not final, and writes the state."""
         self._write_final(final)
         self._state.opened += 1
         pq.write_table(opened, self._folder / _open_name(self._state.opened), compression="zstd")
         self._state.done, self._state.done_names = self._done.ranges(), self._done.names()
         # A crash before this line leaves files that the state does not name. The next update writes them again.
         write_file(self._folder / _STATE, msgspec.json.encode(self._state))
-        self._remove_garbage()
-        return self._completeness(counts, len(opened))
 
     def _write_final(self, final: pa.Table) -> None:
         if not len(final):
@@ -438,11 +442,14 @@ class _Builder:
         self._state.groups[kind] = self._state.groups.get(kind, 0) + more
 
     def _flush(self) -> None:
-        """Bounds the memory of final rows."""
+        """Bounds the memory of final rows, and the work that a killed update loses.
+
+        Groups of the rows that are not final may be final now, so the table has none of these rows until `update` ends.
+        """
         if len(self._rows) >= _ROWS_AT_ONCE or self._rows.tokens >= _TOKENS_AT_ONCE:
             self._written.append(self._rows.take())
             if sum(table.nbytes for table in self._written) >= _PART_BYTES:
-                self._write_final(self._take_rows())
+                self._write(self._take_rows(), SCHEMA.empty_table())
 
     def _take_rows(self) -> pa.Table:
         tables, self._written = [*self._written, self._rows.take()], []
