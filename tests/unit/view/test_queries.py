@@ -125,6 +125,24 @@ def test_difficulty_of_a_row_is_the_mean_reward_of_its_last_groups(
     assert "seen" not in group_of((tmp_path,), "test", "held/0")
 
 
+# --- Filters ---------------------------------------------------------------------------------------------------
+@pytest.mark.slow
+def test_filter_by_a_value_finds_the_rewards_and_the_steps_of_that_value(run: RunFolderWriter, tmp_path: Path) -> None:
+    rewards = (50.1, -33.3, 1 / 3, 0.0, 12345.678)
+    for number, step in enumerate([3_000_000, 3_000_001]):
+        made = make_group(f"g{number:08d}", lengths=((3, 6),) * len(rewards), rewards=rewards, seed=number)
+        run.trained(record_of(made, step))
+        run.archive(made)
+    for value in rewards:
+        by_reward = RolloutQuery(reward_min=value, reward_max=value)
+        by_part = RolloutQuery(part="length", part_min=value, part_max=value)
+        for query in (by_reward, by_part):
+            found = rollouts_of((tmp_path,), "test", query)["rows"]
+            assert [row["reward"] for row in found] == [pytest.approx(value)] * 2
+    by_step = rollouts_of((tmp_path,), "test", RolloutQuery(step_from=3_000_001, step_to=3_000_001))
+    assert {row["step"] for row in by_step["rows"]} == {3_000_001}
+
+
 # --- Downloads --------------------------------------------------------------------------------------------------
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", list(Download))

@@ -362,9 +362,9 @@ def conditions(query: RolloutQuery) -> str:
         (f"map_extract(reward_parts, {literal(query.part or '')})[1]", query.part_min, query.part_max),
     ):
         if low is not None:
-            clauses.append(f"{column} >= {low!r} - 1e-6")
+            clauses.append(f"{column} >= {low!r} - {_slack(low)!r}")
         if high is not None:
-            clauses.append(f"{column} <= {high!r} + 1e-6")
+            clauses.append(f"{column} <= {high!r} + {_slack(high)!r}")
     if query.part is not None:
         clauses.append(f"map_extract(reward_parts, {literal(query.part)})[1] IS NOT NULL")
     if query.group is not None:
@@ -376,3 +376,8 @@ def conditions(query: RolloutQuery) -> str:
         needle = literal(query.text.lower())
         clauses.append(f"(contains(lower(completion), {needle}) OR contains(lower(prompt), {needle}))")
     return " AND ".join(clauses)
+
+
+def _slack(bound: float) -> float:
+    """Returns how far a value of the table may be outside a bound: rewards are 32-bit floats, and steps are exact."""
+    return 0 if isinstance(bound, int) else 1e-6 * max(1.0, abs(bound))
