@@ -375,6 +375,27 @@ def test_group_that_comes_after_the_search_is_not_packed(
     assert "g00000099" not in ids
 
 
+@pytest.mark.parametrize("function", ["_add", "_refuse_in_groups"])
+def test_file_that_is_removed_meanwhile_is_left_out(
+    run: RunFolderWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    original, lost = getattr(pack, function), run.path / "rollouts" / "000001.gmz"
+
+    def removes(*arguments: Any) -> Any:
+        if lost in arguments:
+            lost.unlink()
+        return original(*arguments)
+
+    monkeypatch.setattr(pack, function, removes)
+    path = packed(run)
+    contents = read_contents(path)
+    assert contents.left_out["rollouts/000001.gmz"] == 0
+    with zipfile.ZipFile(path) as archive:
+        names = {f"quickstart/{file.path}" for file in contents.files}
+        assert {*archive.namelist()} == names | {"pack.json"}
+    assert unpack(path, tmp_path / "other").is_dir()
+
+
 def test_pack_of_an_open_run_ends_in_a_torn_line(run: RunFolderWriter, tmp_path: Path) -> None:
     with (run.path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "policy_ver')

@@ -128,7 +128,7 @@ def write_pack(
     `folders`: folders of the run; a file counts from the first folder that has it. `secrets`: from `secrets_of`.
     `tokenizer`: a tokenizer.json that is packed if the trainer's records have none, so that the texts can be read
     elsewhere. `include`: patterns such as "notes/*.md" of files that are packed although their names are not known. The
-    run may be open: a file is packed up to its current end.
+    run may be open: a file is packed up to its current end, and a file that is removed meanwhile is left out.
 
     Raises PackError if `target` exists or cannot be written, or if a packed file has a secret or cannot be searched.
     """
@@ -145,7 +145,12 @@ def write_pack(
             complete_file(target, mode=None, several=True) as partial,
             zipfile.ZipFile(partial, "x", zipfile.ZIP_DEFLATED, allowZip64=True) as archive,
         ):
-            files = [_add(archive, run_id, name, sources[name], search) for name in sorted(sources)]
+            files = []
+            for name in sorted(sources):
+                try:
+                    files.append(_add(archive, run_id, name, sources[name], search))
+                except FileNotFoundError:  # The archive lets its oldest segment go, for example.
+                    left_out[name] = 0
             contents = PackContents(run_id=run_id, files=tuple(files), left_out=dict(sorted(left_out.items())))
             archive.writestr(_member(CONTENTS_FILE), msgspec.json.format(msgspec.json.encode(contents), indent=2))
     except OSError as error:
@@ -160,38 +165,40 @@ def _collect(folders: Sequence[Path], include: Sequence[str]) -> tuple[dict[str,
     sources: dict[str, Path] = {}
     left_out: dict[str, int] = {}
     for folder in map(Path.resolve, folders):
-        for path in sorted(folder.rglob("*")):
+        # `rglob` raises an error if a folder is removed meanwhile.
+        for path in sorted(Path(base, name) for base, _, names in os.walk(folder) for name in names):
             parts = path.relative_to(folder).parts
             if not foreign.is_file(path) or any(part.startswith(".") or part.endswith(".partial") for part in parts):
                 continue
             name = "/".join(parts)
-            if parts[0] in LEFT_OUT:
-                left_out[parts[0]] = left_out.get(parts[0], 0) + path.stat().st_size
-            elif any(fnmatchcase(name, pattern) for pattern in (*PACKED, *include)):
+            if parts[0] not in LEFT_OUT and any(fnmatchcase(name, pattern) for pattern in (*PACKED, *include)):
                 sources.setdefault(name, path)
-            else:
-                left_out[name] = path.stat().st_size
+                continue
+            whole = parts[0] if parts[0] in LEFT_OUT else name
+            with contextlib.suppress(FileNotFoundError):
+                left_out[whole] = left_out.get(whole, 0) + path.stat().st_size
     return sources, left_out
 
 
 def _add(archive: zipfile.ZipFile, run_id: str, name: str, path: Path, search: SecretSearch) -> PackedFile:
     digest, size, redacted = hashlib.sha256(), 0, False
-    with foreign.open_file(path) as file, archive.open(_member(f"{run_id}/{name}"), "w", force_zip64=True) as member:
+    with foreign.open_file(path) as file:
         stat = os.fstat(file.fileno())
         # A file of an open run grows. What is written from now on is not searched, and not packed.
         end = min(stat.st_size, _refuse_in_groups(path, search))
+        with archive.open(_member(f"{run_id}/{name}"), "w", force_zip64=True) as member:
 
-        def written() -> Iterator[bytes]:
-            nonlocal redacted, size
-            for original, packed in _pieces(file, name, end):
-                redacted |= original != packed
-                member.write(packed)
-                digest.update(packed)
-                size += len(packed)
-                yield packed
+            def written() -> Iterator[bytes]:
+                nonlocal redacted, size
+                for original, packed in _pieces(file, name, end):
+                    redacted |= original != packed
+                    member.write(packed)
+                    digest.update(packed)
+                    size += len(packed)
+                    yield packed
 
-        if search.finds_in(written()):
-            raise _secret_in(name, path)
+            if search.finds_in(written()):
+                raise _secret_in(name, path)
     return PackedFile(path=name, size=size, sha256=digest.hexdigest(), mtime_ns=stat.st_mtime_ns, redacted=redacted)
 
 
