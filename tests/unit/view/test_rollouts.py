@@ -341,6 +341,20 @@ def test_many_small_updates_leave_few_files(tmp_path: Path) -> None:
     assert [row["row"] for row in rows(run, "sequence = 0")] == list(range(40))
 
 
+def test_dataset_stays_readable_after_an_update_and_its_old_files_are_removed_later(tmp_path: Path) -> None:
+    run = RunFolderWriter(tmp_path)
+    run.archive(*groups("g00000000"))
+    opened = dataset(run.path)
+    part, replaced = map(Path, opened.files)
+    os.utime(replaced, (0, 0))
+    run.archive(*groups("g00000001"))
+    build(run.path)
+    assert opened.count_rows() == len(opened.to_table()) == 2
+    os.utime(replaced, (0, 0))
+    build(run.path)
+    assert (part.exists(), replaced.exists()) == (True, False)
+
+
 def test_table_of_another_schema_version_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunFolderWriter(tmp_path)
     run.archive(*groups("g00000000"))

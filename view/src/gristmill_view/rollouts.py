@@ -17,7 +17,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -262,10 +262,14 @@ class _Builder:
 
     def _write(self, final: pa.Table, opened: pa.Table) -> None:
         """Adds final rows to the table, replaces the rows that are not final, and writes the state."""
+        before = _state_files(self._folder, self._state)
         self._write_final(final)
         self._state.opened += 1
         pq.write_table(opened, self._folder / _open_name(self._state.opened), compression="zstd")
         self._state.done, self._state.done_names = self._done.ranges(), self._done.names()
+        for path in {*before}.difference(_state_files(self._folder, self._state)):
+            with suppress(FileNotFoundError):  # A person may delete the table.
+                os.utime(path)  # `_remove_garbage` removes the file `_GARBAGE_S` after this time.
         # A crash before this line leaves files that the state does not name. The next update writes them again.
         write_file(self._folder / _STATE, msgspec.json.encode(self._state))
 
