@@ -142,8 +142,9 @@ def status(options: argparse.Namespace, place: Place, console: Console) -> int:
         time.sleep(_EVENTS_WAIT)
     if options.json:
         while True:
-            print(json.dumps(to_json(overview(run.facts()))), flush=True)
-            if not options.watch:
+            found = overview(run.facts())
+            print(json.dumps(to_json(found)), flush=True)
+            if not options.watch or found.state == RunState.FINISHED:
                 return 0
             time.sleep(1.0)
     screen = run.screen()

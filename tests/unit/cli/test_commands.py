@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import uvicorn
@@ -147,6 +148,14 @@ def test_watch_of_a_finished_run_ends_with_its_summary(runs: Path, capsys: pytes
     output = capsys.readouterr().out
     assert output.startswith("quickstart  step 8/60  reward 0.520")
     assert "is finished" in output
+
+
+def test_watch_of_a_finished_run_as_json_ends_after_one_object(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gristmill_cli.status.time.sleep", Mock(side_effect=AssertionError))
+    assert main(["status", "--watch", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "finished"
 
 
 def test_runs_lists_folders(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
