@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -35,7 +35,7 @@ _SAMPLES = 3
 _EXAMPLES = 8
 """Most groups that one call of `examples` returns."""
 _TAIL_PATIENCE = 60.0
-"""Seconds for which the API may be away while `tail` follows it."""
+"""Seconds for which the API may be away while `tail` or `status --watch` follows it."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Place:
     model_named: bool
     """Whether the user named the model server. Otherwise it counts only if it answers."""
 
-    def client(self, patience: float = 0.0) -> SyncClient:
+    def client(self, patience: float | Callable[[], float] = 0.0) -> SyncClient:
         return SyncClient(self.api, patience=patience, timeout=_TIMEOUT, token=self.token)
 
 
@@ -64,10 +64,12 @@ class RunView:
         Raises GristmillError `no_run` if neither the API nor a folder has a run, and RunMissingError for a run that
         neither of them has.
         """
+        self.patience = 0.0
+        """Seconds for which the API may be away."""
         self._reader: ApiReader | None = None
         self._place, self._problem = place, ""
         if run_id is None or not is_path(run_id):
-            self._client = place.client()
+            self._client = place.client(lambda: self.patience)
             self.run_id = self._find(run_id, follow)
         if run_id is not None and not self.live:
             named = named_run(run_id, place.roots)
@@ -146,6 +148,7 @@ def status(options: argparse.Namespace, place: Place, console: Console) -> int:
             print(json.dumps(to_json(found)), flush=True)
             if not options.watch or found.state == RunState.FINISHED:
                 return 0
+            run.patience = _TAIL_PATIENCE
             time.sleep(1.0)
     screen = run.screen()
     if screen.overview.state == RunState.FINISHED:
@@ -163,6 +166,7 @@ def _watch(run: RunView, console: Console) -> int:
             while view.shown is None or view.shown.overview.state != RunState.FINISHED:
                 time.sleep(0.2)
     else:
+        run.patience = _TAIL_PATIENCE
         last = -1
         while True:
             summary = overview(run.facts())

@@ -16,6 +16,7 @@ import redis
 from tests.integration.api.store_harness import trainer
 from tests.support.api_server import ApiServer
 from tests.support.errors import raises
+from tests.support.fault_proxy import Fault, FaultProxy, Way
 from tests.support.groups import make_group
 
 from gristmill import ApiError, PolicyVersion, SyncClient
@@ -179,6 +180,27 @@ def test_status_and_runs_over_the_api(api: SyncClient, tmp_path: Path) -> None:
     found: dict[str, Any] = json.loads(output(gristmill(api, tmp_path, "status", "--json")))
     assert (found["step"], found["live"], found["queue"]["trained"]) == (1, True, 2)
     assert output(gristmill(api, tmp_path, "runs")).splitlines()[1] == "sums\topen\t1/3\t0.25\tTrue"
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_watched_status_survives_lost_answers_and_ends_with_the_run(
+    api: SyncClient, tmp_path: Path, flags: list[str]
+) -> None:
+    run = Run(api)
+    run.take()
+    with FaultProxy(int(api.url.rpartition(":")[2])) as proxy, SyncClient(f"http://127.0.0.1:{proxy.port}") as cut:
+        process = gristmill(cut, tmp_path, "status", "--watch", *flags)
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        proxy.set(Fault(answer=Way(reset_after=0), times=3))
+        run.generate()
+        run.train(1)
+        line = ""
+        while "step 1/3" not in line and '"step": 1,' not in line:
+            line = process.stdout.readline()
+            assert line
+        api.finish(RUN, run.incarnation)
+        assert "finished" in output(process)
 
 
 def test_tail_prints_groups_as_they_come_and_ends_with_the_run(api: SyncClient, tmp_path: Path) -> None:
