@@ -59,3 +59,21 @@ def test_error_of_an_earlier_start_does_not_count(tmp_path: Path) -> None:
     assert read_log(path).error == ""
     path.write_text("x" * 200_000 + "\n05:49:05 trainer ERROR   late\n")
     assert read_log(path).error == "late"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--- started 2026-99-99 99:99:99, process 1",
+        "--- started 0000-01-01 00:00:00, process 1",
+        f"step 1/{'9' * 5000}  reward 0.5",
+        f"took run quickstart: incarnation 1, step 1 of {'9' * 5000}",
+    ],
+)
+def test_line_of_user_code_that_resembles_a_line_of_a_service_is_an_ordinary_line(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "env.log"
+    path.write_text(f"{LOGS['trainer']}{line}\n")
+    found = read_log(path)
+    assert (found.steps, found.phase) == (60, "step 1")
+    path.write_text(LOGS["trainer"])
+    assert found == read_log(path)

@@ -17,7 +17,7 @@ _TAIL_BYTES = 64 * 1024
 _WARNINGS = 5
 _LINE = re.compile(r"^\d\d:\d\d:\d\d (?P<service>\S+) +(?P<level>[A-Z]+) +(?P<text>.*)$")
 """A line of `gristmill.internal.logs`. vLLM's and Redis' own lines have other forms."""
-_STEP = re.compile(r"^step (?P<step>\d+)/(?P<steps>\d+)  (?P<text>.*?)(?:  seconds: .*)?$")
+_STEP = re.compile(r"^step (?P<step>\d+)/(?P<steps>\d{1,18})  (?P<text>.*?)(?:  seconds: .*)?$")
 _STARTED = re.compile(r"^--- started (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),")
 ANSWERS: Final = "answers"
 """Phase of a server that has started."""
@@ -33,7 +33,7 @@ _PHASES: Final = (
     (re.compile(r"is open at version none yet"), "waits for the trainer"),
     (re.compile(r"^waiting for a run"), "waits for a run"),
     (re.compile(r"^model \S+: (\S+) parameters"), "loads a model of {0} parameters"),
-    (re.compile(r"^took run \S+: incarnation \d+, step (\d+) of (\d+)"), "publishes the weights of step {0}"),
+    (re.compile(r"^took run \S+: incarnation \d+, step (\d+) of (\d{1,18})\b"), "publishes the weights of step {0}"),
     (re.compile(r"^(\d+) of (\d+) prompts evaluated"), "evaluates {0}/{1} prompts"),
     (re.compile(r"^evaluate run=\S+ version=(\S+)"), "evaluates version {0}"),
     (re.compile(r"^evaluated run=\S+ version=(\S+)"), "generates"),
@@ -99,8 +99,7 @@ def read_log(path: Path, since: float | None = None) -> Log:
         file.seek(max(size - _TAIL_BYTES, 0))
         lines = file.read(_TAIL_BYTES).decode(errors="replace").splitlines()
     for line in [first, *lines]:
-        if (started := _STARTED.match(line)) is not None:
-            at = time.mktime(time.strptime(started[1], "%Y-%m-%d %H:%M:%S"))
+        if (at := _started(line)) is not None:
             if since is not None and at <= since:
                 log = Log(path)
             log.started = at
@@ -115,3 +114,12 @@ def read_log(path: Path, since: float | None = None) -> Log:
         elif event.phase:
             log.error = ""
     return log
+
+
+def _started(line: str) -> float | None:
+    """Returns the time of a start, or None for another line, such as one that code of a user printed."""
+    found = _STARTED.match(line)
+    try:
+        return None if found is None else time.mktime(time.strptime(found[1], "%Y-%m-%d %H:%M:%S"))
+    except (ValueError, OverflowError):
+        return None
