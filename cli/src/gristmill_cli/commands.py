@@ -11,7 +11,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -170,9 +170,9 @@ def _query(folder: RunFolder, query: str) -> list[dict[str, Any]]:
 
 
 def _unpaired(value: Any) -> Any:
-    """Returns the dict of a map column, which Arrow returns as a list of pairs."""
+    """Returns the dict of a map column, which Arrow returns as a list of pairs. Maps with lists as keys stay pairs."""
     pairs = isinstance(value, list) and value and all(isinstance(pair, tuple) and len(pair) == 2 for pair in value)
-    return dict(value) if pairs else value
+    return dict(value) if pairs and all(isinstance(key, Hashable) for key, _ in value) else value
 
 
 def _say_rows(options: argparse.Namespace, console: Console, rows: Sequence[Mapping[str, Any]]) -> None:

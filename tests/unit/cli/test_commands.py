@@ -196,9 +196,9 @@ class Table:
     asked: tuple[Any, str] = (None, "")
 
     def to_pylist(self) -> list[dict[str, Any]]:
-        parts = [("accuracy", 1.0)]
-        advantage = float("nan")
-        return [{"step": 1, "completion": "a\tb\x1b", "reward": 0.123456, "advantage": advantage, "parts": parts}]
+        parts, lists = [("accuracy", 1.0)], [([1], "a")]
+        row = {"step": 1, "completion": "a\tb\x1b", "reward": 0.123456, "advantage": float("nan")}
+        return [{**row, "parts": parts, "lists": lists}]
 
 
 @pytest.fixture
@@ -220,11 +220,12 @@ def test_sql_prints_columns_with_tabs_for_other_programs(
     assert main(["sql", "SELECT 1", "--run", "runs/quickstart"]) == 0
     assert asked == [(RunFolder("quickstart", (runs,)), "SELECT 1")]
     assert capsys.readouterr().out == (
-        "step\tcompletion\treward\tadvantage\tparts\n1\ta\\tb\\x1b\t0.1235\tnan\t{'accuracy': 1.0}\n"
+        "step\tcompletion\treward\tadvantage\tparts\tlists\n"
+        "1\ta\\tb\\x1b\t0.1235\tnan\t{'accuracy': 1.0}\t[([1], 'a')]\n"
     )
     assert main(["sql", "SELECT 1", "--json"]) == 0
     row = json.loads(capsys.readouterr().out)
-    assert (row["advantage"], row["parts"]) == (None, {"accuracy": 1.0})
+    assert (row["advantage"], row["parts"], row["lists"]) == (None, {"accuracy": 1.0}, [[[1], "a"]])
 
 
 def test_folder_or_file_that_is_not_a_run_does_not_hide_the_run_of_its_name(
