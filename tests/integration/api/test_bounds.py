@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from tests.support.redis_server import RedisServer
 from gristmill import GROUP_MEDIA_TYPE, MetricsRow
 from gristmill_api.access.permissions import rules
 from gristmill_api.errors import ApiProblem
+from gristmill_api.http.body_limit import MOST_LISTS
 from gristmill_api.store import envs, journal, keys, permits, runs
 from gristmill_api.store.records import MOST_SETTINGS_BYTES
 
@@ -209,6 +211,28 @@ async def test_lists_in_bodies_have_a_bound(plain: httpx.AsyncClient, path: str,
         name: value[:-1] if isinstance(value, list) else value for name, value in body.items()
     }  # fmt: skip
     assert (await plain.post(path, json=shorter)).status_code == (200 if isinstance(body, list) else 404)
+
+
+NESTED = b'{"x": [%b]}' % b",".join([b"[]"] * MOST_LISTS)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "body", "status"),
+    [
+        ("POST", "/v1/runs", {}, NESTED, 413),
+        ("POST", f"{AT}/permits", {}, NESTED, 413),
+        ("POST", "/scored_data", {}, NESTED, 413),
+        ("POST", "/scored_data", {"Content-Encoding": "gzip"}, gzip.compress(NESTED), 413),
+        ("PUT", f"{AT}/groups/g1?holder=env-1", {"Content-Type": GROUP_MEDIA_TYPE}, NESTED, 400),
+        ("POST", "/v1/runs", {}, NESTED[: MOST_LISTS // 2] + b"]}", 422),
+    ],
+    ids=["in FastAPI", "fast route", "atropos", "gzip", "group", "fewer"],
+)
+async def test_lists_of_a_json_body_have_a_bound(
+    plain: httpx.AsyncClient, method: str, path: str, headers: dict[str, str], body: bytes, status: int
+) -> None:
+    headers = {"Content-Type": "application/json", **headers}
+    assert (await plain.request(method, path, content=body, headers=headers)).status_code == status
 
 
 WORDS = {f"m{number}": "a" * 256 for number in range(256)}

@@ -313,6 +313,11 @@ def too_large(limit: int) -> ApiProblem:
     return ApiProblem("too_large", 413, message, "Send less, or raise API_MAX_BODY_BYTES.")
 
 
+def too_many_lists(most: int) -> ApiProblem:
+    message = f"the request's JSON has more than {most} lists and objects: so many '[' and '{{', in strings too."
+    return ApiProblem("too_large", 413, message, "Send less.")
+
+
 def too_many_bodies(limit: int) -> ApiProblem:
     message = f"request bodies of {limit} bytes are in memory already."
     remedy = "Try again, or raise API_MAX_CONCURRENT_BODY_BYTES (and the API's memory)."

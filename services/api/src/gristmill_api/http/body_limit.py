@@ -30,6 +30,9 @@ takes 1 ms, and to read as much of Atropos' JSON 2 ms. A thread adds 0.4 ms, thr
 _THREADS: Final = ThreadPoolExecutor(2, "body")
 """Threads that read large bodies. Reading needs Python's lock, so a third thread would only take memory: several times
 the body. While one thread inflates or hashes, which needs no lock, the other one reads."""
+MOST_LISTS: Final = 1 << 20
+"""Most lists and objects in a JSON body. One takes 90 bytes of memory, and as few as 3 bytes of the body, so the length
+of a body alone does not limit the memory that reading takes."""
 _WAIT_S: Final = 10.0
 """Seconds that a request waits for room before it is refused. The client keeps the body meanwhile."""
 _SLOWEST: Final = 16 * 1024
@@ -43,6 +46,11 @@ async def offload(size: int, work: Callable[[Unpack[Args]], T], *args: *Args) ->
     if size <= IN_LOOP:
         return work(*args)
     return await asyncio.get_running_loop().run_in_executor(_THREADS, work, *args)
+
+
+def lists(body: bytes) -> int:
+    """Returns the number of lists and objects in JSON, and of such brackets in its strings."""
+    return body.count(b"[") + body.count(b"{")
 
 
 class Bodies:
@@ -170,8 +178,8 @@ def reserve_inflated(scope: Scope, size: int) -> None:
 class BodyLimit:
     """ASGI middleware that raises ApiProblem from `receive`.
 
-    413: the body is, or announces that it is, over `limit` bytes. 503: `bodies` has no room for the body, or the body
-    arrives too slowly.
+    413: the body is, or announces that it is, over `limit` bytes, or it is JSON of more than MOST_LISTS. 503: `bodies`
+    has no room for the body, or the body arrives too slowly.
     """
 
     def __init__(self, app: ASGIApp, limit: int, bodies: Bodies, timeout: float) -> None:
@@ -185,9 +193,11 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        header = Headers(scope=scope).get("content-length", "0")
+        headers = Headers(scope=scope)
+        header = headers.get("content-length", "0")
         announced = int(header) if header.isdecimal() else self._limit + 1
-        received = 0
+        is_json = "json" in headers.get("content-type", "").lower()
+        received = found = 0
         complete = False
         taken, seconds_left = 0.0, self._timeout
         reserved = scope[_KEY] = Reservation(self._bodies)
@@ -207,7 +217,7 @@ class BodyLimit:
             return message
 
         async def bounded() -> Message:
-            nonlocal received, complete
+            nonlocal received, found, complete
             if announced > self._limit:
                 raise errors.too_large(self._limit)
             # A client that stalls would keep its connection, and the room of its body, from other requests.
@@ -219,6 +229,9 @@ class BodyLimit:
                     raise errors.too_large(self._limit)
                 if received > UNCOUNTED:
                     await reserved.admit(received)
+                    found += lists(message.get("body", b"")) if is_json else 0
+                    if found > MOST_LISTS:
+                        raise errors.too_many_lists(MOST_LISTS)
             return message
 
         try:

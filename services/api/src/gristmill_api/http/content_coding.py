@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gristmill_api import errors
-from gristmill_api.http.body_limit import UNCOUNTED, offload
+from gristmill_api.http.body_limit import MOST_LISTS, UNCOUNTED, lists, offload
 
 GZIP_MINIMUM_SIZE: Final = 1000
 """Bytes. A shorter response is not compressed."""
@@ -31,7 +31,7 @@ async def gunzip(body: bytes, limit: int, reserve: Callable[[int], None]) -> byt
     """Returns the inflated body of a request with Content-Encoding gzip.
 
     `reserve` is called with the bytes that the body may inflate to, before they are made, and then with the real size.
-    Raises InvalidGzip, ApiProblem (413) beyond `limit` bytes, and the errors of `reserve`.
+    Raises InvalidGzip, ApiProblem (413) beyond `limit` bytes or MOST_LISTS, and the errors of `reserve`.
     """
     usual = min(limit, max(UNCOUNTED, _USUAL_GROWTH * len(body)))
     reserve(usual)
@@ -65,7 +65,10 @@ def _gunzip(body: bytes, limit: int) -> bytes | None:
         if not member.eof:
             raise InvalidGzip("the body ends in the middle")
         body = member.unused_data.lstrip(b"\0")
-    return b"".join(parts)
+    inflated = b"".join(parts)
+    if lists(inflated) > MOST_LISTS:
+        raise errors.too_many_lists(MOST_LISTS)
+    return inflated
 
 
 def accepts_gzip(request: Request) -> bool:
