@@ -117,6 +117,17 @@ async def test_environment_acts_on_its_own_registration_only(rig: Rig) -> None:
     await rig.stranger.abandon_permits(RUN, GOOD)  # no environment has the name any more
 
 
+@pytest.mark.parametrize("source", ["trainer", "eval", "evaluate", "data.rows"])
+async def test_environment_may_not_have_the_name_of_a_source_of_others(rig: Rig, source: str) -> None:
+    with raises(ApiError, "bad_request"):
+        await rig.stranger.register_env(RUN, source)
+
+
+async def test_registration_under_the_name_of_a_shared_source_refuses_no_rows(rig: Rig) -> None:
+    await rig.redis.hset(PREFIX + "env:eval", "word", new_word())  # An earlier version of the API allowed it.
+    await rig.mine.report_metrics(RUN, "eval", 1, {"score": 1.0})
+
+
 async def test_admin_may_act_for_every_environment(rig: Rig) -> None:
     for name, call in CALLS.items():
         if name not in ("return unfinished", "register"):

@@ -13,6 +13,7 @@ from gristmill import Claim, Environment
 from gristmill.internal.logs import line
 from gristmill_api import errors
 from gristmill_api.context import NAME_PATTERN, Ctx, Name, RequestModel, RunId, Word
+from gristmill_api.routes.journal import OWN_SOURCES
 from gristmill_api.store.envs import REPORT_CLAIM
 
 _LOG = logging.getLogger(__name__)
@@ -40,6 +41,10 @@ class Registered(Environment):
 async def register(ctx: Ctx, run_id: RunId, body: Register, given: Word) -> Registered:
     """Register an environment, or change what it registered. An environment is
     alive while it asks for permits or sends heartbeats."""
+    if body.env_id in OWN_SOURCES:
+        raise errors.bad_request(
+            f"{body.env_id!r} is a source of Gristmill's own metrics. Choose another name for the environment."
+        )
     word = given or secrets.token_hex(16)
     await ctx.store.envs.register(run_id, body.env_id, body.weight, body.heartbeat_s, word)
     _LOG.info(line("env", run=run_id, env=body.env_id, weight=body.weight))

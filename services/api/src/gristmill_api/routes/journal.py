@@ -26,8 +26,9 @@ MAX_VALUES = 256
 """Metrics in one row, including nested groups."""
 _TRAINER: Final = "trainer"
 """The source that only a trainer may report as."""
-_OWN_SOURCES: Final = frozenset({_TRAINER, "eval", "evaluate", "data.rows"})
-"""Sources of trainer and environment. Readers may ask for their rows before the first one exists."""
+OWN_SOURCES: Final = frozenset({_TRAINER, "eval", "evaluate", "data.rows"})
+"""Sources of trainer and environment, whose names no environment may have. Readers may ask for their rows before the
+first one exists."""
 _EVENTS_AT_ONCE = 256
 _EVENTS_WAIT_S = 30.0
 
@@ -106,7 +107,7 @@ async def rows(
 
     A source that never reported is an error, 404 source_missing, except a source of Gristmill's own services."""
     metrics = await ctx.store.journal.rows(run_id, source, after_step, limit)
-    if not metrics and source not in _OWN_SOURCES:
+    if not metrics and source not in OWN_SOURCES:
         sources = await ctx.store.journal.sources(run_id)
         if source not in sources:
             raise errors.source_missing(run_id, source, sources)

@@ -11,7 +11,7 @@ local keep, most_sources, most_bytes, most_in_event, shared = unpack(ARGV, 4, 8)
 local ROW = 100
 
 if not state() then return {'MISSING'} end
-local refused = foreign(source)
+local refused = shared ~= '1' and foreign(source)
 if refused then return refused end
 if WORD and shared == '1' then
   local found = false
