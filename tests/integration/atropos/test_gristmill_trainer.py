@@ -71,6 +71,17 @@ async def test_restarted_trainer_continues_with_the_same_environments(http: http
     assert (await _status(http, env))["current_step"] == 1
 
 
+async def test_environments_receive_the_batch_size_and_the_steps_of_the_trainer_that_took_the_run(
+    http: httpx.AsyncClient, client: Client
+) -> None:
+    for batch_size, steps in ((8, 3), (64, 5)):
+        await client.register_atropos(REGISTRATION.model_copy(update={"batch_size": batch_size, "num_steps": steps}))
+        incarnation, _ = await client.take(RUN, {**settings(steps=steps), "batch_size": batch_size}, [])
+        await client.record_version(RUN, PolicyVersion(incarnation, 0))
+        assert (await http.get("/info")).json()["batch_size"] == batch_size
+        assert (await _registered(http))["num_steps"] == steps
+
+
 async def test_finished_run_makes_base_env_stop(http: httpx.AsyncClient, client: Client) -> None:
     await client.register_atropos(REGISTRATION)
     incarnation, _ = await client.take(RUN, settings(steps=3), [])

@@ -2,6 +2,7 @@
 -- include: _keys.lua
 -- include: _moves.lua
 -- include: _life.lua
+-- include: _atropos.lua
 -- A trainer takes the run: fence the one before, settle what its checkpoint covers, put everything else back. Other
 -- settings than the trainer before are refused once a step is finished, except more training steps: the API compares, and
 -- names the settings that it compared with. They open a finished or suspended run again if its stack has no open run.
@@ -38,6 +39,10 @@ if taker ~= '' and redis.call('HGET', RECORD, 'taker') == taker then return {'OK
 redis.call('HSET', RECORD, 'taker', taker, 'trainer', trainer, 'groups_per_step', groups_per_step,
   'training_steps', training_steps, 'max_staleness', max_staleness)
 redis.call('HINCRBY', RECORD, 'incarnation', 1)
+-- Atropos' environments read the registration, which may be an earlier trainer's. Their run has a group_size of 1.
+if redis.call('EXISTS', ATROPOS) == 1 then
+  redis.call('HSET', ATROPOS, 'batch_size', groups_per_step, 'num_steps', training_steps)
+end
 for i = 10, #ARGV do
   local id = ARGV[i]
   local dead = redis.call('ZSCORE', DEAD, id)
