@@ -14,12 +14,14 @@ from fastapi import FastAPI
 from tests.support.errors import raises
 from tests.support.groups import make_group
 
-from gristmill import ApiError, Client, ErrorCode, PolicyVersion, RowResult, SyncClient
+from gristmill import ApiError, AtroposRegistration, Client, ErrorCode, PolicyVersion, RowResult, SyncClient
+from gristmill_api import errors
 from gristmill_api.routes import native
 
 RUN, GROUP, ENV, SOURCE = "the-run", "g00000007", "the-env", "the-source"
 IDS = {RUN: "{run_id}", GROUP: "{group_id}", ENV: "{env_id}", SOURCE: "{source}"}
 RESULT = RowResult(row="3", reward=0.5, band=(0.1, 0.9), turns=[11])
+REGISTRATION = AtroposRegistration(batch_size=8, max_token_len=64, num_steps=3, save_checkpoint_interval=1)
 CALLS: dict[str, dict[str, Any]] = {
     "create_run": {"run_id": RUN, "env": {}, "group_size": 2},
     "list_runs": {},
@@ -246,6 +248,17 @@ def test_events_of_a_missing_run_raise_the_error_of_the_api() -> None:
         events = client.events(RUN)
         with raises(ApiError, "run_missing"):
             next(events)
+
+
+def test_error_of_a_route_at_the_root_has_its_code() -> None:
+    def refuse(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(409, json=errors.not_atropos(RUN).detail())
+
+    with SyncClient("http://api") as client:
+        client._http = httpx.Client(base_url="http://api", transport=httpx.MockTransport(refuse))
+        with raises(ApiError, ErrorCode.NOT_ATROPOS) as refused:
+            client.register_atropos(REGISTRATION)
+    assert RUN in refused.value.message
 
 
 def test_page_of_a_proxy_is_unexpected() -> None:

@@ -145,7 +145,9 @@ def decode_event(text: str) -> RunEvent | None:
 def _problem(answer: httpx.Response) -> tuple[str, str, str]:
     """Returns code, message and remedy of an error. An error that is not the API's is UNEXPECTED."""
     try:
-        error = answer.json()["error"]
+        body = answer.json()
+        # A route at the API's root answers as Atropos' clients read it, without `error`.
+        error = body["error"] if "error" in body else {"code": body["code"], "message": body["detail"]}
         return str(error["code"]), str(error["message"]), str(error.get("remedy", ""))
     except (ValueError, KeyError, TypeError):
         return ErrorCode.UNEXPECTED, f"{answer.request.url} answered {answer.status_code}: {answer.text[:200]}", ""
