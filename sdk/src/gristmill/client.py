@@ -458,6 +458,8 @@ class Client:
                             if (event := calls.decode_event(line)) is not None:
                                 after = event.id
                                 yield event
+                            elif after is None and line.startswith("id:"):
+                                after = line.removeprefix("id:").strip()  # The first event comes after this id.
             except httpx.TransportError as error:
                 pause = retries.pause(error)
             await asyncio.sleep(pause)

@@ -163,6 +163,13 @@ async def test_event_stream_reports_changes_and_continues_after_the_last_event_i
     assert code(await http.get("/v1/runs/nowhere/events")) == (404, "run_missing")
 
 
+async def test_event_stream_begins_with_the_id_of_the_newest_event(client: Client, http: httpx.AsyncClient) -> None:
+    await start(client)
+    newest = (await read_events(http, 3, after="0-0"))[-1]["id"]
+    async with http.stream("GET", f"{AT}/events") as answer:
+        assert await anext(answer.aiter_lines()) == f"id: {newest}"
+
+
 async def test_both_clients_follow_the_events_of_a_run(client: Client) -> None:
     await start(client)
     with SyncClient(client.url, patience=10) as other:

@@ -239,6 +239,26 @@ def test_events_continue_after_the_last_received_event_when_the_connection_is_lo
     assert asked == ["0-0", "1-0", "2-0"]
 
 
+def test_events_continue_after_the_begin_of_the_stream_when_the_connection_is_lost_before_the_first_event() -> None:
+    asked: list[str | None] = []
+
+    def stream(request: httpx.Request) -> httpx.Response:
+        asked.append(request.headers.get("Last-Event-ID"))
+
+        def lines() -> Iterator[bytes]:
+            yield b"id: 7-0\n\n" + (_event(8) if asked[1:] else b"")
+            raise httpx.ReadError("reset by peer", request=request)
+
+        return httpx.Response(200, content=lines())
+
+    with SyncClient("http://api") as client:
+        client._http = httpx.Client(base_url="http://api", transport=httpx.MockTransport(stream))
+        events = client.events(RUN)
+        assert next(events).id == "8-0"
+        events.close()
+    assert asked == [None, "7-0"]
+
+
 def test_events_of_a_missing_run_raise_the_error_of_the_api() -> None:
     def refuse(request: httpx.Request) -> httpx.Response:
         return httpx.Response(404, json={"error": {"code": "run_missing", "message": "no run", "remedy": ""}})

@@ -129,6 +129,8 @@ async def events(
         new_events = await ctx.store.journal.events(run_id, after, _EVENTS_AT_ONCE)
         return new_events if new_events or not await ctx.store.runs.exists(run_id) else None
 
+    # A client that loses its connection before the first event continues after this id.
+    yield ServerSentEvent(id=after)
     while not ctx.notifications.closed:
         topic = keys.events_topic(run_id)
         found = await ctx.notifications.poll(topic, attempt, _EVENTS_WAIT_S, request.is_disconnected)
