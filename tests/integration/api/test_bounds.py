@@ -152,6 +152,23 @@ async def test_the_rows_of_all_runs_have_a_bound(harness: StoreHarness, monkeypa
     assert await harness.redis.exists(keys.JOURNALS) == 0
 
 
+async def test_the_examples_of_all_runs_have_a_bound(harness: StoreHarness) -> None:
+    others = {f"gm:{{other}}:example:g{number}": number for number in range(256)}
+    await harness.redis.mset(dict.fromkeys(others, "bytes"))
+    await harness.redis.zadd("gm:examples", others)
+    incarnation = await harness.start()
+    ids = await harness.fill(2)
+    await harness.lease(incarnation, "b1", 2)
+    await harness.store.queue.ack(RUN, incarnation, ["b1"])
+    assert await harness.redis.zrange("gm:examples", 0, -1) == [
+        *(name.encode() for name in list(others)[2:]), *(f"{PREFIX}example:{group_id}".encode() for group_id in ids)
+    ]  # fmt: skip
+    assert await harness.redis.exists(*others) == 254
+    await harness.store.runs.close(RUN)
+    await harness.store.runs.delete(RUN)
+    assert await harness.redis.zcard("gm:examples") == 254
+
+
 async def test_environments_have_a_bound_and_dead_ones_make_room(
     harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,6 +73,7 @@
 --   gm:bytes      STRING  payload bytes held by all runs
 --   gm:journal    STRING  bytes of the metrics rows of all runs
 --   gm:journals   ZSET    key of a source's metrics -> their bytes
+--   gm:examples   ZSET    key of an example -> ms when its group left the store: the newest 256; an older example is deleted
 --   gm:archiver   STRING  random value of the process that archives, while its lease is valid. Only calls with this
 --                         value remove groups and fates that wait for the disk
 --   gm:events     pub/sub "open" | "ready <prefix>" | "permits <prefix>" | "archive <prefix>" | "events <prefix>":
@@ -93,6 +94,7 @@ local DELETED, FENCE = P .. 'deleted', P .. 'fence'
 local RUNS, STACKS, DELETING, BYTES, EVENTS = 'gm:runs', 'gm:stacks', 'gm:deleting', 'gm:bytes', 'gm:events'
 local OPEN_RUNS, FINISHED_RUNS = 'gm:open', 'gm:finished'
 local JOURNAL, JOURNALS = 'gm:journal', 'gm:journals'
+local EXAMPLES = 'gm:examples'
 local ARCHIVER = 'gm:archiver'
 
 local function group(id) return P .. 'group:' .. id end
@@ -119,6 +121,11 @@ end
 local function emit(...)
   log_event(...)
   publish('events')
+end
+
+local function delete_example(id)
+  redis.call('DEL', example(id))
+  redis.call('ZREM', EXAMPLES, example(id))
 end
 
 -- The permit of a group is to be issued again.

@@ -8,7 +8,7 @@
 --              dead -> trained                  a take whose checkpoint covers it: its last ack came too late
 
 local MAX_TOMBSTONES, MAX_DEAD, MAX_LATEST, MAX_FATES = 65536, 1024, 8, 65536
-local MAX_EXAMPLE_BYTES, EXAMPLE_MS = 1048576, 86400000
+local MAX_EXAMPLE_BYTES, EXAMPLE_MS, MAX_EXAMPLES = 1048576, 86400000, 256
 
 local function count(where, sequences, bytes, sign)
   redis.call('HINCRBY', COUNTERS, where .. '_sequences', sign * sequences)
@@ -55,7 +55,8 @@ local function add_tombstone(id)
   end
 end
 
--- Delete the group's bytes. The latest examples are kept for a day. No limit counts them, so large ones are deleted.
+-- Delete the group's bytes. The latest examples are kept for a day. No limit of bytes counts them, so large ones are
+-- deleted, and the oldest of all runs if there are too many.
 local function delete_group(id)
   local bytes = redis.call('HGET', group(id), 'bytes')
   redis.call('HINCRBY', COUNTERS, 'bytes', -bytes)
@@ -63,6 +64,8 @@ local function delete_group(id)
   if tonumber(bytes) <= MAX_EXAMPLE_BYTES and redis.call('LPOS', LATEST, id) then
     redis.call('RENAME', payload(id), example(id))
     redis.call('PEXPIRE', example(id), EXAMPLE_MS)
+    redis.call('ZADD', EXAMPLES, now(), example(id))
+    if redis.call('ZCARD', EXAMPLES) > MAX_EXAMPLES then redis.call('DEL', redis.call('ZPOPMIN', EXAMPLES)[1]) end
   else
     redis.call('DEL', payload(id))
   end
@@ -82,7 +85,7 @@ local function enqueue_new(id, facts)
   redis.call('HSET', COUNTERS, 'submitted_ms', now())
   redis.call('HINCRBY', COUNTERS, 'bytes', facts.bytes)
   redis.call('INCRBY', BYTES, facts.bytes)
-  if redis.call('LPUSH', LATEST, id) > MAX_LATEST then redis.call('DEL', example(redis.call('RPOP', LATEST))) end
+  if redis.call('LPUSH', LATEST, id) > MAX_LATEST then delete_example(redis.call('RPOP', LATEST)) end
   log_event('submit', 'group', id, 'env', facts.env_id, 'sequences', facts.sequences, 'tokens', facts.tokens)
   publish('ready')
 end

@@ -62,7 +62,7 @@ while left > 0 do
 end
 if left <= 0 then return {'MORE'} end
 
-unlink(redis.call('LRANGE', LATEST, 0, -1), example)
+for _, id in ipairs(redis.call('LRANGE', LATEST, 0, -1)) do delete_example(id) end
 local facts = redis.call('HMGET', DELETED, 'run_id', 'incarnation')
 -- Without a trainer there is nothing to fence off. For an hour, the key says that the run was deleted (run_files.py).
 redis.call('SET', FENCE, facts[2], 'PX', facts[2] == '0' and 3600000 or fence_ttl)
