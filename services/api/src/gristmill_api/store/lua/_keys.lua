@@ -46,7 +46,7 @@
 --   fates         LIST    JSON of the fates of groups that are not in the archive (dropped, dead, replayed, let go),
 --                         until the archiver has written it to drops.jsonl; the newest 65536
 --   tombs         LIST    the ids in trained and dropped, oldest first: the newest 65536 stay. Of a finished run all three
---                         expire, and so do the next two
+--                         expire
 --   difficulty    HASH    row -> "<groups> <below|within|above> <mean rewards of its last groups, the newest first>", 131072 rows
 --                         at most; only of a run with a curriculum (_difficulty.lua)
 --   resting       STRING  bits: number of a row's turn -> 1 if the row rests then

@@ -10,7 +10,7 @@ end
 local function index_unfinished(start, id, state)
   if state == 'open' then redis.call('SADD', OPEN_RUNS, id) else redis.call('SREM', OPEN_RUNS, id) end
   redis.call('ZREM', FINISHED_RUNS, id)
-  for _, key in ipairs({'trained', 'dropped', 'tombs', 'difficulty', 'resting'}) do redis.call('PERSIST', start .. key) end
+  for _, key in ipairs({'trained', 'dropped', 'tombs'}) do redis.call('PERSIST', start .. key) end
 end
 
 -- The permits that are out are void. If the run continues, their rows are issued again before any new row.

@@ -14,7 +14,7 @@ if state() ~= 'finished' then
   release_stack(redis.call('HGET', RECORD, 'stack'), id)
   redis.call('SREM', OPEN_RUNS, id)
   redis.call('ZADD', FINISHED_RUNS, now(), id)
-  for _, key in ipairs({TRAINED, DROPPED, TOMBSTONES, DIFFICULTY, RESTING}) do redis.call('PEXPIRE', key, tombstones_ttl) end
+  for _, key in ipairs({TRAINED, DROPPED, TOMBSTONES}) do redis.call('PEXPIRE', key, tombstones_ttl) end
   void_permits(P)
   log_event('finish')
   publish('permits')
