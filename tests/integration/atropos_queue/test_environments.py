@@ -117,6 +117,16 @@ async def test_disconnected_and_silent_environments_do_not_count(harness: StoreH
     assert (view.connected, view.shares) == ([], {}), "who said goodbye is gone whatever it asks"
 
 
+async def test_disconnected_environment_is_dead_and_was_seen_lately(harness: StoreHarness) -> None:
+    await harness.start()
+    number = await harness.env()
+    await harness.queue.disconnect(number)
+    (listed,) = await harness.store.envs.all(RUN)
+    assert not listed.alive
+    assert listed.last_seen_s is not None
+    assert listed.last_seen_s < harness.limits.env_ttl_s + 60
+
+
 async def test_recent_heartbeat_is_not_written_again(harness: StoreHarness) -> None:
     await harness.start()
     number = await harness.env()

@@ -11,7 +11,7 @@ if ARGV[1] == 'disconnect' then
   local number = ARGV[2]
   if redis.call('HEXISTS', env(number), 'group_size') == 0 then return {'UNKNOWN'} end
   redis.call('HSET', env(number), 'disconnected', 1)
-  redis.call('ZADD', ENVS, 0, number)
+  redis.call('ZADD', ENVS, 'LT', now(), number)
   emit('disconnect_env', 'env', number)
   return {'OK'}
 end
