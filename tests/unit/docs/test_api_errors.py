@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from pathlib import Path
 
@@ -47,3 +48,9 @@ def test_guide_lists_every_error_code_with_its_status() -> None:
 def test_sdk_has_every_error_code_and_one_for_answers_without_a_code() -> None:
     assert {code.value for code in ErrorCode} == {code for code, _ in raised()} | {ErrorCode.UNEXPECTED}
     assert [code.name.lower() for code in ErrorCode] == [code.value for code in ErrorCode]
+
+
+def test_every_error_code_of_the_sdk_has_a_docstring() -> None:
+    (kind,) = ast.parse(inspect.getsource(ErrorCode)).body
+    assert isinstance(kind, ast.ClassDef)
+    assert [type(node) for node in kind.body[1:]] == [ast.Assign, ast.Expr] * len(ErrorCode)
