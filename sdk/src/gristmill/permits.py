@@ -28,6 +28,8 @@ _BEAT = 3.0
 _ROUNDING = 0.1
 """Seconds between the clocks of this process and of Redis, which count the same time."""
 _POLL = 20.0
+_MOST_PERMITS = 1024
+"""The API grants at most as many at once."""
 _GOODBYE = 5.0
 _REPORT_IDLE_AFTER = 60.0
 _SETTLED = frozenset({ErrorCode.PERMIT_LOST, ErrorCode.CONFLICT, ErrorCode.FINISHED})
@@ -149,7 +151,7 @@ class PermitSession:
         Returns None if the run is finished, after cancelling the unfinished work. Raises RunReplacedError.
         """
         # No spare permits, because another process could already work on them.
-        free = await self.slots.free()
+        free = min(await self.slots.free(), _MOST_PERMITS)
         with self._refusing_another_run():
             grant = await self._api.permits(self._run_id, self._holder, free, _POLL, creation=self.creation)
         if self.creation not in (None, grant.creation):

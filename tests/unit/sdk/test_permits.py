@@ -23,6 +23,7 @@ from gristmill import (
     RunState,
 )
 from gristmill.permits import Slots
+from gristmill_api.routes.permits import Ask
 
 
 async def _free(slots: Slots) -> int:
@@ -160,6 +161,17 @@ async def test_permit_that_comes_again_during_its_work_is_not_taken_twice() -> N
         assert await _permits(session) == []
         await session.drop(permit, "bad_row")
     assert await _permits(session) == [permit]
+
+
+async def test_session_with_many_places_asks_for_as_many_permits_as_the_api_grants_at_once() -> None:
+    class Counting(Api):
+        async def permits(self, *arguments: object, **named: object) -> PermitGrant:
+            Ask.model_validate({"holder": arguments[1], "count": arguments[2]})
+            return await super().permits(*arguments, **named)
+
+    session = _session(Counting())
+    session.slots.places = 2000
+    assert len(await _permits(session)) == 1
 
 
 async def test_work_gets_the_version_of_the_session() -> None:
