@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import resource
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 import yaml
 from tests.support.errors import raises
 
 from gristmill import ConfigError
+from gristmill_api import server
 from gristmill_api.settings import Limits, Settings
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -84,6 +88,15 @@ def test_all_services_of_compose_find_the_model_servers_by_the_same_name() -> No
     assert page.view_servers == (url,)
     assert services["model-port"]["command"][1] == url
     assert "ports" not in services["model"], "one port of the host cannot belong to several containers"
+
+
+@pytest.mark.parametrize("hard", [128, 200, 255])
+def test_too_few_descriptors_for_connections_are_an_error(monkeypatch: pytest.MonkeyPatch, hard: int) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (hard, hard))
+    monkeypatch.setattr(sys, "argv", ["gristmill_api"])
+    monkeypatch.setattr(uvicorn.main, "main", lambda *args, **options: None)
+    with pytest.raises(SystemExit, match=r"^error \[too_few_descriptors\]"):
+        server.main()
 
 
 def test_variables_of_other_programs_are_left_alone() -> None:

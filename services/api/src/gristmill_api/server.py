@@ -26,6 +26,9 @@ _DESCRIPTORS: Final = 65_536
 _RESERVE: Final = 200
 """Descriptors for Redis, the archive, the page, and connections that are just being refused."""
 
+_LEAST: Final = 256
+"""Descriptors without which nearly every request would be refused."""
+
 
 class Connection(HttpToolsProtocol):
     """A connection that is closed if the head of its first or next request does not arrive in time.
@@ -95,12 +98,13 @@ def _timeout() -> float:
 
 def main() -> None:
     """Starts the API. Options of the command line override the options here."""
+    descriptors = _raise_descriptors()
     options = {
         "--http": "gristmill_api.server:Connection",
         # Longer than clients keep an idle connection (aiohttp 15 s, nginx 60 s): a request that is sent while the
         # server closes the connection would be lost.
         "--timeout-keep-alive": "75",
-        "--limit-concurrency": str(_raise_descriptors() - _RESERVE),
+        "--limit-concurrency": str(descriptors - _RESERVE),
     }
     given = [word for option in options.items() for word in option]
     words = ["gristmill_api.app:app", *given, *sys.argv[1:]]
@@ -108,6 +112,7 @@ def main() -> None:
     from gristmill_api.settings import Settings
 
     try:
+        _check(descriptors)
         Settings.read(os.environ)
     except ConfigError as error:
         sys.exit(f"error [{error.code}] {error}")
@@ -123,6 +128,17 @@ def _parse(words: list[str]) -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
+
+
+def _check(descriptors: int) -> None:
+    """Raises ConfigError if there are too few for connections."""
+    if descriptors < _LEAST:
+        raise ConfigError(
+            "too_few_descriptors",
+            f"this process may have {descriptors} open files and connections; the API needs {_LEAST}: raise the hard "
+            "limit (`ulimit -Hn`; of a container --ulimit nofile)",
+            descriptors=descriptors,
+        )
 
 
 def _raise_descriptors() -> int:
