@@ -10,13 +10,14 @@ import resource
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from tests.support.errors import raises
 from tests.support.groups import make_group
 from tests.support.run_folder import CREATED, RunFolderWriter, record_of
-from tests.unit.view.recorded import record
+from tests.unit.view.recorded import record, rows, write_run
 
 import gristmill
 import gristmill_view
@@ -24,6 +25,7 @@ from gristmill import Example
 from gristmill.archive.run_file import write_run_file
 from gristmill_api.examples import example as api_example
 from gristmill_view import ExtraMissingError, groups, queries, sql
+from gristmill_view.facts import read_files
 from gristmill_view.queries import group_of, highlights_of, prompt_of, rollouts_of, step_of
 from gristmill_view.samples import samples_of
 from gristmill_view.source import Download, RolloutQuery, ViewError
@@ -123,6 +125,32 @@ def test_difficulty_of_a_row_is_the_mean_reward_of_its_last_groups(
         "g00000006": "",
     }
     assert "seen" not in group_of((tmp_path,), "test", "held/0")
+
+
+# --- The list of runs ------------------------------------------------------------------------------------------
+def test_list_reads_the_metrics_of_many_runs_again_only_after_they_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(70):
+        path = write_run(tmp_path / f"run-{number:02}", rows(1))
+        for file in (path / "metrics.jsonl", *(path / "logs").iterdir()):
+            os.utime(file, (1e9 + number,) * 2)
+    read = Mock(wraps=read_files)
+    monkeypatch.setattr(queries, "read_files", read)
+    monkeypatch.setattr(queries, "_FRESH_S", 1e-9)
+    listed = queries.run_lines((tmp_path,))
+    assert ({line["state"] for line in listed}, read.call_count) == ({"stopped"}, 70)
+    assert (queries.run_lines((tmp_path,)), read.call_count) == (listed, 70)
+    write_run(tmp_path / "run-00", rows(2), {})
+    (tmp_path / "run-01" / "logs" / "env.log").touch()
+    (tmp_path / "run-02" / "model").mkdir()
+    lines = {line["run"]: line for line in queries.run_lines((tmp_path,))}
+    assert read.call_count == 73
+    assert (lines["run-00"]["step"], lines["run-01"]["state"], lines["run-02"]["state"]) == (2, "open", "finished")
+    for name in ("run-00", "run-01"):
+        for file in (tmp_path / name).rglob("*.*"):
+            os.utime(file, (1e9,) * 2)
+    assert {line["state"] for line in queries.run_lines((tmp_path,))} == {"stopped", "finished"}
 
 
 # --- Filters ---------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import msgspec
 from gristmill.archive.run_file import RUN_FILE
 from gristmill.folders import RunFolder, list_runs
 from gristmill.internal.metrics import METRICS_FILE
+from gristmill.run import RunState
 from gristmill_view import groups
 from gristmill_view.facts import Facts, read_files
 from gristmill_view.groups import shown_id
@@ -42,9 +43,12 @@ _LOG = logging.getLogger(__name__)
 _BARS: Final = 20
 _LINES: Final = 200
 _FRESH_S: Final = 10.0
-_MOST_FACTS: Final = 64
+_MOST_FACTS: Final = 24
+"""The page compares this many runs."""
 _facts: OrderedDict[tuple[Roots, str], tuple[object, Facts]] = OrderedDict()
 """The facts of the runs that were asked for last, each with the state of its files."""
+_lines: OrderedDict[tuple[Roots, str], tuple[object, dict[str, Any]]] = OrderedDict()
+"""The lines of the list of runs, each with the state of the run's files: facts of all runs would need much memory."""
 _READ: Final = 20_000
 """Characters of a prompt of which the last message of the user is shown."""
 _SHOWN: Final = 2000
@@ -70,7 +74,22 @@ def run_lines(roots: Roots) -> list[dict[str, Any]]:
 def _line(roots: Roots, run: str) -> dict[str, Any] | None:
     """Returns a run's line; None if the folder's name is not a run id. A damaged run does not hide the others."""
     try:
-        return line_of(facts_of(roots, run))
+        folder = folder_of(roots, run)
+        written = _written(
+            folder.own_file(METRICS_FILE), folder.file(RUN_FILE), folder.model(), *folder.logs().values()
+        )
+        known = _lines.pop((roots, run), None)
+        # An open run whose files do not change any more becomes a stopped run.
+        is_open = known is not None and known[1]["state"] == RunState.OPEN
+        if known is None or known[0] != written or is_open:
+            facts = facts_of(roots, run) if is_open else None
+            if facts is None or facts.state != RunState.OPEN:  # The facts may be older than the files.
+                facts = read_files(run, roots)
+            known = written, line_of(facts)
+        _lines[roots, run] = known
+        if len(_lines) > _LINES:
+            _lines.popitem(last=False)
+        return known[1]
     except ViewError:
         return None
     except Exception as error:  # noqa: BLE001  whatever is in a run's files, the other runs stay visible
@@ -81,8 +100,7 @@ def _line(roots: Roots, run: str) -> dict[str, Any] | None:
 def facts_of(roots: Roots, run: str) -> Facts:
     """Returns what the files show of a run. Raises ViewError if no root has the run."""
     folder = folder_of(roots, run)
-    stats = [path.stat() for name in (METRICS_FILE, RUN_FILE) if (path := folder.own_file(name)) is not None]
-    written = tuple((stat.st_mtime_ns, stat.st_size) for stat in stats)
+    written = _written(folder.own_file(METRICS_FILE), folder.own_file(RUN_FILE))
     # Ages of files change without a new row, so unchanged metrics are read again after a while.
     key = written, int(time.monotonic() / _FRESH_S)
     known = _facts.pop((roots, run), None)
@@ -92,6 +110,12 @@ def facts_of(roots: Roots, run: str) -> Facts:
     if len(_facts) > _MOST_FACTS:
         _facts.popitem(last=False)
     return known[1]
+
+
+def _written(*paths: Path | None) -> tuple[tuple[int, int], ...]:
+    """Returns the time of the last change and the size of each file that exists."""
+    stats = [path.stat() for path in paths if path is not None]
+    return tuple((stat.st_mtime_ns, stat.st_size) for stat in stats)
 
 
 def overview_of(roots: Roots, run: str) -> dict[str, Any]:

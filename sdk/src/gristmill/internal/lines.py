@@ -25,7 +25,8 @@ from gristmill.internal.disk import write_file
 
 _LOG = logging.getLogger(__name__)
 _BLOCK: Final = 1 << 16
-_FILES: Final = 64
+_FILES: Final = 48
+"""Files whose objects are kept: two of each of the 24 runs that the page compares."""
 _MOST_BYTES: Final = 512 << 20
 """Most bytes of a file that are read at once."""
 MAX_LINE: Final = 256 << 20
