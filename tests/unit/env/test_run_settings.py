@@ -231,9 +231,15 @@ def test_record_has_a_date_of_yaml_as_text(tmp_path: Path, text: str) -> None:
     assert '"since": "2024-01-01"' in json.dumps(record)
 
 
-@pytest.mark.parametrize("text", ["dataset: {rows_params: {cap: .inf}}", "dataset: {top_p: .nan}"])
-def test_number_that_no_record_can_hold_is_an_error(tmp_path: Path, text: str) -> None:
-    with raises(ConfigError, "number_not_finite"):
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("dataset: {rows: 'a.py:f', rows_params: {caps: [.inf]}}", "number_not_finite"),
+        ("dataset: {top_p: .nan}", "invalid_settings"),
+    ],
+)
+def test_number_that_no_record_can_hold_is_an_error(tmp_path: Path, text: str, code: str) -> None:
+    with raises(ConfigError, code):
         read("--config sums", GRISTMILL_CONFIG_DIR=config_file(tmp_path, text))
 
 

@@ -15,7 +15,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -68,9 +68,9 @@ def parse(
     of `over` that has the key. `over`: the sources that override `where`, the strongest first; `values` has theirs.
     """
     remember_secrets(values)
-    _check_values(values, where)
+    _check_characters(values, where)
     try:
-        return model.model_validate(values)
+        parsed = model.model_validate(values)
     except ValidationError as error:
         found = _as_written(error, values)
         lines = [_explain(model, item, _source(item["loc"], over or {}) or where) for item in found]
@@ -80,6 +80,8 @@ def parse(
         if unknown:
             raise UnknownKeyError("unknown_key", message, where=where, problems=problems) from error
         raise ConfigError("invalid_settings", message, where=where, problems=problems) from error
+    _check_numbers(values, where)
+    return parsed
 
 
 class _TwiceError(ValueError):
@@ -106,21 +108,32 @@ class _OneOfEachKey(yaml.SafeLoader):
         return node
 
 
-def _check_values(value: Any, where: str, key: str = "") -> None:
-    """Raises ConfigError for values that no file or request can hold: half of a surrogate pair, infinity and NaN."""
-    if isinstance(value, float) and not math.isfinite(value):
-        text = f"{where}: {key} is {value}, which a run's record cannot hold; write a large number, or leave it out"
-        raise ConfigError("number_not_finite", text, where=where, key=key)
-    if isinstance(value, str):
-        if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
-            text = f"{where}: {key} holds half a character (half of a surrogate pair), which is not text"
-            raise ConfigError("half_character", text, where=where, key=key)
-    elif isinstance(value, Mapping):
+def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields every value in mappings and lists, with its key."""
+    if isinstance(value, Mapping):
         for name, inner in value.items():
-            _check_values(inner, where, f"{key}.{name}".lstrip("."))
+            yield from _leaves(inner, f"{key}.{name}".lstrip("."))
     elif isinstance(value, list | tuple):
         for number, inner in enumerate(value):
-            _check_values(inner, where, f"{key}.{number}".lstrip("."))
+            yield from _leaves(inner, f"{key}.{number}".lstrip("."))
+    else:
+        yield key, value
+
+
+def _check_characters(values: Mapping[str, Any], where: str) -> None:
+    """Raises ConfigError for a text with half of a surrogate pair, which no file, tokenizer or request can hold."""
+    for key, value in _leaves(values):
+        if isinstance(value, str) and not value.isascii() and any("\ud800" <= one <= "\udfff" for one in value):
+            text = f"{where}: {key} holds half a character (half of a surrogate pair), which is not text"
+            raise ConfigError("half_character", text, where=where, key=key)
+
+
+def _check_numbers(values: Mapping[str, Any], where: str) -> None:
+    """Raises ConfigError for infinity and NaN, which the record of a run cannot hold."""
+    for key, value in _leaves(values):
+        if isinstance(value, float) and not math.isfinite(value):
+            text = f"{where}: {key} is {value}, which a run's record cannot hold; write a large number, or leave it out"
+            raise ConfigError("number_not_finite", text, where=where, key=key)
 
 
 def load_yaml(path: Path, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
