@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
 import os
@@ -86,8 +87,9 @@ def with_children(pid: int) -> list[int]:
     """Returns the process and all processes that it started and that have not ended."""
     pids = [pid]
     for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            pids += with_children(int(child))
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # of a thread that has ended meanwhile
+            for child in (task / "children").read_text().split():
+                pids += with_children(int(child))
     return pids
 
 
@@ -136,4 +138,4 @@ def _status(pid: int, name: str) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
-    raise RuntimeError(f"process {pid} has no {name}, because it has ended")
+    raise ProcessLookupError(f"process {pid} has no {name}, because it has ended")
