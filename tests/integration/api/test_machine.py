@@ -273,14 +273,18 @@ class StoreMachine(RuleBasedStateMachine):
         expected = {f"{start}{kind}:{group_id}" for kind in ("group", "payload") for group_id in held}
         expected |= {f"{start}batch:{batch_id}" for batch_id in self.model.batches}
         expected |= {f"{start}env:{env}" for env in self.model.envs}
-        expected |= {f"{start}example:{group_id}" for group_id in self.model.latest if group_id not in held}
+        examples = {f"{start}example:{group_id}" for group_id in self.model.latest if group_id not in held}
+        expected |= examples
         found = {name.decode() if isinstance(name, bytes) else name for name in self.wait(self.redis.keys("*"))}
         assert {name for name in found if name.removeprefix(start).count(":")} - {
             keys.RUNS,
             keys.OPEN,
             keys.STACKS,
             keys.BYTES,
+            keys.EXAMPLES,
         } == expected
+        counted = self.wait(self.redis.zrange(keys.EXAMPLES, 0, -1))
+        assert {name.decode() if isinstance(name, bytes) else name for name in counted} == examples
         assert int(self.wait(self.redis.get(keys.BYTES)) or 0) == SIZE * len(held)
 
 

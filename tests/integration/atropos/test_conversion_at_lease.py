@@ -167,7 +167,7 @@ async def test_group_without_a_binary_form_is_archived_with_its_values_and_delay
             Client(server.url, patience=20) as client,
         ):
             (await http.post("/register", json={**REGISTRATION, "batch_size": 2})).raise_for_status()
-            await client.take(RUN, settings(), [])
+            await client.take(RUN, settings(groups=1), [])
             odd = {**expand({"group": 1, "is": 1}), "generation_params": {"seed": 2**64}}
             for group in (odd, expand({"group": 1, "is": 2})):
                 (await http.post("/scored_data", json=group)).raise_for_status()
@@ -209,7 +209,7 @@ async def test_group_that_no_trainer_could_use_is_refused(
 async def test_returned_batch_is_delivered_as_json_again(http: httpx.AsyncClient, client: Client) -> None:
     (await http.post("/register", json=REGISTRATION)).raise_for_status()
     await post(http, {"group": 2, "is": 1}, {"group": 2, "is": 2})
-    incarnation, _ = await client.take(RUN, settings(), [])
+    incarnation, _ = await client.take(RUN, settings(groups=2), [])
     assert await client.lease(RUN, incarnation, "b1", 2, wait=0) is not None
     await client.nack(RUN, incarnation, ["b1"])
     drawn = (await http.get("/batch")).json()["batch"]

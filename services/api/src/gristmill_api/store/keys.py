@@ -11,6 +11,7 @@ DELETING = "gm:deleting"
 BYTES = "gm:bytes"
 JOURNAL = "gm:journal"
 JOURNALS = "gm:journals"
+EXAMPLES = "gm:examples"
 EVENTS = "gm:events"
 ARCHIVER = "gm:archiver"
 
