@@ -386,7 +386,7 @@ def _fitting(config: Mapping[str, int], parameters: float, card: int, shares: tu
         tokens = _need(config, parameters, lora, recompute).tokens((1 - share) * card * 1e9 * _USABLE)
         if tokens >= _LEAST_TOKENS and (not share or 2 * parameters + _KV_BYTES < share * card * 1e9):
             words = (
-                ["`TRAINER_GPU=1`"]
+                ["`MODEL_GPU=0`, `TRAINER_GPU=1`"]
                 if not share
                 else []
                 if share == shares[0]
