@@ -118,8 +118,8 @@ class RunWriter:
         while self._min_free_bytes and (free := free_bytes(self._folder)) - size < self._min_free_bytes:
             if not self._older:
                 raise NoRoomError(
-                    f"{self._folder}: {free} bytes are free on this disk, and the archive keeps {self._min_free_bytes} "
-                    "free (API_ARCHIVE_MIN_FREE_BYTES)"
+                    f"{self._folder}: {free} bytes are free on this disk, and its writer keeps "
+                    f"{self._min_free_bytes} free"
                 )
             oldest, _ = self._older.pop(0)
             self._remove(oldest, "disk")

@@ -64,7 +64,10 @@ CODES: Final[Mapping[str, Kind]] = {
         "a model server does not answer, or answers late and no groups come",
         "look at its log; the environment waits for it and continues",
     ),
-    "model_server_paused": Kind("a model server is paused, and no groups come", "curl -X POST {url}/resume"),
+    "model_server_paused": Kind(
+        "a model server is paused, and no groups come",
+        "restart the model server at {url} (docker compose restart model); the trainer then publishes to it",
+    ),
     "publishing": Kind("the trainer publishes the newest weights to a model server", "none: wait"),
     "environment_silent": Kind(
         "an environment missed two heartbeats: it was killed, or it hangs",

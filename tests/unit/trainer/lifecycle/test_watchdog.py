@@ -31,7 +31,7 @@ def _status(**facts: Any) -> RunStatus:
         ({"outstanding": 0, "last_asked_s": 300.0, "last_submit_s": 320.0}, GOOD, "no_environment",
          ["300 s", "320 s"]),
         ({}, AWAY, "model_server_unreachable", ["13 permits", "70 s", "connection refused"]),
-        ({}, ServerFacts("http://m:9001", "1.4", paused=True), "model_server_paused", ["POST http://m:9001/resume"]),
+        ({}, ServerFacts("http://m:9001", "1.4", paused=True), "model_server_paused", ["restart the model server at http://m:9001"]),
         ({}, ServerFacts("http://m:9001", "default"), "server_behind", ["http://m:9001", "default", "1.4"]),
         ({}, ServerFacts("http://m:9001", "unproven"), "receipt_failed", ["http://m:9001"]),
         ({"dropped": {"same_scores": 40, "too_long": 2}}, GOOD, "groups_dropped", ["40 of 40", ": same_scores 40"]),

@@ -24,7 +24,7 @@ from tests.unit.trainer.lifecycle.api_stand_in import ApiStandIn
 from tests.unit.trainer.lifecycle.conftest import step_groups
 from tests.unit.trainer.lifecycle.test_loop import SKIPS, Trainer
 
-from gristmill import RunRecord, RunState, TrajectoryGroup
+from gristmill import ApiError, RunRecord, RunState, SyncClient, TrajectoryGroup
 from gristmill.folders import RunFolder
 from gristmill.hyperparameters import TRAINER_ONLY
 from gristmill.internal.archive_writer import RunWriter
@@ -37,7 +37,7 @@ from gristmill_trainer.learner_factory import LearnerPlan
 from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.replay.bisect import bisect
 from gristmill_trainer.replay.commands import Here, main
-from gristmill_trainer.replay.fork import copy_checkpoint, prepare
+from gristmill_trainer.replay.fork import can_start, copy_checkpoint, prepare
 from gristmill_trainer.replay.recorded import RecordedRun, ReplayError
 from gristmill_trainer.replay.retrain import Request, retrain, verify
 from gristmill_trainer.replay.untrusted import UntrustedError
@@ -279,6 +279,15 @@ def test_settings_of_a_fork_have_the_names_of_a_configuration(with_a_loss: Recor
 
 
 @pytest.mark.slow
+def test_fork_reports_a_token_that_the_api_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ApiError("unauthorized", 401, "a token is missing", "")
+
+    monkeypatch.setattr(SyncClient, "open_run", refuse)
+    with raises(ApiError, "unauthorized"):
+        can_start("http://127.0.0.1:8000", "wrong")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_services_of_a_fork_get_one_signal(tmp_path: Path, number: signal.Signals) -> None:
     """Ctrl-C goes to the process group of the command. With that signal and the command's own SIGTERM, the trainer

@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from gristmill import ApiError, ApiUnreachable, Hyperparameters, RunRecord, SyncClient
+from gristmill import ApiUnreachable, Hyperparameters, RunRecord, SyncClient
 from gristmill.folders import FORK_FILE, ORIGIN_FOLDER
 from gristmill.internal.disk import write_file
 from gristmill.internal.redaction import REDACTED
@@ -105,14 +105,15 @@ def prepare(
 def can_start(api: str, token: str | None) -> bool:
     """Whether the API answers and the environment's package is installed here, so that `start` works.
 
-    Raises ReplayError if another run is open at the API: the fork's trainer would take that run.
+    Raises ReplayError if another run is open at the API: the fork's trainer would take that run. Raises ApiError if the
+    API refuses the token.
     """
     if importlib.util.find_spec("gristmill_env") is None:
         return False
     try:
         with SyncClient(api, token=token, patience=0) as client:
             taken = client.open_run(wait=0)
-    except (ApiUnreachable, ApiError):
+    except ApiUnreachable:
         return False
     if taken is not None:
         raise ReplayError(
