@@ -78,6 +78,8 @@ async def test_each_input_is_a_process_of_its_own(sandbox: Sandbox) -> None:
         ("import sys; sys.exit()", "exited", 0),
         ("1 / 0", "exited", 1),
         ("this is no Python", "exited", 1),
+        ("def f(x: Unknown): pass", "exited", 1),
+        ("def f(x: int): pass\nassert f.__annotations__ == {'x': int}", "exited", 0),
         ("import os; os.abort()", "signalled", 6),
         ("import os; os._exit(9)", "exited", 9),
         ("import os; os._exit(97)", "exited", 97),

@@ -71,7 +71,7 @@ def _end(module: ModuleType) -> None:
 
 def _execute(text: str, module: ModuleType) -> int:
     try:
-        exec(compile(text, FILE, "exec"), module.__dict__)
+        exec(compile(text, FILE, "exec", dont_inherit=True), module.__dict__)
     except SystemExit as stop:
         if stop.code is None or isinstance(stop.code, int):
             return (stop.code or 0) & 0xFF

@@ -268,6 +268,14 @@ def test_rows_have_the_folder_as_the_user_wrote_it(make: Make, monkeypatch: pyte
     assert [row["folder"] for row in rows(folder=Path("tasks"))] == ["tasks/hello"]
 
 
+async def test_annotations_are_evaluated_in_programs_and_in_their_tests(make: Make) -> None:
+    evaluated = "def f(x: int): pass\nassert f.__annotations__ == {'x': int}\n"
+    test = f"{evaluated}assert open('/app/hello.txt').read() == 'Hello'\n"
+    task = make(script=BY_PYTHON, **{"tests/test_outputs.py": test})
+    said, reward = await played(task, f"{evaluated}open('/app/hello.txt', 'w').write('Hello')\nprint('ran')")
+    assert (said[0], reward) == ("ran\n", 1.0)
+
+
 async def test_tests_may_import_what_the_model_wrote(make: Make) -> None:
     task = make(**{"tests/test_outputs.py": IMPORTS})
     write = "open('/app/solution.py', 'w').write({!r})".format

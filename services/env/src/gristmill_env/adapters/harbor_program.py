@@ -76,7 +76,7 @@ def _is_installed(package: str) -> bool:
 
 def _ran(program: str, folders: list[str]) -> dict[str, Any]:
     sys.argv = ["program.py"]
-    _code(lambda: exec(compile(program, "<program>", "exec"), {"__name__": "__main__"}))
+    _code(lambda: exec(compile(program, "<program>", "exec", dont_inherit=True), {"__name__": "__main__"}))
     paths = [path for folder in folders for path in Path(folder).rglob("*") if path.is_file() and not path.is_symlink()]
     return {"files": {str(path): base64.b64encode(path.read_bytes()).decode() for path in paths}}
 
@@ -144,7 +144,7 @@ def _is_plain(test: Any) -> bool:
 
 def _executed(path: str, name: str) -> dict[str, Any]:
     made: dict[str, Any] = {"__name__": name, "__file__": path}
-    exec(compile(Path(path).read_bytes(), path, "exec"), made)
+    exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), made)
     return made
 
 
