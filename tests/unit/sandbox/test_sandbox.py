@@ -309,6 +309,8 @@ async def test_a_program_cannot_make_the_sandbox_fail(sandbox: Sandbox, folder: 
         "atexit.register(lambda: sys.__stdout__.write(b.getvalue()))\nprint(5)",
         "out = open(1, 'w', closefd=False)\nout.write('5\\n')",
         "import sys\nprint(5)\nsys.stdout = None",
+        "import concurrent.futures as f\np = f.ThreadPoolExecutor(1)\np.submit(print, 5)",
+        "import asyncio\nl = asyncio.new_event_loop()\nl.run_until_complete(l.run_in_executor(None, print, 5))",
     ],
 )
 async def test_what_a_program_has_written_arrives(sandbox: Sandbox, program: str) -> None:

@@ -56,11 +56,10 @@ def run(role: Literal["run", "serve", "test"], text: str, peer: int | None) -> i
 
 def _end(module: ModuleType) -> None:
     """Does what Python does at its end: waits for threads, calls exit functions, and writes what open files hold."""
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
-    with contextlib.suppress(BaseException):
-        atexit._run_exitfuncs()
+    # The first also ends the threads of executors, which wait for work until then.
+    for finish in (threading._shutdown, atexit._run_exitfuncs):  # type: ignore[attr-defined]
+        with contextlib.suppress(BaseException):
+            finish()
     streams = [sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__]
     module.__dict__.clear()
     gc.collect()
