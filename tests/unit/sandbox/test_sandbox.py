@@ -7,6 +7,7 @@ import json
 import os
 import select
 import signal
+import socket
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,7 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gristmill_sandbox.app import MAX_BODY_BYTES, MAX_RUNS, Sandbox, Work, create_app
+from gristmill_sandbox import cell
+from gristmill_sandbox.app import DEFAULT_LIMITS, MAX_BODY_BYTES, MAX_RUNS, Sandbox, Work, create_app
 from gristmill_sandbox.confine import Limits
 
 pytestmark = pytest.mark.slow
@@ -344,6 +346,27 @@ async def test_a_program_ends_when_its_request_is_given_up(sandbox: Sandbox, fol
     async with asyncio.timeout(30):
         while [*folder.iterdir()]:  # noqa: ASYNC110, ASYNC240
             await asyncio.sleep(0.01)
+
+
+def test_files_of_a_program_are_removed_after_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[int] = []
+    before = children(os.getpid())
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(cell, "_remove", lambda _: left.extend(children(os.getpid())))
+    service, its = socket.socketpair()
+    with its, service:
+        service.sendall(
+            cell.encode(cell.Feed("", 50.0, 1000)) + cell.encode(cell.Job("run", "while 1: 1", DEFAULT_LIMITS))
+        )
+        service.close()  # The service gives the request up.
+        handler = signal.getsignal(signal.SIGCHLD)
+        try:
+            with pytest.raises(BrokenPipeError):
+                cell._keep(its, None)
+        finally:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, handler)
+    assert left == before
 
 
 async def test_the_stem_process_is_started_again(sandbox: Sandbox) -> None:

@@ -193,8 +193,13 @@ def _keep(service: socket.socket, peer: int | None) -> None:
             report = Report("failed", None, "", text, 0.0, 0.0, 0)
         finally:
             _kill(program)
+            with contextlib.suppress(ChildProcessError):  # `_watch` has waited for it.
+                os.waitpid(program, 0)  # Until then it may write into its folder.
     finally:
-        _remove(folder)
+        try:
+            _remove(folder)
+        except OSError as error:
+            sys.stderr.write(f"sandbox: the files of a program remain in {folder.parent}: {error}\n")
     service.setblocking(True)
     service.sendall(encode(report))
 
