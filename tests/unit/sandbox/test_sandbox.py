@@ -527,12 +527,20 @@ async def test_bodies_that_are_no_json_or_too_large_are_refused(http: httpx.Asyn
     assert (await http.post("/run", content=b'{"program": ""}')).status_code == 415
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("SANDBOX_PORT", "none"), ("SANDBOX_AT_ONCE", "0"), ("SANDBOX_AT_ONCE", "-1")]
+)
 def test_wrong_settings_end_the_service_with_one_line(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     from gristmill_sandbox.__main__ import main
 
-    monkeypatch.setenv("SANDBOX_PORT", "none")
+    def serve(*_: object) -> None:
+        pytest.fail("the service starts")
+
+    monkeypatch.setattr("gristmill_sandbox.__main__._serve", serve)
+    monkeypatch.setenv("SANDBOX_PORT", "0")
+    monkeypatch.setenv(name, value)
     assert main() == 2
     assert capfd.readouterr().err.count("\n") == 1
-    assert os.environ["SANDBOX_PORT"] == "none"
+    assert os.environ[name] == value

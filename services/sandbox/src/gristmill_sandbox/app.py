@@ -192,6 +192,8 @@ def create_app(environ: Mapping[str, str] = os.environ) -> Starlette:
     landlock = environ.get("SANDBOX_RUNTIME") != "runsc"
     confine.check(landlock=landlock)
     at_once = int(environ.get("SANDBOX_AT_ONCE") or os.cpu_count() or 1)
+    if at_once < 1:
+        raise ValueError(f"SANDBOX_AT_ONCE={at_once}: a number of at least 1 is expected")
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
