@@ -415,12 +415,27 @@ async def test_plain_values_pass_between_a_program_and_its_tests(sandbox: Sandbo
     assert report["code"] == 0, report["stderr"]
 
 
+async def test_instances_of_subclasses_pass_as_the_plain_values_that_they_equal(sandbox: Sandbox) -> None:
+    program = (
+        "import collections as c\ndef f():\n"
+        "    d = c.defaultdict(c.Counter)\n    d['a']['b'] += 2\n"
+        "    return d, c.OrderedDict(a=1), c.namedtuple('P', 'x y')(1, 2), type('L', (list,), {})([3])"
+    )
+    tests = (
+        "v = f()\nassert v == ({'a': {'b': 2}}, {'a': 1}, (1, 2), [3])\n"
+        "assert [type(one) for one in v] == [dict, dict, tuple, list]"
+    )
+    report = await verdict(sandbox, program, tests)
+    assert report["code"] == 0, report["stderr"]
+
+
 CHEATS = {
     "exit at once": "import os\nos._exit(0)",
     "exit when called": "import os\ndef f(x): os._exit(0)",
     "end when called": "import sys\ndef f(x): sys.exit(0)",
     "replace what tests use": "def abs(x): return 0\nclass AssertionError(Exception): pass\ndef f(x): return 9",
     "equal everything": "class E:\n    def __eq__(self, other): return True\ndef f(x): return E()",
+    "equal everything as a list": "class E(list):\n    def __eq__(self, other): return True\ndef f(x): return E()",
     "equal everything as a number": "class E(int):\n    def __eq__(self, other): return True\ndef f(x): return E()",
     "send code": (
         "import os, pickle, struct\nclass E:\n    def __reduce__(self): return os._exit, (0,)\n"
