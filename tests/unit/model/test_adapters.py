@@ -82,7 +82,7 @@ def test_request_for_the_served_model_is_sent_to_its_adapter(path: str, named: d
     assert dict(scope["headers"])[b"content-length"] == str(len(body)).encode()
 
 
-@pytest.mark.parametrize("body", [b'{"model": "another"}', b'{"model": 1}', b"[1]", b"no json", b""])
+@pytest.mark.parametrize("body", [b'{"model": "another"}', b'{"model": 1}', b"[1]", b"no json", b"", b"[" * 100_000])
 def test_request_for_another_model_is_passed_on_unchanged(body: bytes) -> None:
     assert _passed_on("/v1/completions", body)[1] == body
 

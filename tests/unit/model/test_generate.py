@@ -78,7 +78,7 @@ def test_generate_returns_tokens_and_logprobs_in_the_form_of_atropos_client() ->
     }
 
 
-@pytest.mark.parametrize("body", [b"not JSON", b"[1, 2, 3]"])
+@pytest.mark.parametrize("body", [b"not JSON", b"[1, 2, 3]", b"[" * 100_000])
 def test_generate_passes_unreadable_bodies_to_the_endpoint_which_refuses(body: bytes) -> None:
     app = Completions(400, {"error": "no"})
     _, status, answer = ask(app, body)

@@ -85,19 +85,21 @@ class Server:
         self._gate = DeveloperGate(self.vllm, folder / "token")
 
     def publish(self, version: str) -> tuple[int, str]:
-        return self._post("publish", {"path": str(self._folder / version), "version": version})
+        return self.post("publish", {"path": str(self._folder / version), "version": version})
 
     def sleep(self, level: int) -> tuple[int, str]:
-        return self._post("sleep", {"level": level})
+        return self.post("sleep", {"level": level})
 
-    def _post(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
+    def post(self, path: str, body: dict[str, Any] | bytes) -> tuple[int, str]:
         """Returns status and code, or status and version."""
+
+        content = body if isinstance(body, bytes) else json.dumps(body)
 
         async def post() -> httpx.Response:
             transport = httpx.ASGITransport(self._gate)
             async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:9001") as client:
                 headers = {"Authorization": "Bearer token"}
-                return await client.post(f"/gristmill/{path}", json=body, headers=headers)
+                return await client.post(f"/gristmill/{path}", content=content, headers=headers)
 
         answer = asyncio.run(post())
         return answer.status_code, answer.json().get("weight_version") or answer.json()["error"]["code"]
@@ -106,6 +108,13 @@ class Server:
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
     return Server(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("path", ["publish", "sleep"])
+@pytest.mark.parametrize("body", [b"no JSON", b"{}", b"[" * 100_000])
+def test_unreadable_body_is_refused(server: Server, path: str, body: bytes) -> None:
+    assert server.post(path, body) == (422, "bad_request")
+    assert server.vllm.serves == "default"
 
 
 @pytest.mark.parametrize("level", [1, 2])

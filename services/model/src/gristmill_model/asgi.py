@@ -25,6 +25,14 @@ async def read_body(receive: Receive) -> bytes:
             return bytes(body)
 
 
+def read_json(body: bytes) -> Any:
+    """Returns the value of a JSON text. Returns None if the text is not JSON or is nested too deeply to be read."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+
+
 def with_body(scope: Scope, receive: Receive, body: bytes) -> tuple[Scope, Receive]:
     """Returns the same request with `body`. After the body, `receive` still reports whether the client is connected."""
     sent = False

@@ -14,7 +14,7 @@ import json
 from collections.abc import MutableMapping
 from typing import Any, Final
 
-from gristmill_model.asgi import App, Receive, Scope, Send, read_body, sized, with_body
+from gristmill_model.asgi import App, Receive, Scope, Send, read_body, read_json, sized, with_body
 
 PATH: Final = "/generate"
 _DOES_IT: Final = "/v1/completions"
@@ -50,10 +50,7 @@ class AtroposGenerate:
 
 def _question(body: bytes) -> bytes:
     """Returns the body for /v1/completions. Passes an invalid body on unchanged, and the endpoint refuses it."""
-    try:
-        request = json.loads(body)
-    except ValueError:
-        return body
+    request = read_json(body)
     if not isinstance(request, dict):
         return body
     prompt = request.get("prompt")

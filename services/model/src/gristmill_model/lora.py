@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from gristmill_model.asgi import App, Receive, Scope, Send, read_body, with_body
+from gristmill_model.asgi import App, Receive, Scope, Send, read_body, read_json, with_body
 from gristmill_model.cache import built, locked, name_of_copy
 
 NAME: Final = "lora"
@@ -86,10 +86,7 @@ class LoraRouting:
 
     def _led(self, body: bytes) -> bytes:
         """Returns the body with the adapter's name. An invalid body stays unchanged, and vLLM refuses it."""
-        try:
-            request = json.loads(body)
-        except ValueError:
-            return body
+        request = read_json(body)
         if not isinstance(request, dict):
             return body
         named = request.get("model")

@@ -110,7 +110,7 @@ class Publications:
         """Running requests are computed again after the next load."""
         try:
             level = int(json.loads(body)["level"])
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
             return Refusal(422, "bad_request", f"POST {SLEEP_PATH} takes a level ({error!r})")
         if level not in (1, 2):
             return Refusal(422, "bad_request", f"POST {SLEEP_PATH} takes level 1 or 2, not {level}")
@@ -219,7 +219,7 @@ def _read(body: bytes) -> tuple[Path, str] | Refusal:
     try:
         request = json.loads(body)
         path, version = Path(request["path"]), str(request["version"])
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         return Refusal(422, "bad_request", f"POST {PATH} takes a path and a version ({error!r})")
     if not path.is_dir():
         # 503 makes the trainer retry, because a new folder may appear late on a network file system.
