@@ -542,6 +542,22 @@ async def test_bodies_that_are_no_json_or_too_large_are_refused(http: httpx.Asyn
     assert (await http.post("/run", content=b'{"program": ""}')).status_code == 415
 
 
+async def test_client_that_leaves_within_its_body_is_no_error() -> None:
+    messages = [{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/run", "query_string": b"", "headers": headers}
+    await create_app({})(scope, receive, send)
+    assert sent[0]["status"] == 499
+
+
 @pytest.mark.parametrize(
     ("name", "value"), [("SANDBOX_PORT", "none"), ("SANDBOX_AT_ONCE", "0"), ("SANDBOX_AT_ONCE", "-1")]
 )

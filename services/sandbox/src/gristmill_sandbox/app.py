@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -213,10 +213,13 @@ async def _run(request: Request) -> Response:
     if request.headers.get("content-type", "").partition(";")[0] != "application/json":
         return _refusal(415, "bad_request", "the header Content-Type must be application/json")
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY_BYTES:
-            return _refusal(413, "too_large", f"the body is longer than {MAX_BODY_BYTES} bytes")
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > MAX_BODY_BYTES:
+                return _refusal(413, "too_large", f"the body is longer than {MAX_BODY_BYTES} bytes")
+    except ClientDisconnect:
+        return Response(status_code=499)
     try:
         work = Work.read(bytes(body))
     except RefusedError as error:
