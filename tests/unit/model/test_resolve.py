@@ -44,6 +44,20 @@ def test_resolve_refuses_a_folder_without_safetensors(tmp_path: Path) -> None:
         resolve(str(folder), tmp_path / "models")
 
 
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("config.json", '{"model_type": "unknown"}'),
+        ("model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 123\n"),
+    ],
+)
+def test_resolve_refuses_a_folder_that_cannot_be_read(tmp_path: Path, file: str, text: str) -> None:
+    folder = save_random(tmp_path / "weights", tied=True)
+    (folder / file).write_text(text)
+    with raises(ModelError, "model_unreadable", model=str(folder)):
+        resolve(str(folder), tmp_path / "models")
+
+
 def test_resolve_names_a_hub_that_is_out_of_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with raises(ModelError, "hub_unreachable", model="nobody/nothing") as caught:

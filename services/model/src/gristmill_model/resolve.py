@@ -22,7 +22,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError 
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import AutoConfig
 
@@ -67,13 +67,23 @@ def resolve(requested: str, models_dir: Path) -> ResolvedModel:
         models_dir: absolute folder for everything that is built.
 
     Raises:
-        ModelError: the model does not exist, the folder holds no model, or the hub does not answer.
+        ModelError: the model does not exist, the folder holds no model, its files cannot be read, or the hub does not
+            answer.
     """
     hub = named(requested)
     with locked(models_dir):
         weights, found = _from_hub(hub[1], hub[2], models_dir) if hub else _original(requested, models_dir)
         name = hub[1] if hub else requested
-        return ResolvedModel(requested, name, found, weights, untied(weights, models_dir), digest(weights))
+        try:
+            served = untied(weights, models_dir)
+        except (ValueError, SafetensorError) as error:
+            raise ModelError(
+                "model_unreadable",
+                f"{requested} cannot be read: {str(error).partition(chr(10))[0]}; if it is a checkout of Git, run "
+                "`git lfs pull`, else check config.json and the weights, or choose a model that transformers knows",
+                model=requested,
+            ) from error
+        return ResolvedModel(requested, name, found, weights, served, digest(weights))
 
 
 def _original(requested: str, models_dir: Path) -> tuple[Path, str]:
