@@ -519,6 +519,8 @@ async def test_a_request_is_answered_with_a_report_of_each_run(http: httpx.Async
         ({"program": "", "files": {"../x": ""}}, "files"),
         ({"program": "", "files": {"/x": ""}}, "files"),
         ({"program": "", "files": {"a/../../x": ""}}, "files"),
+        ({"program": "", "files": {"a": "", "a/b": ""}}, "files"),
+        ({"program": "", "files": {"\u6587" * 100: ""}}, "files"),
         ({"program": "", "files": {"a": 1}}, "files.a"),
         ({"program": "", "limits": {"seconds": 0}}, "limits.seconds"),
         ({"program": "", "limits": {"seconds": 1e9}}, "limits.seconds"),

@@ -22,6 +22,7 @@ import socket
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -78,6 +79,9 @@ class Work:
         files = given.get("files", {})
         if not isinstance(files, dict) or not all(_FILE.fullmatch(name) for name in files):
             raise RefusedError("files: an object of text by relative path is expected")
+        folders = {str(folder) for name in files for folder in PurePosixPath(name).parents}
+        if folders & set(files) or any(len(part.encode()) > 255 for name in files for part in name.split("/")):
+            raise RefusedError("files: a name is also that of a folder, or is longer than 255 bytes")
         return Work(
             program=_text("program", given.get("program")),
             runs=[_text("stdin", run.get("stdin", "")) for run in runs],
