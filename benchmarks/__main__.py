@@ -19,6 +19,7 @@ BENCHMARKS = {
     "durability": "measure the cost of a SIGKILL of Redis by fsync mode: half an hour",
     "recovery": "time from the kill of each service to the next trained step: ten minutes",
     "scaling": "rates of one, two and four environments, and with a dead model server: fifteen minutes",
+    "soak": "train for long: growth of memory, open files and disk per 1,000 steps: an hour",
     "capacity": "submits with one and two API processes, and the cost of an idle stack: three minutes",
     "gateway": "measure the gateway for agents: share of vLLM's rate, milliseconds per turn, memory: fifteen minutes",
     "sandbox": "measure small programs per second of the sandbox: a minute",
