@@ -58,7 +58,7 @@ def check_api_url(url: str) -> str:
     if not is_url:
         shown = redact_text(url)
         raise ConfigError(
-            "api_url_invalid", f"{shown!r} is no address of an API, such as http://127.0.0.1:8000", url=shown
+            "api_url_invalid", f"{shown!r} is not the address of an API, such as http://127.0.0.1:8000", url=shown
         )
     return url
 

@@ -164,8 +164,9 @@ class RunSettings:
         if re.fullmatch(RUN_ID, run_id) is None:
             raise ConfigError(
                 "run_id_invalid",
-                f"{where}: the file's name is the run's id, and {run_id!r} is none: at most 64 letters, digits, dots, "
-                "dashes and underscores, the first a letter or digit. Rename the file, or set run_id",
+                f"{where}: the file's name is the run's id, but {run_id!r} cannot be one: an id has at most 64 "
+                "letters, digits, dots, dashes and underscores, the first a letter or digit. Rename the file, "
+                "or set run_id",
                 run_id=run_id,
             )
         return cls(config, run_id, path, deployment), parse(options, by_place(own), _COMMAND_LINE)
