@@ -1,4 +1,4 @@
-"""Memory, open files and disk of a long run: what each service and each folder has gained per thousand steps.
+"""Memory, open files and disk of a long run: growth of each service and folder per thousand steps.
 
 Trains the quickstart with real services for some minutes, `max_staleness: 1`, a checkpoint each minute and an
 evaluation every 200 steps. A client has the page's events open all the time, and opens them again each minute. Every
@@ -167,8 +167,8 @@ def page(facts: dict[str, str], samples: dict[str, list[Sample]]) -> str:
     """Returns the report."""
     steps = [sample.step for sample in next(iter(samples.values()))]
     lines = script.heading("A long run: memory, files and disk", facts)
-    lines += [f"{steps[-1]:,} steps of the quickstart. Growth is per 1,000 steps, over the second half of the run:"]
-    lines += [f"from step {steps[len(steps) // 2]:,}. A folder has no threads; its files are counted.", ""]
+    lines += [f"{steps[-1]:,} steps of the quickstart, with 16 groups each and an open page. Growth is per"]
+    lines += [f"1,000 steps, from step {steps[len(steps) // 2]:,} on. Of a folder the files are counted.", ""]
     lines += ["| service or folder | MiB, first | half | last | MiB per 1,000 steps | interval | files, half | last |"]
     lines[-1] += " threads, half | last |"
     lines += ["|---|---|---|---|---|---|---|---|---|---|"]
