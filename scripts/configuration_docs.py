@@ -32,9 +32,10 @@ from pydantic.fields import FieldInfo
 
 from error_codes import table_rows
 from gristmill.hyperparameters import TRAINER_ONLY, Hyperparameters
+from gristmill.internal.flags import flag_names
 from gristmill.internal.metrics import Kind
 from gristmill.internal.prometheus import Exported
-from gristmill.internal.settings import flag_names, inner_model
+from gristmill.internal.settings import inner_model
 from gristmill.internal.trouble import CODES
 from gristmill_api import metrics as api_metrics
 from gristmill_api.settings import Limits

@@ -27,7 +27,7 @@ from tests.support.hub_cache import make_gsm8k_cache
 
 from gristmill import ConfigError
 from gristmill.errors import PluginError
-from gristmill.internal.settings import find_config, load_yaml
+from gristmill.internal.config_files import find_config, load_yaml
 from gristmill_env.data import dataset as dataset_module
 from gristmill_env.data import files, sources
 from gristmill_env.data.dataset import PromptDataset

@@ -11,7 +11,8 @@ from pydantic import Field, SecretStr
 from tests.support.errors import raises
 
 from gristmill import ConfigError
-from gristmill.internal.settings import Settings, parse_flag_sets
+from gristmill.internal.flags import parse_flag_sets
+from gristmill.internal.settings import Settings
 from gristmill_env.commands import COMMANDS
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.settings.dataset import RewardSpec

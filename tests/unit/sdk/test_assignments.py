@@ -9,8 +9,8 @@ from pydantic import Field
 from tests.support.errors import raises
 
 from gristmill.errors import ConfigError, UnknownKeyError
-from gristmill.internal.assignments import parse_assignments
-from gristmill.internal.settings import Settings, assigned
+from gristmill.internal.assignments import assigned, parse_assignments
+from gristmill.internal.settings import Settings
 
 
 class Server(Settings):

@@ -14,9 +14,11 @@ from pydantic import BaseModel, SecretStr
 
 from gristmill import ConfigError, Deployment
 from gristmill.internal import redaction
+from gristmill.internal.config_files import load_yaml
+from gristmill.internal.flags import parse_flags
 from gristmill.internal.logs import setup
 from gristmill.internal.redaction import is_secret, redact, redact_arguments, remember, remember_secrets
-from gristmill.internal.settings import Settings, load_yaml, parse, parse_flags
+from gristmill.internal.settings import Settings, parse
 from gristmill_env.settings.dataset import DatasetConfig
 from gristmill_env.settings.run import EnvConfig, ServerConfig
 from gristmill_trainer.settings import TrainerSettings

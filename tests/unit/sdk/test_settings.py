@@ -9,16 +9,10 @@ import pytest
 from tests.support.errors import raises
 
 from gristmill import ConfigError
-from gristmill.internal.settings import (
-    Settings,
-    assigned,
-    by_place,
-    find_config,
-    load_yaml,
-    parse,
-    parse_flag_sets,
-    parse_flags,
-)
+from gristmill.internal.assignments import assigned, by_place
+from gristmill.internal.config_files import find_config, load_yaml
+from gristmill.internal.flags import parse_flag_sets, parse_flags
+from gristmill.internal.settings import Settings, parse
 
 
 class _Data(Settings):

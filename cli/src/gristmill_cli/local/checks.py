@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gristmill import ApiError, PolicyVersion, RunState
+from gristmill.internal.config_files import load_yaml
 from gristmill.internal.lines import read_jsonl
 from gristmill.internal.metrics import METRICS_FILE
-from gristmill.internal.settings import load_yaml, merge, parse
+from gristmill.internal.settings import merge, parse
 from gristmill_cli.local.options import PROGRAM, ROOT, command
 from gristmill_cli.local.processes import LocalStackError, listens
 from gristmill_cli.local.redis_server import redis_server

@@ -16,7 +16,7 @@ from typing import Literal
 
 from gristmill.deployment import Deployment
 from gristmill.errors import ConfigError, GristmillError
-from gristmill.internal.settings import find_config
+from gristmill.internal.config_files import find_config
 
 Containers = Literal["none", "pyxis", "apptainer"]
 

@@ -1,6 +1,6 @@
 """Modules that Gristmill's own packages share. They are not part of the contract: a release may change any of them.
 
-settings        flags, environment variables and YAML as checked models; dotenv and assignments read their forms
+settings        checked models of what a user sets; config_files, dotenv, flags and assignments read the forms of it
 plugins         functions that a configuration names
 connections     HTTP clients, with or without a proxy; calls and backoff repeat requests; compression
 hosts           names that a server answers for; redaction removes secrets
@@ -8,6 +8,6 @@ disk, lines     files that are written completely or not at all, and files of li
 archive_writer  writes what gristmill.archive reads; saved has the format of saved groups, receipts that of receipts
 metrics         the fields of a step; prometheus and tracking send them elsewhere
 trouble         what goes wrong in a run, with remedies; check has the results of checks
-logs            log lines; stall and hangup end processes
+logs            log lines; stall and signals end processes
 model_port      a program: one port for several model servers
 """

@@ -1,16 +1,22 @@
-"""`--set KEY=VALUE`: settings by the keys of the YAML file, on the command line."""
+"""Assignments: values with their places in the settings, such as those of `--set KEY=VALUE` on the command line."""
 
 from __future__ import annotations
 
+import copy
+import itertools
 import re
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
 
 from gristmill.errors import ConfigError, UnknownKeyError
-from gristmill.internal.settings import Assignment, did_you_mean, inner_model, is_mapping, only_models, read_yaml
+from gristmill.internal.config_files import read_yaml
+from gristmill.internal.settings import Settings, did_you_mean, inner_model, is_mapping, only_models
+
+Assignment = tuple[tuple[str | int, ...], Any]
+"""The place of a setting, and its value. A number is a place in a list of sections."""
 
 _FLOAT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+", re.ASCII)
 """A number such as 1e-5, which PyYAML reads as text."""
@@ -91,3 +97,57 @@ def _known(model: type[BaseModel], prefix: str = "") -> list[str]:
         if nested and section is not None:
             names += _known(section, f"{prefix}{name}.")
     return names
+
+
+def assigned(values: Mapping[str, Any], assignments: Iterable[Assignment], model: type[BaseModel]) -> dict[str, Any]:
+    """Returns a copy of `values`, nested as in `model`, with the value of each assignment in its place, in their order.
+
+    Missing sections on the way are made. A number may be the first after a list's end. Raises ConfigError for a number
+    beyond it, and if another value is in the place of a section.
+    """
+    changed = copy.deepcopy(dict(values))
+    for path, value in assignments:
+        if not put(changed, path, value, model):
+            key = ".".join(map(str, path))
+            text = f"command line: {key} cannot be set: a part of it is not a section, or its number is beyond the list"
+            raise ConfigError("invalid_flag", text, flag="--set", value=key)
+    return changed
+
+
+def by_place(assignments: Iterable[Assignment]) -> dict[str, Any]:
+    """Returns the values of assignments in mappings, with a number as a key too."""
+    tree: dict[Any, Any] = {}
+    for path, value in assignments:
+        here = tree
+        for part in path[:-1]:
+            inner = here.get(part)
+            here[part] = here = dict(inner) if isinstance(inner, Mapping) else {}
+        here[path[-1]] = value
+    return tree
+
+
+def put(values: dict[str, Any], path: Sequence[str | int], value: Any, model: type[BaseModel] | None = None) -> bool:
+    """Sets a value at its place, and makes the sections that lead there. `model`: of `values`, to read short forms.
+
+    Returns False if another value is in the place of a section, or if a number is beyond the end of a list.
+    """
+    here: Any = values
+    for part, following in itertools.pairwise([*path, None]):
+        if isinstance(part, int):
+            if not isinstance(here, list) or part > len(here):
+                return False
+            here += [{}] * (part == len(here))
+        elif not isinstance(here, dict):
+            return False
+        elif model is not None:
+            model = inner_model(model.model_fields[part].annotation) if part in model.model_fields else None
+        if following is None:
+            here[part] = value
+            continue
+        inner = here[part] if isinstance(part, int) else here.get(part)
+        if inner is None:
+            inner = [] if isinstance(following, int) else {}
+        elif isinstance(following, str) and model is not None and issubclass(model, Settings):
+            inner = model.in_full(inner)
+        here[part] = here = inner
+    return True

@@ -14,17 +14,10 @@ from gristmill import ConfigError, Deployment
 from gristmill.deployment import API_URL, MODEL_URL, RUN_ID
 from gristmill.errors import UnknownKeyError
 from gristmill.hyperparameters import Hyperparameters, check_run_block, completed_block
-from gristmill.internal.assignments import parse_assignments
-from gristmill.internal.settings import (
-    Settings,
-    assigned,
-    by_place,
-    find_config,
-    load_yaml,
-    merge,
-    parse,
-    parse_flag_sets,
-)
+from gristmill.internal.assignments import assigned, by_place, parse_assignments
+from gristmill.internal.config_files import find_config, load_yaml
+from gristmill.internal.flags import parse_flag_sets
+from gristmill.internal.settings import Settings, merge, parse
 from gristmill.model_servers import split_urls
 from gristmill_env.atropos import could_be_of_atropos, read_file, without_section
 from gristmill_env.settings.run import TOP_LEVEL, EnvConfig

@@ -32,9 +32,9 @@ from gristmill.folders import ROLLOUTS_FOLDER, RunFolder
 from gristmill.hyperparameters import check_run_block
 from gristmill.internal import foreign
 from gristmill.internal.check import Check, read_memory
+from gristmill.internal.config_files import find_config, load_yaml
 from gristmill.internal.receipts import RECEIPTS_FILE, ReceiptState, read_receipts
 from gristmill.internal.redaction import redact_text
-from gristmill.internal.settings import find_config, load_yaml
 from gristmill.model_servers import split_urls
 from gristmill_trainer.checkpoint.digests import DIGESTS_FILE, CheckpointRecord, read_digests
 from gristmill_trainer.checkpoint.store import read_progress

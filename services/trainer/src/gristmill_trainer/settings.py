@@ -15,7 +15,9 @@ from pydantic import Field
 
 from gristmill import Hyperparameters, Protocol, RunRecord
 from gristmill.hyperparameters import check_run_block
-from gristmill.internal.settings import load_yaml, merge, parse, parse_flags
+from gristmill.internal.config_files import load_yaml
+from gristmill.internal.flags import parse_flags
+from gristmill.internal.settings import merge, parse
 
 TRAINER_CONFIG = "trainer.yaml"
 MAY_CHANGE = frozenset({"checkpoint_interval", "token_budget", "packing", "gradient_checkpointing", "compile"})

@@ -28,9 +28,9 @@ from gristmill import ApiError, RunRecord, RunState, SyncClient, TrajectoryGroup
 from gristmill.folders import RunFolder
 from gristmill.hyperparameters import TRAINER_ONLY
 from gristmill.internal.archive_writer import RunWriter
+from gristmill.internal.flags import parse_flags
 from gristmill.internal.lines import read_jsonl
 from gristmill.internal.metrics import METRICS_FILE
-from gristmill.internal.settings import parse_flags
 from gristmill_trainer.checkpoint.digests import TrainerFacts
 from gristmill_trainer.errors import ModelError
 from gristmill_trainer.learner_factory import LearnerPlan

@@ -10,7 +10,8 @@ import pytest
 import yaml
 from tests.support.errors import raises
 
-from gristmill.internal.settings import load_yaml, merge
+from gristmill.internal.config_files import load_yaml
+from gristmill.internal.settings import merge
 from gristmill_env.rewards.registry import ENTRY_POINTS, find, reward_names
 from gristmill_env.settings.run import EnvConfig
 from gristmill_env.settings.task import CurriculumSpec

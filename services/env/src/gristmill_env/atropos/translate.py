@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from gristmill import ConfigError
-from gristmill.internal.settings import did_you_mean, load_yaml
+from gristmill.internal.config_files import load_yaml
+from gristmill.internal.settings import did_you_mean
 from gristmill_env.atropos.keys import (
     OPENAI_URL,
     OPTIONS_BY_NAME,

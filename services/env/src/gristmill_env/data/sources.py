@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.errors import GristmillError
+from gristmill.internal.config_files import readable_by_all
 from gristmill.internal.plugins import load_plugin
-from gristmill.internal.settings import readable_by_all
 from gristmill_env.data.files import SUFFIXES, FileRows, Rows
 from gristmill_env.errors import DatasetError
 from gristmill_env.options import checked_options, typed_options

@@ -18,7 +18,7 @@ from gristmill import Hyperparameters
 from gristmill.deployment import RUN_ID
 from gristmill.folders import RunFolder
 from gristmill.internal.assignments import read_assignment
-from gristmill.internal.settings import parse_flags
+from gristmill.internal.flags import parse_flags
 from gristmill_trainer.replay import fork
 from gristmill_trainer.replay.bisect import bisect
 from gristmill_trainer.replay.recorded import RecordedRun, ReplayError

@@ -22,9 +22,10 @@ import yaml
 
 from gristmill import ApiUnreachable, Hyperparameters, RunRecord, SyncClient
 from gristmill.folders import FORK_FILE, ORIGIN_FOLDER
+from gristmill.internal.assignments import put
 from gristmill.internal.disk import write_file
 from gristmill.internal.redaction import REDACTED
-from gristmill.internal.settings import merge, parse, put
+from gristmill.internal.settings import merge, parse
 from gristmill.internal.signals import ending_on_signals
 from gristmill_trainer.checkpoint.contents import MANIFEST, Checkpoint
 from gristmill_trainer.checkpoint.digests import file_digests
