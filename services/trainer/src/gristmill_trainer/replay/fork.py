@@ -92,13 +92,13 @@ def prepare(
     try:
         checkpoint = folder / ORIGIN_FOLDER / f"step-{at:06d}"
         copy_checkpoint(run, at, checkpoint, say)
+        path = folder / _CONFIG
+        write_file(path, yaml.safe_dump(config, sort_keys=False).encode())
+        about = {"run": run.run_id, "step": at, "settings": dict(settings)}
+        write_file(folder / FORK_FILE, f"{json.dumps(about, indent=2)}\n".encode())
     except BaseException:
         shutil.rmtree(folder)
         raise
-    path = folder / _CONFIG
-    write_file(path, yaml.safe_dump(config, sort_keys=False).encode())
-    about = {"run": run.run_id, "step": at, "settings": dict(settings)}
-    write_file(folder / FORK_FILE, f"{json.dumps(about, indent=2)}\n".encode())
     kept = trainer.model_dump(include=set(OF_TRAINING), exclude_none=True)
     return Fork(folder.name, path, checkpoint, {name: str(value) for name, value in kept.items()})
 
