@@ -206,7 +206,7 @@ mutants: $(DEV_READY) #- run the store's tests on every mutant of its Lua script
 	PYTHONPATH=.:scripts $(VENV)/python -m tests.mutation.run $(ARGS)
 
 test-long: dev $(OPENENV_READY) $(VERIFIERS_READY) images #- run the tests that are too slow for every change
-	scripts/prepare_package.sh slurm
+	for package in chromium prometheus redis-tools slurm; do scripts/prepare_package.sh $$package || exit 1; done
 	@$(SIDE_BY_SIDE) 2 long-e2e long-rest
 
 LONG := -m "long or hypothesis" --hypothesis-profile thorough --timeout 3600
