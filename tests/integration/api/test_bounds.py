@@ -87,8 +87,10 @@ async def test_runs_that_no_trainer_took_make_room_for_new_ones(
     await store.create("f", {}, 2, stack=None)
     assert await ids() == [RUN, "a", "f"], "a store with too many of an older version, too"
     await harness.store.envs.register("f", "env-1", None)
-    assert await refusal(store.create("g", {}, 2, stack=None)) == ("too_many_runs", 409)
-    assert await ids() == [RUN, "a", "f"]
+    await store.close(RUN)
+    await store.delete(RUN)
+    assert await refusal(store.create("g", {}, 2, stack=None)) == ("too_many_runs", 409), "the oldest run counts too"
+    assert await ids() == ["a", "f"]
 
 
 async def test_sources_of_metrics_have_a_bound(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
