@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from unittest import mock
@@ -224,6 +225,24 @@ def test_launcher_refuses_a_taken_port(refusal: Launch, port: str) -> None:
     assert "error [port_taken]: " in error
     assert str(number) in error
     assert f"--{port}" in error
+
+
+def test_server_of_another_protocol_on_the_model_port_is_no_model_server(refusal: Launch) -> None:
+    def greet() -> None:
+        with contextlib.suppress(OSError):  # The end of the test closes the port.
+            while True:
+                with taken.accept()[0] as client, contextlib.suppress(ConnectionError):
+                    client.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+                    while client.recv(4096):  # Closing earlier could reset the connection before the client reads.
+                        pass
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        server = threading.Thread(target=greet, daemon=True)
+        server.start()
+        error = refusal(f"--model_port={taken.getsockname()[1]}")
+        taken.shutdown(socket.SHUT_RDWR)
+        server.join()
+    assert "error [port_taken]: " in error
 
 
 @pytest.mark.parametrize(

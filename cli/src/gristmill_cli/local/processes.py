@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import http.client
 import os
 import re
 import signal
@@ -14,7 +15,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -358,7 +358,7 @@ def answers(url: str) -> bool:
         with _WITHOUT_PROXY.open(url, timeout=2) as answer:
             status: int = answer.status
             return 200 <= status < 300
-    except (urllib.error.URLError, OSError):
+    except (OSError, http.client.HTTPException):  # URLError is an OSError.
         return False
 
 
