@@ -340,6 +340,17 @@ def test_failure_without_an_error_line_repeats_the_last_line() -> None:
             stack.wait_until(service, lambda: False, timeout=30)
 
 
+def test_failure_repeats_the_begin_of_a_long_line_and_the_log_has_all_of_it(tmp_path: Path) -> None:
+    shown: list[str] = []
+    log = tmp_path / "mine.log"
+    with LocalStack(lambda name, text: shown.append(text), logs=tmp_path) as stack:
+        service = stack.start("mine", [sys.executable, "-c", "import sys; sys.exit('x' * 200_000)"])
+        with raises(LocalStackError, "service_ended", service="mine", exit_code=1, last_error="x" * 2000, log=log):
+            stack.wait_until(service, lambda: False, timeout=30)
+    assert "".join(log.read_text().splitlines()[1:]) == "x" * 200_000
+    assert shown == ["x" * 2**16]
+
+
 def test_server_that_ends_after_its_start_ends_the_run_with_its_error() -> None:
     with LocalStack(lambda name, text: None) as stack:
         stack.start("model", [sys.executable, "-c", "import sys; sys.exit('no memory')"])

@@ -36,6 +36,7 @@ from gristmill_view.phases import Meaning, meaning, read_log
         ("(APIServer pid=19385) WARNING 11-23 05:48:43 [cpu.py:224] Triton is not installed.", Meaning()),
         ("05:49:03 env     INFO    score prompt=g00000000 n=0 format=1.000 accuracy=0.000 total=0.200", Meaning()),
         ("", Meaning()),
+        ("x" * 2000 + " resolved model=tiny", Meaning()),
     ],
 )
 def test_log_line_is_recognized_with_its_meaning(line: str, expected: Meaning) -> None:

@@ -15,6 +15,8 @@ from gristmill.internal import foreign
 _TAIL_BYTES = 64 * 1024
 """Read from the end of a log."""
 _WARNINGS = 5
+EXAMINED: Final = 2000
+"""Characters of a line in which patterns search. Some patterns need time that grows with the square of the length."""
 _LINE = re.compile(r"^\d\d:\d\d:\d\d (?P<service>\S+) +(?P<level>[A-Z]+) +(?P<text>.*)$")
 """A line of `gristmill.internal.logs`. vLLM's and Redis' own lines have other forms."""
 _STEP = re.compile(r"^step (?P<step>\d+)/(?P<steps>\d{1,18})  (?P<text>.*?)(?:  seconds: .*)?$")
@@ -59,6 +61,7 @@ class Meaning:
 
 def meaning(text: str) -> Meaning:
     """Returns what a line of a service's output means."""
+    text = text[:EXAMINED]
     found = _LINE.match(text)
     words = found["text"] if found else text
     if found and found["level"] in ("WARNING", "ERROR", "CRITICAL") and not _QUIET.match(words):

@@ -24,6 +24,7 @@ from types import FrameType, TracebackType
 from typing import TypeVar
 
 from gristmill import GristmillError
+from gristmill_view.phases import EXAMINED
 
 T = TypeVar("T")
 
@@ -42,6 +43,8 @@ _HARMLESS = re.compile(
 )
 WENT_WELL = re.compile(r"(?:\d\d:\d\d:\d\d \S+ +|\([^)]*\) )?(?:DEBUG|INFO)\b")
 """The begin of a log line of Gristmill, vLLM or uvicorn about work that went well."""
+_PIECE_BYTES = 64 * 1024
+"""Read at once of a line. The log receives the rest of a longer line as further lines, and nothing else receives it."""
 _SERVERS = frozenset({"redis", "api", "model"})
 _WITHOUT_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
@@ -303,15 +306,20 @@ class LocalStack:
                 log = closing.enter_context(FileIO(service.log, "a"))
                 started = time.strftime("%Y-%m-%d %H:%M:%S")
                 log = self._keep(service, log, f"{STARTED} {started}, process {service.process.pid}")
-            for raw in service.process.stdout:
+            begins = True
+            for raw in iter(functools.partial(service.process.stdout.readline, _PIECE_BYTES), b""):
                 text = raw.decode(errors="replace").rstrip("\n")
                 log = self._keep(service, log, text)
-                service.ready = service.ready or (service.ready_text is not None and service.ready_text in text)
-                if service.log is not None and _HARMLESS.search(text):
+                begun, begins = begins, raw.endswith(b"\n")
+                if not begun:
                     continue
-                if match := _ERROR.search(text):
-                    service.last_error = next(part for part in match.groups() if part is not None) or text
-                service.last_line = text.strip() or service.last_line
+                head = text[:EXAMINED]
+                service.ready = service.ready or (service.ready_text is not None and service.ready_text in head)
+                if service.log is not None and _HARMLESS.search(head):
+                    continue
+                if match := _ERROR.search(head):
+                    service.last_error = next(part for part in match.groups() if part is not None) or head
+                service.last_line = head.strip() or service.last_line
                 if service.echoed:
                     try:
                         self._say(service.name, text)
