@@ -26,7 +26,7 @@ from gristmill.errors import ApiUnreachable, ConfigError, GristmillError
 from gristmill.folders import REPORT_FILE, RunFolder, list_runs
 from gristmill.internal.check import Check
 from gristmill_cli import doctor
-from gristmill_cli.local.options import is_clone, parse_port, read_options
+from gristmill_cli.local.options import is_clone, parse_port, read_dotenv, read_options
 from gristmill_cli.page import can_open_page, serve_page
 from gristmill_cli.slurm import Job, Nodes, submit
 from gristmill_cli.status import Place
@@ -335,6 +335,7 @@ def _needs_packages(name: str) -> Iterator[None]:
 def run(options: argparse.Namespace, place: Place, console: Console) -> int:
     """Trains on this machine. Needs the packages of all services and .venv-model, as `make setup` installs them."""
     rest = [*(word for folder in options.runs or () for word in ("--runs_dir", str(folder))), *options.rest]
+    read_dotenv()
     read_options(rest, "gristmill run")  # A wrong flag ends here, before imports that take a second.
     with _needs_packages(options.name):
         from gristmill_cli.local import launcher

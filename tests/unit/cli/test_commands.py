@@ -137,6 +137,17 @@ def test_run_writes_to_the_folder_of_runs(runs: Path, monkeypatch: pytest.Monkey
     assert found == ["mine", "theirs", "named"]
 
 
+def test_flags_of_run_are_checked_with_the_ports_of_the_env_file(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MODEL_PORT", "COMPOSE_DISABLE_ENV_FILE"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)  # and the end of the test removes what read_dotenv sets
+    Path(".env").write_text("MODEL_PORT=29020\n")
+    start = Mock(return_value=0)
+    monkeypatch.setattr("gristmill_cli.local.launcher.main", start)
+    assert main(["run", "quickstart", "--api_port", "9001"]) == 0
+    start.assert_called_once_with(["quickstart", "--api_port", "9001"])
+
+
 def test_status_as_json_has_the_keys_of_the_page(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "quickstart", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
