@@ -251,7 +251,9 @@ class RunFolder:
 
 def default_roots() -> Sequence[Path]:
     """Returns the folders of GRISTMILL_RUNS_DIR, separated as in PATH; runs/ if it is not set."""
-    return [Path(name) for name in (os.environ.get("GRISTMILL_RUNS_DIR") or "runs").split(os.pathsep) if name]
+    return [
+        Path(name).expanduser() for name in (os.environ.get("GRISTMILL_RUNS_DIR") or "runs").split(os.pathsep) if name
+    ]
 
 
 def list_runs(roots: Iterable[str | Path] | None = None) -> list[RunFolder]:

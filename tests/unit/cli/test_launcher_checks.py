@@ -508,6 +508,14 @@ def test_set_reaches_the_environment_and_the_commands_to_continue() -> None:
     assert command(options, fresh=True).split() == [".venv/bin/gristmill", "run", "my.yaml", *given, "--fresh"]
 
 
+def test_folders_of_the_command_line_may_be_below_the_home_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    services = Services(read_options(["--runs_dir=~/r", "--state_dir=~/s"], "gristmill run"))
+    assert (services.runs_dir, services.state) == (tmp_path / "r", tmp_path / "s")
+
+
 def test_set_of_an_unknown_trainer_key_is_refused(refusal: Launch) -> None:
     error = refusal("--set=trainer.learnig_rate=1")
     assert "error [unknown_key]: " in error

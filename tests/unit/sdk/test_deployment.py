@@ -11,6 +11,7 @@ from tests.support.errors import raises
 from gristmill import Client, ConfigError, Deployment, Manifest, SyncClient
 from gristmill.deployment import weight_files
 from gristmill.errors import FileError
+from gristmill.folders import default_roots
 from gristmill.internal.calls import headers
 
 TOKEN = "a-token-that-nobody-may-see"
@@ -22,6 +23,16 @@ def test_api_token_is_read_from_its_file(tmp_path: Path) -> None:
     read = Deployment.read({"GRISTMILL_API_TOKEN_FILE": str(file)})
     assert read.api_token == TOKEN
     assert TOKEN not in repr(read)
+
+
+def test_folders_may_be_below_the_home_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    environ = {f"GRISTMILL_{name}_DIR": f"~/{name}" for name in ("CONFIG", "MODELS", "WEIGHTS", "RUNS")}
+    read = Deployment.read(environ)
+    found = [read.config_dir, read.models_dir, read.weights_dir, read.runs_dir]
+    assert found == [tmp_path / name for name in ("CONFIG", "MODELS", "WEIGHTS", "RUNS")]
+    monkeypatch.setenv("GRISTMILL_RUNS_DIR", "~/RUNS")
+    assert default_roots() == [tmp_path / "RUNS"]
 
 
 def test_missing_or_empty_token_file_variable_means_no_token(tmp_path: Path) -> None:

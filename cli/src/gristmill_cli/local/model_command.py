@@ -32,7 +32,7 @@ def main(options: argparse.Namespace) -> int:
     require_clone("model")
     read_dotenv()
     port = read_port("model_port", os.environ, options.model_port)
-    state = (options.state_dir or STATE).absolute()
+    state = (options.state_dir or STATE).expanduser().absolute()
     server = WarmServer(state / "models", port)
     if options.action == "stop":
         stopped = server.stop()

@@ -31,8 +31,8 @@ class Services:
     def __init__(self, options: argparse.Namespace) -> None:
         """Raises SecretsError if some of the files of `make secure` are missing."""
         self.options = options
-        self.runs_dir = Path(options.runs_dir).absolute()
-        self.state = Path(options.state_dir).absolute()
+        self.runs_dir = Path(options.runs_dir).expanduser().absolute()
+        self.state = Path(options.state_dir).expanduser().absolute()
         self.api_url = f"http://127.0.0.1:{options.api_port}"
         self.model_url = f"http://127.0.0.1:{options.model_port}"
         self.environ = {
