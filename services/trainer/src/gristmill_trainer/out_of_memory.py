@@ -58,7 +58,7 @@ class MemoryLimits(msgspec.Struct, frozen=True, kw_only=True):
             found = msgspec.json.decode(path.read_bytes(), type=_Found)
         except FileNotFoundError:
             return MemoryLimits()
-        except msgspec.DecodeError as error:
+        except ValueError as error:
             raise TrainerError("memory_limits_unreadable", f"{path}: {error}; delete the file", path=path) from error
         return found.limits if found.of == _fingerprint(settings, ranks) else MemoryLimits()
 

@@ -293,9 +293,10 @@ def test_limits_count_for_the_same_settings_and_ranks_only(tmp_path: Path) -> No
     assert MemoryLimits.read(tmp_path / "run", settings, 4) == MemoryLimits()
     recomputed = TrainerSettings(batch_size=4, gradient_checkpointing=True)
     assert MemoryLimits.read(tmp_path / "run", recomputed, 2) == MemoryLimits()
-    (tmp_path / "run" / FILE).write_text("{")
-    with raises(TrainerError, "memory_limits_unreadable", path=tmp_path / "run" / FILE):
-        MemoryLimits.read(tmp_path / "run", settings, 2)
+    for damaged in (b"{", b'{"of": "\xff"}'):
+        (tmp_path / "run" / FILE).write_bytes(damaged)
+        with raises(TrainerError, "memory_limits_unreadable", path=tmp_path / "run" / FILE):
+            MemoryLimits.read(tmp_path / "run", settings, 2)
 
 
 ERRORS = [

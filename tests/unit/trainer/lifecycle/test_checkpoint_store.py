@@ -194,15 +194,27 @@ def test_checkpoint_without_a_version_does_not_end_a_training(training: Training
     assert store.newest() == tmp_path / "step-000002"
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "config.json"])
-def test_checkpoint_with_a_flipped_bit_is_refused_by_name(training: Training, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "text", "code"),
+    [
+        ("model.safetensors", b"", "checkpoint_damaged"),
+        ("optimizer.pt", b"", "checkpoint_damaged"),
+        ("config.json", b"", "checkpoint_damaged"),
+        ("trainer_state.json", b"elsewhere", "checkpoint_unreadable"),
+        ("manifest.json", b"config.json", "checkpoint_unreadable"),
+    ],
+)
+def test_checkpoint_with_a_flipped_bit_is_refused_by_name(
+    training: Training, tmp_path: Path, name: str, text: bytes, code: str
+) -> None:
+    """The bit is in the middle, or at the beginning of `text`, which is then not valid UTF-8."""
     store = CheckpointStore(tmp_path, kept=2)
     for step in (1, 2):
-        file = store.save(training.state, progress(step)).path / name
+        file = store.save(training.state, progress(step, origin="/elsewhere/step-000001")).path / name
     body = bytearray(file.read_bytes())
-    body[len(body) // 2] ^= 1
+    body[body.index(text) if text else len(body) // 2] ^= 0x80
     file.write_bytes(body)
-    with raises(CheckpointError, "checkpoint_damaged", path=file) as raised:
+    with raises(CheckpointError, code, path=file) as raised:
         find_resumption(store, "auto")
     assert f"--resume {tmp_path / 'step-000001'}" in str(raised.value)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+import pytest
 import torch
 from tests.support.errors import raises
 from tests.unit.trainer.lifecycle.conftest import SETTINGS, progress, start_training
@@ -80,7 +81,8 @@ def test_checkpoint_that_is_written_twice_has_one_row(tmp_path: Path) -> None:
     assert [one.version for one in read_digests(tmp_path / DIGESTS_FILE)] == ["1.2"]
 
 
-def test_rows_of_another_format_are_refused(tmp_path: Path) -> None:
-    (tmp_path / DIGESTS_FILE).write_text('{"step": 1}\n')
+@pytest.mark.parametrize("row", [b'{"step": 1}', b'{"progress": {"step": 1, "last_batch": "\xff"}}'])
+def test_rows_of_another_format_are_refused(tmp_path: Path, row: bytes) -> None:
+    (tmp_path / DIGESTS_FILE).write_bytes(row + b"\n")
     with raises(CheckpointError, "digests_unreadable", path=tmp_path / DIGESTS_FILE):
         read_digests(tmp_path / DIGESTS_FILE)

@@ -109,7 +109,7 @@ def read_manifest(folder: Path) -> Manifest:
             f"else. {remedy(folder)}",
             path=folder / MANIFEST,
         ) from error
-    except (OSError, foreign.ForeignFileError, msgspec.MsgspecError, RecursionError) as error:
+    except (OSError, foreign.ForeignFileError, ValueError, RecursionError) as error:
         raise CheckpointError(
             "checkpoint_unreadable",
             f"{folder / MANIFEST} is not readable ({error}). {remedy(folder)}",

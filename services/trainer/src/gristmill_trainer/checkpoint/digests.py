@@ -172,7 +172,7 @@ def read_digests(path: Path) -> list[CheckpointRecord]:
     try:
         with foreign.open_file(path.parent.resolve() / path.name) as file:
             return [msgspec.json.decode(line, type=CheckpointRecord) for _, line in whole_lines(file)]
-    except (foreign.ForeignFileError, msgspec.MsgspecError, RecursionError) as error:
+    except (foreign.ForeignFileError, ValueError, RecursionError) as error:
         raise CheckpointError(
             "digests_unreadable",
             f"{path} is not readable ({error}). A newer Gristmill may have written it: install its version",

@@ -179,7 +179,7 @@ def read_progress(path: Path) -> Progress:
     """Reads the progress of a checkpoint without a check of its other files. Raises CheckpointError."""
     try:
         return msgspec.json.decode(foreign.read_file(path.resolve() / STATE), type=Progress)
-    except (OSError, foreign.ForeignFileError, msgspec.MsgspecError, RecursionError) as error:
+    except (OSError, foreign.ForeignFileError, ValueError, RecursionError) as error:
         raise CheckpointError(
             "checkpoint_unreadable", f"{path / STATE} is not readable ({error}). {remedy(path)}", path=path / STATE
         ) from error

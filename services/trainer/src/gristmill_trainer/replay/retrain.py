@@ -198,7 +198,7 @@ def _clear(out: Path, run_id: str) -> None:
     file = out / RETRAIN_FILE
     try:
         of_run = msgspec.json.decode(file.read_bytes(), type=dict[str, Any]).get("run")
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, ValueError):
         of_run = None
     if of_run != run_id:
         raise ReplayError(
