@@ -14,6 +14,8 @@ from typing import Any, Final, NamedTuple, get_type_hints
 import msgspec
 
 METRICS_FILE = "metrics.jsonl"
+MAX_TEXT: Final = 256
+"""Characters of a text in a row of metrics that the API takes. The file has whole texts."""
 
 
 class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,9 +12,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
-from gristmill import ApiError, LeaseSession, PolicyVersion
+from gristmill import ApiError, ErrorCode, LeaseSession, PolicyVersion
 from gristmill.internal.lines import JsonlWriter
-from gristmill.internal.metrics import METRICS_FILE, StepMetrics
+from gristmill.internal.metrics import MAX_TEXT, METRICS_FILE, StepMetrics
 from gristmill.internal.stall import StallGuard
 from gristmill_trainer.batch_source import Batch, BatchSource
 from gristmill_trainer.checkpoint.background import BackgroundSave
@@ -42,6 +42,8 @@ from gristmill_trainer.stop import StopRequest
 from gristmill_trainer.watchdog import Watchdog
 
 _LOG = logging.getLogger(__name__)
+_REFUSALS = (ErrorCode.BAD_REQUEST, ErrorCode.TOO_LARGE, ErrorCode.TOO_MANY_SOURCES)
+"""Of a row of metrics, for what it contains or for its source."""
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -162,7 +164,7 @@ class Reports:
         """Reports a step. `seconds`: by phase. `receipts`: fields of StepMetrics.
 
         If the API refuses the row, as for an invalid metric name, this method logs a warning. The row is then only
-        missing in the API.
+        missing in the API. The API gets the beginning of a text that is longer than it takes.
         """
         version, prepared = self.session.version(batch.step), batch.prepared
         metrics = self.measure(version, prepared.statistics, result, seconds)
@@ -171,9 +173,10 @@ class Reports:
         with writing(self.folder / METRICS_FILE):
             self.file.append({"step": batch.step, **values})
         try:
-            self.session.report_metrics(batch.step, values)
+            short = {name: value[:MAX_TEXT] if isinstance(value, str) else value for name, value in values.items()}
+            self.session.report_metrics(batch.step, short)
         except ApiError as error:
-            if error.code != "bad_request":
+            if error.code not in _REFUSALS:
                 raise
             _LOG.warning("the API takes no metrics of step %d, which are in the run's folder: %s", batch.step, error)
         if self.records is not None:

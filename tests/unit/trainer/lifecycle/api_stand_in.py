@@ -18,6 +18,8 @@ class ApiStandIn:
         self.acked: list[str] = []
         self.versions: list[str] = []
         self.rows: list[int] = []
+        self.values: list[Mapping[str, Any]] = []
+        """Of each row."""
         self.finished = False
         self.error: Exception | None = None
         """Raised instead of an answer."""
@@ -78,6 +80,7 @@ class ApiStandIn:
         if self.refusal is not None:
             raise self.refusal
         self.rows.append(step)
+        self.values.append(values)
 
     def finish(self, run_id: str, incarnation: int, **named: Any) -> None:
         self._answer()

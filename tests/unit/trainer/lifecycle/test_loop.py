@@ -21,7 +21,7 @@ from tests.unit.trainer.lifecycle.conftest import SETTINGS, StandInTransport, pr
 
 from gristmill import ApiError, ApiUnreachable, LeaseSession, PolicyVersion, TrajectoryGroup
 from gristmill.internal.lines import JsonlWriter, read_jsonl
-from gristmill.internal.metrics import METRICS_FILE
+from gristmill.internal.metrics import MAX_TEXT, METRICS_FILE
 from gristmill.internal.stall import StallGuard
 from gristmill_trainer.batch_source import Batch, BatchSource
 from gristmill_trainer.checkpoint.background import BackgroundSave
@@ -426,11 +426,12 @@ def test_loop_starts_no_work_on_a_step_after_a_stop_request(source: ModelSource,
     assert resumption.step == 2
 
 
+@pytest.mark.parametrize(("code", "status"), [("bad_request", 422), ("too_large", 413), ("too_many_sources", 409)])
 def test_metrics_row_that_the_api_refuses_is_in_the_runs_folder(
-    source: ModelSource, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    source: ModelSource, tmp_path: Path, caplog: pytest.LogCaptureFixture, code: str, status: int
 ) -> None:
     api = ApiStandIn(_steps([], _all_unknown))
-    api.refusal = ApiError("bad_request", 422, "values.reward_parts: a name of 129 characters")
+    api.refusal = ApiError(code, status, "values.reward_parts: a name of 129 characters")
     trainer = Trainer(source, tmp_path, api)
 
     def enough(event: StepEvent) -> None:
@@ -443,3 +444,22 @@ def test_metrics_row_that_the_api_refuses_is_in_the_runs_folder(
     assert [row["step"] for row in read_jsonl(tmp_path / METRICS_FILE)] == [1, 2, 3]
     told = [record.message for record in caplog.records if "a name of 129 characters" in record.message]
     assert [re.findall(r"step (\d+)", text) for text in told] == [["1"], ["2"]]
+
+
+def test_long_text_of_a_metrics_row_is_whole_in_the_file_alone(
+    source: ModelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a step without memory, with PyTorch's message."""
+
+    def fail(learner: Learner) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. " + "Tried to allocate " * 20)
+
+    monkeypatch.setattr(Learner, "_clip_gradient", fail)
+    api = ApiStandIn(_steps([], _all_unknown))
+    trainer = Trainer(source, tmp_path, api)
+    trainer.settings = SKIPS.model_copy(update={"max_skipped_steps": 0})
+    with raises(TrainerError, "too_many_skipped_steps"):
+        trainer.run()
+    (row,), (sent,) = read_jsonl(tmp_path / METRICS_FILE), api.values
+    assert len(row["skipped"]) > MAX_TEXT
+    assert sent["skipped"] == row["skipped"][:MAX_TEXT]

@@ -11,6 +11,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import Field, StringConstraints, model_validator
 
 from gristmill import Example, MetricsRow, RunEvent
+from gristmill.internal.metrics import MAX_TEXT
 from gristmill_api import errors
 from gristmill_api.access.permissions import Need
 from gristmill_api.access.settings import Role
@@ -32,7 +33,7 @@ first one exists."""
 _EVENTS_AT_ONCE = 256
 _EVENTS_WAIT_S = 30.0
 
-Value = Annotated[float, Field(allow_inf_nan=False)] | Annotated[str, Field(max_length=256)]
+Value = Annotated[float, Field(allow_inf_nan=False)] | Annotated[str, Field(max_length=MAX_TEXT)]
 T = TypeVar("T")
 # `additionalProperties` is false, because a pattern of names alone allows other names.
 ByName = Annotated[

@@ -18,6 +18,7 @@ import numpy as np
 
 from gristmill.folders import EVALUATION_RESULTS_FILE
 from gristmill.internal.disk import write_file
+from gristmill.internal.metrics import MAX_TEXT
 from gristmill.internal.saved import SavedCompletion, SavedGroup
 from gristmill_env.evaluation.estimators import Estimate, majority, mean, pass_at_k, pass_ks, share
 from gristmill_env.evaluation.plan import Plan
@@ -170,8 +171,8 @@ def _values(evaluated: Evaluated) -> dict[str, Any]:
         "samples": plan.samples,
         "temperature": plan.sampling.temperature,
         "seconds": evaluated.ended - evaluated.started,
-        "versions": ",".join(summary.versions)[:256],
-        "dataset": plan.dataset[:256],
+        "versions": ",".join(summary.versions)[:MAX_TEXT],
+        "dataset": plan.dataset[:MAX_TEXT],
     }
 
 
