@@ -101,8 +101,9 @@ def test_resume_refuses_checkpoints_of_an_earlier_run_of_the_id(
     earlier = CheckpointStore(tmp_path, kept=2)
     newest = earlier.save(training.state, progress(4, 3, covered=["g4"], creation=creation)).path
     code, value = ("checkpoint_of_earlier_run", "path") if resume == "auto" else ("checkpoints_exist", "newest")
-    with raises(CheckpointError, code, **{value: newest}):
+    with raises(CheckpointError, code, **{value: newest}) as raised:
         find_resumption(CheckpointStore(tmp_path, kept=2, creation="new"), resume)
+    assert f"--resume {newest}" in str(raised.value), "--resume auto would fail"
 
 
 @pytest.mark.parametrize("creation", ["old", None], ids=["earlier run", "no creation recorded"])

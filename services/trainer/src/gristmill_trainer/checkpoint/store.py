@@ -293,12 +293,14 @@ def find_resumption(
     """
     load = load or store.load
     if resume == "never":
-        newest = store.newest() or store.newest(own=False, strict=False)
+        current = store.newest()
+        newest = current or store.newest(own=False, strict=False)
         if newest is not None:
             raise CheckpointError(
                 "checkpoints_exist",
                 f"resume is 'never', but the run has checkpoints, the newest in {newest}; "
-                f"remove {store.folder}, begin a run under another RUN_ID, or resume: --resume auto",
+                f"remove {store.folder}, begin a run under another RUN_ID, or resume: "
+                f"--resume {'auto' if current else newest}",
                 newest=newest,
             )
         return Resumption()
