@@ -76,7 +76,7 @@ def runs(options: argparse.Namespace, place: Place, console: Console) -> int:
                 "reward": progress.reward, "live": True,
             }  # fmt: skip
     except ApiUnreachable:
-        console.print(Text(f"no API answers at {place.api}; runs in folders:", style="dim"), soft_wrap=True)
+        print(f"no API answers at {place.api}; runs in folders:", file=sys.stderr)
     for folder in list_runs(place.roots):
         if folder.run_id not in listed:
             listed[folder.run_id] = _run_of_files(folder.run_id, place)

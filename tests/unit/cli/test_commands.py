@@ -54,7 +54,7 @@ def test_run_that_cannot_be_read_does_not_hide_the_others(
     monkeypatch.setattr(commands, "read_files", read)
     assert main(["runs", "--json"]) == 0
     output = capsys.readouterr()
-    assert {line["run"]: line["state"] for line in json.loads(output.out.splitlines()[-1])} == {
+    assert {line["run"]: line["state"] for line in json.loads(output.out)} == {
         "quickstart": "finished", "odd": "unreadable"
     }  # fmt: skip
     assert "odd files" in output.err
@@ -171,7 +171,7 @@ def test_watch_of_a_finished_run_as_json_ends_after_one_object(
 
 def test_runs_lists_folders(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "--json"]) == 0
-    (run,) = json.loads(capsys.readouterr().out.splitlines()[-1])
+    (run,) = json.loads(capsys.readouterr().out)
     assert run == {"run": "quickstart", "state": "finished", "step": 8, "steps": 60, "reward": 0.5203, "live": False}
     assert main(["runs"]) == 0
     assert "quickstart\tfinished\t8/60\t0.5203\tFalse" in capsys.readouterr().out
