@@ -264,6 +264,7 @@ class PermitSession:
 
     def _not_needed(self, group_id: str, error: ApiError) -> bool:
         if error.code not in _SETTLED:
+            self._settling.discard(group_id)  # If the caller goes on, `working` drops the group.
             raise error
         _LOG.warning("group %s is not needed any more: %s", group_id, error)
         return False

@@ -10,6 +10,7 @@ import pytest
 from tests.integration.api.store_harness import RUN
 from tests.support.api_server import ApiServer
 from tests.support.errors import raises
+from tests.support.groups import make_group
 from tests.support.redis_server import RedisServer
 from tests.support.scripted_run import ENV, GROUP_SIZE, GROUPS_PER_STEP, expected_group, plan
 
@@ -227,6 +228,19 @@ async def test_permit_session_drops_a_group_that_the_work_forgot(env_api: Client
 
     async with PermitSession(env_api, RUN, "env-1") as session:
         await session.run(work, at_once=1)
+    assert (await env_api.status(RUN)).dropped == {"not_submitted": 1}
+
+
+async def test_permit_session_drops_a_group_whose_refusal_the_work_ignores(env_api: Client) -> None:
+    async def work(permit: Permit, version: PolicyVersion) -> None:
+        if permit.row == 1:
+            await env_api.finish(RUN, 1)
+            return
+        with raises(ApiError, "bad_group"):
+            await session.submit(make_group(permit.group_id, RUN, lengths=((3, 40),)))
+
+    async with PermitSession(env_api, RUN, "env-1") as session:
+        await asyncio.wait_for(session.run(work, at_once=1), 30)
     assert (await env_api.status(RUN)).dropped == {"not_submitted": 1}
 
 
