@@ -198,6 +198,12 @@ def test_normal_states_are_not_reported_as_trouble(changes: dict[str, Any]) -> N
     assert overview(live(**changes)).troubles == []
 
 
+def test_steps_of_equal_scores_are_trouble_from_the_third_on() -> None:
+    for count, codes in ((1, []), (2, []), (3, ["scores_equal"])):
+        found = overview(live(rows=rows(count, zero_advantage_share=1.0)))
+        assert [trouble.code for trouble in found.troubles] == codes
+
+
 def test_share_of_failed_rewards_is_the_same_from_the_api_and_from_files() -> None:
     trained = sum(sum(row["staleness"].values()) for row in live().rows)
     live_facts = live(dropped={"reward_error": 40}, status=status(accepted=trained))

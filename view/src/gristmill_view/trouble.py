@@ -82,7 +82,7 @@ def _of_groups(facts: Facts) -> Iterator[Trouble]:
 
 def _of_steps(rows: Rows) -> Iterator[Trouble]:
     last = rows[-_EQUAL_STEPS:]
-    if last and all((number(row.get("zero_advantage_share")) or 0.0) >= 1 for row in last):
+    if len(last) == _EQUAL_STEPS and all((number(row.get("zero_advantage_share")) or 0.0) >= 1 for row in last):
         text = f"in the last {len(last)} steps all completions of each group scored the same, so nothing is learned"
         yield Trouble.of("scores_equal", text)
     if rows and rows[-1].get("skipped"):
