@@ -113,7 +113,7 @@ class Client:
 
     async def get_run(self, run_id: str) -> RunRecord:
         """Returns the run's record. Raises ApiError `run_missing`."""
-        answer = await self._call("GET", f"/v1/runs/{run_id}")
+        answer = await self._call("GET", calls.run_path(run_id))
         return RunRecord.model_validate_json(answer.content)
 
     async def open_run(self, wait: float, stack: str = "default") -> RunRecord | None:
@@ -123,7 +123,7 @@ class Client:
 
     async def status(self, run_id: str) -> RunStatus:
         """Returns the counts of the run. The cost does not grow with the run."""
-        answer = await self._call("GET", f"/v1/runs/{run_id}/status")
+        answer = await self._call("GET", calls.run_path(run_id, "status"))
         return RunStatus.model_validate_json(answer.content)
 
     async def progress(self, run_id: str) -> Progress:
@@ -161,7 +161,7 @@ class Client:
         # Retries send the same word, so the API counts them as one trainer: a second incarnation would fence the first.
         taker = uuid.uuid4().hex
         body = {"trainer": trainer, "covered": list(covered), "step": step, "creation": creation, "taker": taker}
-        answer = await self._call("POST", f"/v1/runs/{run_id}/take", json=body)
+        answer = await self._call("POST", calls.run_path(run_id, "take"), json=body)
         fields = answer.json()
         return int(fields["incarnation"]), RunRecord.model_validate(fields["record"])
 
@@ -176,19 +176,19 @@ class Client:
         """
         version = PolicyVersion.of(version)
         body = {"incarnation": version.incarnation, "step": version.step}
-        answer = await self._call("POST", f"/v1/runs/{run_id}/version", json=body, creation=creation)
+        answer = await self._call("POST", calls.run_path(run_id, "version"), json=body, creation=creation)
         return RunRecord.model_validate_json(answer.content)
 
     async def finish(self, run_id: str, incarnation: int, *, creation: str | None = None) -> RunRecord:
         """Ends the run, as its trainer. Environments receive the state with their next request for permits."""
         answer = await self._call(
-            "POST", f"/v1/runs/{run_id}/finish", json={"incarnation": incarnation}, creation=creation
+            "POST", calls.run_path(run_id, "finish"), json={"incarnation": incarnation}, creation=creation
         )
         return RunRecord.model_validate_json(answer.content)
 
     async def close_run(self, run_id: str) -> RunRecord:
         """Ends a run by hand, whichever trainer holds it, so that another run may begin."""
-        answer = await self._call("POST", f"/v1/runs/{run_id}/close")
+        answer = await self._call("POST", calls.run_path(run_id, "close"))
         return RunRecord.model_validate_json(answer.content)
 
     async def delete_run(self, run_id: str) -> None:
@@ -196,7 +196,7 @@ class Client:
 
         Raises ApiError `run_open` for a run that is not finished, `archiving` while its groups are being archived.
         """
-        await self._call("DELETE", f"/v1/runs/{run_id}")
+        await self._call("DELETE", calls.run_path(run_id))
 
     async def permits(
         self, run_id: str, holder: str, count: int, wait: float, *, creation: str | None = None
@@ -208,7 +208,7 @@ class Client:
         Atropos' environments feed.
         """
         body = {"holder": holder, "count": count, "wait": wait}
-        answer = await self._call("POST", f"/v1/runs/{run_id}/permits", json=body, wait=wait, creation=creation)
+        answer = await self._call("POST", calls.run_path(run_id, "permits"), json=body, wait=wait, creation=creation)
         return PermitGrant.model_validate_json(answer.content).to(run_id, holder)
 
     async def renew_permits(
@@ -220,7 +220,7 @@ class Client:
         the holder never received.
         """
         body = {"holder": holder, "group_ids": None if group_ids is None else list(group_ids)}
-        answer = await self._call("POST", f"/v1/runs/{run_id}/permits/renew", json=body, creation=creation)
+        answer = await self._call("POST", calls.run_path(run_id, "permits", "renew"), json=body, creation=creation)
         lost: list[str] = answer.json()["lost"]
         return lost
 
@@ -243,11 +243,13 @@ class Client:
         body: dict[str, Any] = {"holder": holder, "group_id": group_id, "reason": reason}
         if result is not None:
             body["result"] = result.model_dump(mode="json")
-        await self._call("POST", f"/v1/runs/{run_id}/permits/return", json=body, creation=creation)
+        await self._call("POST", calls.run_path(run_id, "permits", "return"), json=body, creation=creation)
 
     async def abandon_permits(self, run_id: str, holder: str, *, creation: str | None = None) -> None:
         """Returns all permits of the holder to the API."""
-        await self._call("POST", f"/v1/runs/{run_id}/permits/abandon", json={"holder": holder}, creation=creation)
+        await self._call(
+            "POST", calls.run_path(run_id, "permits", "abandon"), json={"holder": holder}, creation=creation
+        )
 
     async def submit(
         self, group: TrajectoryGroup, holder: str, *, result: RowResult | None = None, creation: str | None = None
@@ -259,7 +261,7 @@ class Client:
         """
         answer = await self._call(
             "PUT",
-            f"/v1/runs/{group.run_id}/groups/{group.group_id}",
+            calls.run_path(group.run_id, "groups", group.group_id),
             params={"holder": holder, **({} if result is None else {"result": result.model_dump_json()})},
             creation=creation,
             content=group.encode(),
@@ -272,7 +274,7 @@ class Client:
 
         Raises ApiError `group_missing`.
         """
-        answer = await self._call("GET", f"/v1/runs/{run_id}/groups/{group_id}")
+        answer = await self._call("GET", calls.run_path(run_id, "groups", group_id))
         return TrajectoryGroup.decode(answer.content)
 
     async def read_example(self, run_id: str, group_id: str) -> Example:
@@ -281,12 +283,12 @@ class Client:
         Raises ApiError `group_missing`.
         """
         headers = {"Accept": "application/json"}
-        answer = await self._call("GET", f"/v1/runs/{run_id}/groups/{group_id}", headers=headers)
+        answer = await self._call("GET", calls.run_path(run_id, "groups", group_id), headers=headers)
         return Example.model_validate_json(answer.content)
 
     async def audit(self, run_id: str) -> GroupAudit:
         """Returns the ids of all groups by state. The cost grows with the run."""
-        answer = await self._call("GET", f"/v1/runs/{run_id}/groups")
+        answer = await self._call("GET", calls.run_path(run_id, "groups"))
         return GroupAudit.model_validate_json(answer.content)
 
     async def lease(
@@ -311,7 +313,7 @@ class Client:
         amounts = {"groups": groups, "sequences": sequences}
         ask = {"incarnation": incarnation, "batch_id": batch_id, "wait": wait}
         answer = await self._call(
-            "POST", f"/v1/runs/{run_id}/lease", json={**ask, **amounts}, wait=wait, creation=creation
+            "POST", calls.run_path(run_id, "lease"), json={**ask, **amounts}, wait=wait, creation=creation
         )
         return None if answer.status_code == 204 else calls.decode_batch(answer.content)
 
@@ -320,7 +322,7 @@ class Client:
     ) -> list[str]:
         """Extends leases. Returns the batch ids whose leases are lost."""
         body = {"incarnation": incarnation, "batch_ids": list(batch_ids)}
-        answer = await self._call("POST", f"/v1/runs/{run_id}/extend", json=body, creation=creation)
+        answer = await self._call("POST", calls.run_path(run_id, "extend"), json=body, creation=creation)
         lost: list[str] = answer.json()["lost"]
         return lost
 
@@ -332,14 +334,14 @@ class Client:
         Raises ApiError `lease_lost` if some leases expired. The API has acked the other batches then.
         """
         body = {"incarnation": incarnation, "batch_ids": list(batch_ids)}
-        await self._call("POST", f"/v1/runs/{run_id}/ack", json=body, creation=creation)
+        await self._call("POST", calls.run_path(run_id, "ack"), json=body, creation=creation)
 
     async def nack(
         self, run_id: str, incarnation: int, batch_ids: Sequence[str], *, creation: str | None = None
     ) -> int:
         """Returns batches to the queue, where their groups get their old places back. Returns the number of groups."""
         body = {"incarnation": incarnation, "batch_ids": list(batch_ids)}
-        answer = await self._call("POST", f"/v1/runs/{run_id}/nack", json=body, creation=creation)
+        answer = await self._call("POST", calls.run_path(run_id, "nack"), json=body, creation=creation)
         return int(answer.json()["groups"])
 
     async def register_env(
@@ -362,11 +364,11 @@ class Client:
         body: dict[str, Any] = {"env_id": env_id, "weight": weight}
         if heartbeat_s is not None:  # an earlier API does not know it
             body["heartbeat_s"] = heartbeat_s
-        await self._call("POST", f"/v1/runs/{run_id}/envs", json=body, creation=creation)
+        await self._call("POST", calls.run_path(run_id, "envs"), json=body, creation=creation)
 
     async def environments(self, run_id: str) -> list[Environment]:
         """Returns the registered environments."""
-        answer = await self._call("GET", f"/v1/runs/{run_id}/envs")
+        answer = await self._call("GET", calls.run_path(run_id, "envs"))
         return [Environment.model_validate(row) for row in answer.json()]
 
     async def heartbeat_env(self, run_id: str, env_id: str, *, creation: str | None = None) -> None:
@@ -374,11 +376,11 @@ class Client:
 
         Raises ApiError `env_missing`.
         """
-        await self._call("POST", f"/v1/runs/{run_id}/envs/{env_id}/heartbeat", creation=creation)
+        await self._call("POST", calls.run_path(run_id, "envs", env_id, "heartbeat"), creation=creation)
 
     async def leave_env(self, run_id: str, env_id: str, *, creation: str | None = None) -> None:
         """Removes the registration of an environment and frees its share. Raises ApiError `env_missing`."""
-        await self._call("DELETE", f"/v1/runs/{run_id}/envs/{env_id}", creation=creation)
+        await self._call("DELETE", calls.run_path(run_id, "envs", env_id), creation=creation)
 
     async def claim(self, run_id: str, name: str, holder: str, ttl: float, *, creation: str | None = None) -> str:
         """Claims a piece of work for `ttl` seconds (1 to 3600), or extends the claim. Returns the holder of the claim.
@@ -388,12 +390,12 @@ class Client:
         Raises ApiError `too_many_claims`.
         """
         body = {"name": name, "holder": holder, "ttl": ttl}
-        answer = await self._call("POST", f"/v1/runs/{run_id}/claims", json=body, creation=creation)
+        answer = await self._call("POST", calls.run_path(run_id, "claims"), json=body, creation=creation)
         return Claim.model_validate_json(answer.content).holder
 
     async def dead_letters(self, run_id: str, offset: int = 0, limit: int = 1024) -> list[DeadLetter]:
         """Returns the quarantined groups, oldest first, from number `offset`. `limit`: at most 1024."""
-        answer = await self._call("GET", f"/v1/runs/{run_id}/dead", params={"offset": offset, "limit": limit})
+        answer = await self._call("GET", calls.run_path(run_id, "dead"), params={"offset": offset, "limit": limit})
         return [DeadLetter.model_validate(row) for row in answer.json()]
 
     async def replay_dead_letters(self, run_id: str, group_ids: Sequence[str] | None = None) -> int:
@@ -416,11 +418,11 @@ class Client:
         Raises ApiError `too_many_sources`, or `too_large` for more than 32 KiB of JSON.
         """
         body = {"source": source, "step": step, "values": calls.finite(values)}
-        await self._call("POST", f"/v1/runs/{run_id}/metrics", json=body, creation=creation)
+        await self._call("POST", calls.run_path(run_id, "metrics"), json=body, creation=creation)
 
     async def metric_sources(self, run_id: str) -> list[str]:
         """Returns the names of the sources that reported metrics."""
-        answer = await self._call("GET", f"/v1/runs/{run_id}/metrics")
+        answer = await self._call("GET", calls.run_path(run_id, "metrics"))
         sources: list[str] = answer.json()
         return sources
 
@@ -431,7 +433,7 @@ class Client:
         for any other source that reported nothing.
         """
         params = {"after_step": after_step, "limit": limit}
-        answer = await self._call("GET", f"/v1/runs/{run_id}/metrics/{source}", params=params)
+        answer = await self._call("GET", calls.run_path(run_id, "metrics", source), params=params)
         return [MetricsRow.model_validate(row) for row in answer.json()]
 
     async def events(self, run_id: str, after: str | None = None) -> AsyncGenerator[RunEvent, None]:
@@ -440,7 +442,7 @@ class Client:
         `after`: the id of the last known event. None: only new events. The API keeps about the newest 1024 events.
         Raises ApiError `run_missing`, also if the run is deleted meanwhile.
         """
-        path = f"/v1/runs/{run_id}/events"
+        path = calls.run_path(run_id, "events")
         retries = calls.Retries(self.url, f"GET {path}", self._patience)
         while True:
             headers = {} if after is None else {"Last-Event-ID": after}
@@ -469,7 +471,7 @@ class Client:
 
         `Example.texts(tokenizer)` returns their prompts and completions as text.
         """
-        answer = await self._call("GET", f"/v1/runs/{run_id}/examples", params={"limit": limit})
+        answer = await self._call("GET", calls.run_path(run_id, "examples"), params={"limit": limit})
         return [Example.model_validate(row) for row in answer.json()]
 
     async def close(self) -> None:
@@ -486,7 +488,7 @@ class Client:
 
     async def _settle_dead_letters(self, run_id: str, how: str, group_ids: Sequence[str] | None) -> int:
         body = {"group_ids": None if group_ids is None else list(group_ids)}
-        answer = await self._call("POST", f"/v1/runs/{run_id}/dead/{how}", json=body)
+        answer = await self._call("POST", calls.run_path(run_id, "dead", how), json=body)
         return int(answer.json()["groups"])
 
     async def _call(

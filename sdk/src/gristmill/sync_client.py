@@ -113,7 +113,7 @@ class SyncClient:
 
     def get_run(self, run_id: str) -> RunRecord:
         """Returns the run's record. Raises ApiError `run_missing`."""
-        answer = self._call("GET", f"/v1/runs/{run_id}")
+        answer = self._call("GET", calls.run_path(run_id))
         return RunRecord.model_validate_json(answer.content)
 
     def open_run(self, wait: float, stack: str = "default") -> RunRecord | None:
@@ -123,7 +123,7 @@ class SyncClient:
 
     def status(self, run_id: str) -> RunStatus:
         """Returns the counts of the run. The cost does not grow with the run."""
-        answer = self._call("GET", f"/v1/runs/{run_id}/status")
+        answer = self._call("GET", calls.run_path(run_id, "status"))
         return RunStatus.model_validate_json(answer.content)
 
     def progress(self, run_id: str) -> Progress:
@@ -161,7 +161,7 @@ class SyncClient:
         # Retries send the same word, so the API counts them as one trainer: a second incarnation would fence the first.
         taker = uuid.uuid4().hex
         body = {"trainer": trainer, "covered": list(covered), "step": step, "creation": creation, "taker": taker}
-        answer = self._call("POST", f"/v1/runs/{run_id}/take", json=body)
+        answer = self._call("POST", calls.run_path(run_id, "take"), json=body)
         fields = answer.json()
         return int(fields["incarnation"]), RunRecord.model_validate(fields["record"])
 
@@ -174,17 +174,19 @@ class SyncClient:
         """
         version = PolicyVersion.of(version)
         body = {"incarnation": version.incarnation, "step": version.step}
-        answer = self._call("POST", f"/v1/runs/{run_id}/version", json=body, creation=creation)
+        answer = self._call("POST", calls.run_path(run_id, "version"), json=body, creation=creation)
         return RunRecord.model_validate_json(answer.content)
 
     def finish(self, run_id: str, incarnation: int, *, creation: str | None = None) -> RunRecord:
         """Ends the run, as its trainer. Environments receive the state with their next request for permits."""
-        answer = self._call("POST", f"/v1/runs/{run_id}/finish", json={"incarnation": incarnation}, creation=creation)
+        answer = self._call(
+            "POST", calls.run_path(run_id, "finish"), json={"incarnation": incarnation}, creation=creation
+        )
         return RunRecord.model_validate_json(answer.content)
 
     def close_run(self, run_id: str) -> RunRecord:
         """Ends a run by hand, whichever trainer holds it, so that another run may begin."""
-        answer = self._call("POST", f"/v1/runs/{run_id}/close")
+        answer = self._call("POST", calls.run_path(run_id, "close"))
         return RunRecord.model_validate_json(answer.content)
 
     def delete_run(self, run_id: str) -> None:
@@ -192,7 +194,7 @@ class SyncClient:
 
         Raises ApiError `run_open` for a run that is not finished, `archiving` while its groups are being archived.
         """
-        self._call("DELETE", f"/v1/runs/{run_id}")
+        self._call("DELETE", calls.run_path(run_id))
 
     def permits(self, run_id: str, holder: str, count: int, wait: float, *, creation: str | None = None) -> PermitGrant:
         """Requests up to `count` permits (at most 1024) and waits up to `wait` seconds for the first.
@@ -202,7 +204,7 @@ class SyncClient:
         Atropos' environments feed.
         """
         body = {"holder": holder, "count": count, "wait": wait}
-        answer = self._call("POST", f"/v1/runs/{run_id}/permits", json=body, wait=wait, creation=creation)
+        answer = self._call("POST", calls.run_path(run_id, "permits"), json=body, wait=wait, creation=creation)
         return PermitGrant.model_validate_json(answer.content).to(run_id, holder)
 
     def renew_permits(
@@ -214,7 +216,7 @@ class SyncClient:
         the holder never received.
         """
         body = {"holder": holder, "group_ids": None if group_ids is None else list(group_ids)}
-        answer = self._call("POST", f"/v1/runs/{run_id}/permits/renew", json=body, creation=creation)
+        answer = self._call("POST", calls.run_path(run_id, "permits", "renew"), json=body, creation=creation)
         lost: list[str] = answer.json()["lost"]
         return lost
 
@@ -237,11 +239,11 @@ class SyncClient:
         body: dict[str, Any] = {"holder": holder, "group_id": group_id, "reason": reason}
         if result is not None:
             body["result"] = result.model_dump(mode="json")
-        self._call("POST", f"/v1/runs/{run_id}/permits/return", json=body, creation=creation)
+        self._call("POST", calls.run_path(run_id, "permits", "return"), json=body, creation=creation)
 
     def abandon_permits(self, run_id: str, holder: str, *, creation: str | None = None) -> None:
         """Returns all permits of the holder to the API."""
-        self._call("POST", f"/v1/runs/{run_id}/permits/abandon", json={"holder": holder}, creation=creation)
+        self._call("POST", calls.run_path(run_id, "permits", "abandon"), json={"holder": holder}, creation=creation)
 
     def submit(
         self, group: TrajectoryGroup, holder: str, *, result: RowResult | None = None, creation: str | None = None
@@ -253,7 +255,7 @@ class SyncClient:
         """
         answer = self._call(
             "PUT",
-            f"/v1/runs/{group.run_id}/groups/{group.group_id}",
+            calls.run_path(group.run_id, "groups", group.group_id),
             params={"holder": holder, **({} if result is None else {"result": result.model_dump_json()})},
             creation=creation,
             content=group.encode(),
@@ -266,7 +268,7 @@ class SyncClient:
 
         Raises ApiError `group_missing`.
         """
-        answer = self._call("GET", f"/v1/runs/{run_id}/groups/{group_id}")
+        answer = self._call("GET", calls.run_path(run_id, "groups", group_id))
         return TrajectoryGroup.decode(answer.content)
 
     def read_example(self, run_id: str, group_id: str) -> Example:
@@ -275,12 +277,12 @@ class SyncClient:
         Raises ApiError `group_missing`.
         """
         headers = {"Accept": "application/json"}
-        answer = self._call("GET", f"/v1/runs/{run_id}/groups/{group_id}", headers=headers)
+        answer = self._call("GET", calls.run_path(run_id, "groups", group_id), headers=headers)
         return Example.model_validate_json(answer.content)
 
     def audit(self, run_id: str) -> GroupAudit:
         """Returns the ids of all groups by state. The cost grows with the run."""
-        answer = self._call("GET", f"/v1/runs/{run_id}/groups")
+        answer = self._call("GET", calls.run_path(run_id, "groups"))
         return GroupAudit.model_validate_json(answer.content)
 
     def lease(
@@ -304,7 +306,9 @@ class SyncClient:
         """
         amounts = {"groups": groups, "sequences": sequences}
         ask = {"incarnation": incarnation, "batch_id": batch_id, "wait": wait}
-        answer = self._call("POST", f"/v1/runs/{run_id}/lease", json={**ask, **amounts}, wait=wait, creation=creation)
+        answer = self._call(
+            "POST", calls.run_path(run_id, "lease"), json={**ask, **amounts}, wait=wait, creation=creation
+        )
         return None if answer.status_code == 204 else calls.decode_batch(answer.content)
 
     def extend(
@@ -312,7 +316,7 @@ class SyncClient:
     ) -> list[str]:
         """Extends leases. Returns the batch ids whose leases are lost."""
         body = {"incarnation": incarnation, "batch_ids": list(batch_ids)}
-        answer = self._call("POST", f"/v1/runs/{run_id}/extend", json=body, creation=creation)
+        answer = self._call("POST", calls.run_path(run_id, "extend"), json=body, creation=creation)
         lost: list[str] = answer.json()["lost"]
         return lost
 
@@ -322,12 +326,12 @@ class SyncClient:
         Raises ApiError `lease_lost` if some leases expired. The API has acked the other batches then.
         """
         body = {"incarnation": incarnation, "batch_ids": list(batch_ids)}
-        self._call("POST", f"/v1/runs/{run_id}/ack", json=body, creation=creation)
+        self._call("POST", calls.run_path(run_id, "ack"), json=body, creation=creation)
 
     def nack(self, run_id: str, incarnation: int, batch_ids: Sequence[str], *, creation: str | None = None) -> int:
         """Returns batches to the queue, where their groups get their old places back. Returns the number of groups."""
         body = {"incarnation": incarnation, "batch_ids": list(batch_ids)}
-        answer = self._call("POST", f"/v1/runs/{run_id}/nack", json=body, creation=creation)
+        answer = self._call("POST", calls.run_path(run_id, "nack"), json=body, creation=creation)
         return int(answer.json()["groups"])
 
     def register_env(
@@ -350,11 +354,11 @@ class SyncClient:
         body: dict[str, Any] = {"env_id": env_id, "weight": weight}
         if heartbeat_s is not None:  # an earlier API does not know it
             body["heartbeat_s"] = heartbeat_s
-        self._call("POST", f"/v1/runs/{run_id}/envs", json=body, creation=creation)
+        self._call("POST", calls.run_path(run_id, "envs"), json=body, creation=creation)
 
     def environments(self, run_id: str) -> list[Environment]:
         """Returns the registered environments."""
-        answer = self._call("GET", f"/v1/runs/{run_id}/envs")
+        answer = self._call("GET", calls.run_path(run_id, "envs"))
         return [Environment.model_validate(row) for row in answer.json()]
 
     def heartbeat_env(self, run_id: str, env_id: str, *, creation: str | None = None) -> None:
@@ -362,11 +366,11 @@ class SyncClient:
 
         Raises ApiError `env_missing`.
         """
-        self._call("POST", f"/v1/runs/{run_id}/envs/{env_id}/heartbeat", creation=creation)
+        self._call("POST", calls.run_path(run_id, "envs", env_id, "heartbeat"), creation=creation)
 
     def leave_env(self, run_id: str, env_id: str, *, creation: str | None = None) -> None:
         """Removes the registration of an environment and frees its share. Raises ApiError `env_missing`."""
-        self._call("DELETE", f"/v1/runs/{run_id}/envs/{env_id}", creation=creation)
+        self._call("DELETE", calls.run_path(run_id, "envs", env_id), creation=creation)
 
     def claim(self, run_id: str, name: str, holder: str, ttl: float, *, creation: str | None = None) -> str:
         """Claims a piece of work for `ttl` seconds (1 to 3600), or extends the claim. Returns the holder of the claim.
@@ -376,12 +380,12 @@ class SyncClient:
         Raises ApiError `too_many_claims`.
         """
         body = {"name": name, "holder": holder, "ttl": ttl}
-        answer = self._call("POST", f"/v1/runs/{run_id}/claims", json=body, creation=creation)
+        answer = self._call("POST", calls.run_path(run_id, "claims"), json=body, creation=creation)
         return Claim.model_validate_json(answer.content).holder
 
     def dead_letters(self, run_id: str, offset: int = 0, limit: int = 1024) -> list[DeadLetter]:
         """Returns the quarantined groups, oldest first, from number `offset`. `limit`: at most 1024."""
-        answer = self._call("GET", f"/v1/runs/{run_id}/dead", params={"offset": offset, "limit": limit})
+        answer = self._call("GET", calls.run_path(run_id, "dead"), params={"offset": offset, "limit": limit})
         return [DeadLetter.model_validate(row) for row in answer.json()]
 
     def replay_dead_letters(self, run_id: str, group_ids: Sequence[str] | None = None) -> int:
@@ -404,11 +408,11 @@ class SyncClient:
         Raises ApiError `too_many_sources`, or `too_large` for more than 32 KiB of JSON.
         """
         body = {"source": source, "step": step, "values": calls.finite(values)}
-        self._call("POST", f"/v1/runs/{run_id}/metrics", json=body, creation=creation)
+        self._call("POST", calls.run_path(run_id, "metrics"), json=body, creation=creation)
 
     def metric_sources(self, run_id: str) -> list[str]:
         """Returns the names of the sources that reported metrics."""
-        answer = self._call("GET", f"/v1/runs/{run_id}/metrics")
+        answer = self._call("GET", calls.run_path(run_id, "metrics"))
         sources: list[str] = answer.json()
         return sources
 
@@ -419,7 +423,7 @@ class SyncClient:
         for any other source that reported nothing.
         """
         params = {"after_step": after_step, "limit": limit}
-        answer = self._call("GET", f"/v1/runs/{run_id}/metrics/{source}", params=params)
+        answer = self._call("GET", calls.run_path(run_id, "metrics", source), params=params)
         return [MetricsRow.model_validate(row) for row in answer.json()]
 
     def events(self, run_id: str, after: str | None = None) -> Generator[RunEvent, None, None]:
@@ -428,7 +432,7 @@ class SyncClient:
         `after`: the id of the last known event. None: only new events. The API keeps about the newest 1024 events.
         Raises ApiError `run_missing`, also if the run is deleted meanwhile.
         """
-        path = f"/v1/runs/{run_id}/events"
+        path = calls.run_path(run_id, "events")
         retries = calls.Retries(self.url, f"GET {path}", self._patience)
         while True:
             headers = {} if after is None else {"Last-Event-ID": after}
@@ -457,7 +461,7 @@ class SyncClient:
 
         `Example.texts(tokenizer)` returns their prompts and completions as text.
         """
-        answer = self._call("GET", f"/v1/runs/{run_id}/examples", params={"limit": limit})
+        answer = self._call("GET", calls.run_path(run_id, "examples"), params={"limit": limit})
         return [Example.model_validate(row) for row in answer.json()]
 
     def close(self) -> None:
@@ -472,7 +476,7 @@ class SyncClient:
 
     def _settle_dead_letters(self, run_id: str, how: str, group_ids: Sequence[str] | None) -> int:
         body = {"group_ids": None if group_ids is None else list(group_ids)}
-        answer = self._call("POST", f"/v1/runs/{run_id}/dead/{how}", json=body)
+        answer = self._call("POST", calls.run_path(run_id, "dead", how), json=body)
         return int(answer.json()["groups"])
 
     def _call(

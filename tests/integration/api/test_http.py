@@ -215,6 +215,9 @@ async def test_invalid_requests_get_422_in_our_error_shape(http: httpx.AsyncClie
         ("POST", f"{AT}/permits", {"holder": "e", "count": 0}),
         ("POST", f"{AT}/permits", {"holder": "e", "count": 1, "wait": -1}),
         ("POST", f"{AT}/permits/return", {"holder": "e", "group_id": "g1", "reason": "no spaces"}),
+        ("POST", f"{AT}/envs", {"env_id": "."}),
+        ("POST", f"{AT}/envs", {"env_id": "x" * 129}),
+        ("POST", f"{AT}/metrics", {"source": "..", "step": 1, "values": {}}),
         ("GET", "/v1/open?wait=nan", None),
         ("PUT", f"{AT}/groups/g1", None),
     ):

@@ -161,6 +161,23 @@ async def test_clients_have_a_method_for_every_call_of_the_api_with_every_field(
         assert sent == operations
 
 
+@pytest.mark.parametrize("wrong", ["", ".", "..", "other/envs"])
+def test_name_that_would_change_the_path_of_a_call_is_refused(wrong: str) -> None:
+    with SyncClient("http://api") as client:
+        client._http = httpx.Client(base_url="http://api", transport=httpx.MockTransport(_raise))
+        for call in (lambda: client.delete_run(wrong), lambda: client.leave_env(RUN, wrong)):
+            with raises(ApiError, "bad_request"):
+                call()
+
+
+def test_name_in_a_path_is_quoted() -> None:
+    with SyncClient("http://api") as client:
+        client._http = httpx.Client(base_url="http://api", transport=httpx.MockTransport(_raise))
+        with pytest.raises(Sent) as sent:
+            client.delete_run("other#old?a=1%2f")
+    assert sent.value.request.url.raw_path == b"/v1/runs/other%23old%3Fa%3D1%252f"
+
+
 def _record(run_id: str, created_at: float, **changes: Any) -> dict[str, Any]:
     return {
         "run_id": run_id, "state": "open", "digest": "", "group_size": 2, "env": {}, "created_at": created_at, **changes

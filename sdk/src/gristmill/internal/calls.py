@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import httpx
 import msgspec
@@ -61,6 +61,18 @@ def check_api_url(url: str) -> str:
             "api_url_invalid", f"{shown!r} is not the address of an API, such as http://127.0.0.1:8000", url=shown
         )
     return url
+
+
+def run_path(*names: str) -> str:
+    """Returns the path of a run or of a part of it, with quoted names. `names`: the run's id and the segments after it.
+
+    Raises ApiError `bad_request` for a name that would change the path, because the call would concern something else.
+    The API decodes a quoted "/" before it selects the route.
+    """
+    for name in names:
+        if name in ("", ".", "..") or "/" in name:
+            raise ApiError(ErrorCode.BAD_REQUEST, 422, f"{name!r} is not a valid name in the path of a request.")
+    return "/".join(("/v1/runs", *(quote(name, safe="") for name in names)))
 
 
 def new_word() -> str:

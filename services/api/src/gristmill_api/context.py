@@ -59,14 +59,14 @@ Word = Annotated[str | None, Depends(given_word)]
 
 Ctx = Annotated[Context, Depends(_context)]
 
-NAME_PATTERN = r"^[A-Za-z0-9._:-]{1,128}$"
 RunId = Annotated[str, Path(pattern=ID_PATTERN)]
 GroupId = Annotated[str, Path(pattern=ID_PATTERN)]
 
 Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
 """A run or group id."""
-Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
-"""A permit holder or a batch id, chosen by the client."""
+Name = Annotated[str, StringConstraints(pattern=r"^\.*[A-Za-z0-9_:-][A-Za-z0-9._:-]*$", max_length=128)]
+"""A permit holder, a source of metrics or a batch id, chosen by the client. A name of dots alone is refused, because
+HTTP clients remove the segments "." and ".." from a path: the request would concern the run instead."""
 
 
 class RequestModel(BaseModel):

@@ -12,14 +12,14 @@ from pydantic import Field
 from gristmill import Claim, Environment
 from gristmill.internal.logs import line
 from gristmill_api import errors
-from gristmill_api.context import NAME_PATTERN, Ctx, Name, RequestModel, RunId, Word
+from gristmill_api.context import Ctx, Name, RequestModel, RunId, Word
 from gristmill_api.routes.journal import OWN_SOURCES
 from gristmill_api.store.envs import REPORT_CLAIM
 
 _LOG = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1/runs/{run_id}", tags=["environments"])
 
-EnvId = Annotated[str, Path(pattern=NAME_PATTERN)]
+EnvId = Annotated[Name, Path()]
 
 
 class Register(RequestModel):

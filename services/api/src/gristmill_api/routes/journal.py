@@ -15,7 +15,7 @@ from gristmill.internal.metrics import MAX_TEXT
 from gristmill_api import errors
 from gristmill_api.access.permissions import Need
 from gristmill_api.access.settings import Role
-from gristmill_api.context import NAME_PATTERN, Ctx, Name, RequestModel, RunId
+from gristmill_api.context import Ctx, Name, RequestModel, RunId
 from gristmill_api.examples import example
 from gristmill_api.http.body_limit import offload
 from gristmill_api.settings import MAX_NUMBER
@@ -40,7 +40,7 @@ ByName = Annotated[
     dict[Annotated[str, StringConstraints(pattern=r"^[ -~]{1,128}$")], T],
     Field(max_length=MAX_VALUES, json_schema_extra={"additionalProperties": False}),
 ]
-Source = Annotated[str, Path(pattern=NAME_PATTERN)]
+Source = Annotated[Name, Path()]
 
 
 class Row(RequestModel):
