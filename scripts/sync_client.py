@@ -30,7 +30,7 @@ REPLACEMENTS = (
     (r"\basyncio\.sleep\b", "time.sleep"),
     (r"\bAsyncGenerator\[RunEvent, None\]", "Generator[RunEvent, None, None]"),
     (r"\bAsyncGenerator\b", "Generator"),
-    (r"\bconnections\.async_client\b", "connections.client"),
+    (r"\bconnections\.async_client\(self\.url, limits=None,", "connections.client(self.url,"),
     (r"\bClient:", "SyncClient:"),
     (r"\baiter_lines\b", "iter_lines"),
     (r"\baread\b", "read"),

@@ -79,7 +79,7 @@ class Client:
         headers = calls.headers(url, token, word)
         self.url = url.rstrip("/")
         self._patience = patience
-        self._http = connections.async_client(self.url, timeout=timeout, headers=headers)
+        self._http = connections.async_client(self.url, limits=None, timeout=timeout, headers=headers)
         self._timeout = timeout
 
     async def create_run(

@@ -277,6 +277,11 @@ async def test_request_after_a_cancelled_one_never_waits_for_its_connection(coun
             assert [answer.text for answer in answers] == ["/after/0", "/after/1"]
 
 
+async def test_cancelled_calls_of_the_client_fill_no_shared_pool() -> None:
+    async with Client("http://127.0.0.1:9") as client:
+        assert isinstance(client._http._transport, connections._AnyNumber)
+
+
 def test_idle_connections_are_closed_here_before_uvicorn_closes_them() -> None:
     for limits in (connections._LIMITS, connections._ONE):
         assert limits.keepalive_expiry is not None
