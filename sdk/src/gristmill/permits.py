@@ -209,9 +209,8 @@ class PermitSession:
         `result`: of the group, in a run whose rows may rest. Raises ApiError for any other refusal, such as
         `bad_group`.
         """
-        self._settling.add(group.group_id)
         try:
-            with self._refusing_another_run():
+            with self._settles(group.group_id):
                 await self._api.submit(group, self._holder, result=result, creation=self.creation)
         except ApiError as error:
             return self._not_needed(group.group_id, error)
@@ -225,9 +224,8 @@ class PermitSession:
         `reason`: 1 to 64 lower-case letters, digits and underscores. The run's status counts the reasons. `result`: of
         the group, if it was scored, in a run whose rows may rest.
         """
-        self._settling.add(permit.group_id)
         try:
-            with self._refusing_another_run():
+            with self._settles(permit.group_id):
                 await self._api.return_permit(
                     self._run_id, self._holder, permit.group_id, reason, result=result, creation=self.creation
                 )
@@ -261,6 +259,18 @@ class PermitSession:
             group_id,
             exc_info=error,
         )
+
+    @contextlib.contextmanager
+    def _settles(self, group_id: str) -> Iterator[None]:
+        """Marks the group as settled while the block submits or drops it, and afterwards unless the block failed."""
+        self._settling.add(group_id)
+        try:
+            with self._refusing_another_run():
+                yield
+        except Exception as error:
+            if not (isinstance(error, ApiError) and error.code in _SETTLED):
+                self._settling.discard(group_id)
+            raise
 
     def _not_needed(self, group_id: str, error: ApiError) -> bool:
         if error.code not in _SETTLED:

@@ -355,6 +355,26 @@ async def test_exception_of_the_work_ends_the_session_by_default() -> None:
     assert api.returned == []
 
 
+async def test_group_whose_refused_submit_or_drop_the_work_catches_is_dropped() -> None:
+    class Refusing(Rows):
+        async def submit(self, *arguments: object, **named: object) -> bool:
+            raise ApiError(ErrorCode.TOO_LARGE, 413, "too large")
+
+        async def return_permit(self, *arguments: object, **named: object) -> None:
+            if arguments[3] == "No reason":
+                raise ApiError(ErrorCode.BAD_REQUEST, 422, "wrong")
+            await super().return_permit(*arguments, **named)
+
+    async def work(permit: Permit) -> None:
+        group: Any = permit
+        with pytest.raises(ApiError):
+            await (api.session.submit(group) if permit.row else api.session.drop(permit, "No reason"))
+
+    api = Refusing(2)
+    await api.serve(work, "raise")
+    assert api.returned == ["not_submitted"] * 2
+
+
 async def test_permits_that_are_all_dropped_are_warned_about_with_the_reasons(caplog: pytest.LogCaptureFixture) -> None:
     api = Rows(200)
 
