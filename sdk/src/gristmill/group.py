@@ -140,7 +140,19 @@ SOURCE = "source"
 _ENV_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _OBJECTS = msgspec.msgpack.Decoder(_Objects)
 _DECODER = msgspec.msgpack.Decoder(_Wire)
-_ENCODER = msgspec.msgpack.Encoder()
+
+
+def _plain(value: Any) -> Any:
+    """Returns a scalar of numpy, or of a subclass of a plain type, as the plain type that msgspec encodes."""
+    if isinstance(value, np.generic):
+        return value.item()
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    raise TypeError(f"a value is of type {type(value).__name__}")
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
 
 
 class Tokenizer(Protocol):
@@ -319,34 +331,37 @@ class TrajectoryGroup:
     def encode(self) -> bytes:
         """Returns the group as bytes of `GROUP_MEDIA_TYPE`.
 
-        Raises GroupError if the fields other than arrays take more than `MAX_OBJECT_BYTES`.
+        Raises GroupError if the fields other than arrays take more than `MAX_OBJECT_BYTES`, or hold an integer of more
+        than 64 bits.
         """
-        body = _ENCODER.encode(
-            _Wire(
-                format=1,
-                group_id=self.group_id,
-                run_id=self.run_id,
-                env_id=self.env_id,
-                row=self.row,
-                lengths=_bytes(self.lengths, "<i4"),
-                tokens=_bytes(self.tokens, "<i4"),
-                logprobs=_bytes(self.logprobs, "<f4"),
-                mask=np.packbits(self.mask, bitorder="little").tobytes(),
-                rewards=_bytes(self.rewards, "<f4"),
-                reward_parts=self.reward_parts,
-                finish_reasons=self.finish_reasons,
-                sampling=self.sampling,
-                versions=self.versions,
-                advantages=_optional_bytes(self.advantages, "<f4"),
-                ref_logprobs=_optional_bytes(self.ref_logprobs, "<f4"),
-                distill_ids=_optional_bytes(self.distill_ids, "<i4"),
-                distill_logprobs=_optional_bytes(self.distill_logprobs, "<f4"),
-                overrides=self.overrides,
-                messages=self.messages,
-                meta=self.meta or None,
-                rollouts=_optional_bytes(self.rollouts, "<i4"),
-            )
+        wire = _Wire(
+            format=1,
+            group_id=self.group_id,
+            run_id=self.run_id,
+            env_id=self.env_id,
+            row=self.row,
+            lengths=_bytes(self.lengths, "<i4"),
+            tokens=_bytes(self.tokens, "<i4"),
+            logprobs=_bytes(self.logprobs, "<f4"),
+            mask=np.packbits(self.mask, bitorder="little").tobytes(),
+            rewards=_bytes(self.rewards, "<f4"),
+            reward_parts=self.reward_parts,
+            finish_reasons=self.finish_reasons,
+            sampling=self.sampling,
+            versions=self.versions,
+            advantages=_optional_bytes(self.advantages, "<f4"),
+            ref_logprobs=_optional_bytes(self.ref_logprobs, "<f4"),
+            distill_ids=_optional_bytes(self.distill_ids, "<i4"),
+            distill_logprobs=_optional_bytes(self.distill_logprobs, "<f4"),
+            overrides=self.overrides,
+            messages=self.messages,
+            meta=self.meta or None,
+            rollouts=_optional_bytes(self.rollouts, "<i4"),
         )
+        try:
+            body = _ENCODER.encode(wire)
+        except (TypeError, OverflowError) as error:
+            raise GroupError("not_plain", f"the group holds a value that msgpack does not have: {error}") from error
         _bound_objects(body)
         return body
 

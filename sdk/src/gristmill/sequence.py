@@ -51,8 +51,8 @@ class Sequence:
 def fields_of(sequences: abc.Sequence[Sequence]) -> dict[str, Any]:
     """Returns the fields of a TrajectoryGroup that come from its sequences, except `versions`.
 
-    Raises GroupError `no_sequences`, `sequence_length`, `length_mismatch` or `not_token_ids`. `values["sequence"]` is
-    the number of the sequence. The group itself checks the values.
+    Raises GroupError `no_sequences`, `sequence_length`, `length_mismatch`, `not_token_ids`, `negative_token` or
+    `not_finite`. `values["sequence"]` is the number of the sequence. The group itself checks the values.
     """
     if not sequences:
         raise GroupError("no_sequences", "a group needs at least one sequence")
@@ -72,8 +72,14 @@ def fields_of(sequences: abc.Sequence[Sequence]) -> dict[str, Any]:
         "tokens": np.concatenate(tokens),
         "logprobs": np.concatenate(logprobs),
         "mask": np.concatenate(masks),
-        "rewards": np.array([one.reward for one in sequences], np.float32),
-        "reward_parts": {name: [_optional(one.reward_parts.get(name)) for one in sequences] for name in names},
+        "rewards": np.array([_number(index, "rewards", one.reward) for index, one in enumerate(sequences)], np.float32),
+        "reward_parts": {
+            name: [
+                None if (value := one.reward_parts.get(name)) is None else _number(index, "reward_parts", value)
+                for index, one in enumerate(sequences)
+            ]
+            for name in names
+        },
         "finish_reasons": [one.finish_reason for one in sequences],
         "messages": None
         if all(messages is None for messages in conversations)
@@ -82,7 +88,7 @@ def fields_of(sequences: abc.Sequence[Sequence]) -> dict[str, Any]:
 
 
 def _ids(index: int, name: str, values: Ids) -> npt.NDArray[np.int32]:
-    array = np.asarray(values)
+    array = _array(values)
     if array.ndim == 1 and not len(array):
         raise GroupError("sequence_length", f"sequence {index}: its {name} has no tokens", sequence=index, field=name)
     if array.ndim != 1 or array.dtype.kind not in "iu" or int(array.max()) > _HIGHEST_ID:
@@ -98,7 +104,7 @@ def _ids(index: int, name: str, values: Ids) -> npt.NDArray[np.int32]:
 
 
 def _flat(index: int, name: str, values: Any, wanted: int) -> npt.NDArray[Any]:
-    array = np.asarray(values)
+    array = _array(values)
     if array.shape != (wanted,):
         raise GroupError(
             "length_mismatch",
@@ -109,5 +115,21 @@ def _flat(index: int, name: str, values: Any, wanted: int) -> npt.NDArray[Any]:
     return array
 
 
-def _optional(value: float | None) -> float | None:
-    return None if value is None else float(value)
+def _array(values: Any) -> npt.NDArray[Any]:
+    """Returns the values as an array. Lists of different lengths become an array of two dimensions without values."""
+    try:
+        return np.asarray(values)
+    except ValueError:
+        return np.empty((0, 0))
+
+
+def _number(index: int, name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise GroupError(
+            "not_finite",
+            f"sequence {index}: {name} holds a value that is not a finite number",
+            sequence=index,
+            field=name,
+        ) from error

@@ -81,6 +81,10 @@ def test_sequence_may_have_unsampled_tokens_messages_and_weights_that_changed() 
         ({"prompt": ["5"]}, "not_token_ids", {"sequence": 1, "field": "prompt"}),
         ({"prompt": [True]}, "not_token_ids", {"sequence": 1, "field": "prompt"}),
         ({"prompt": [[5, 6]]}, "not_token_ids", {"sequence": 1, "field": "prompt"}),
+        ({"prompt": [[5, 6], [7]]}, "not_token_ids", {"sequence": 1, "field": "prompt"}),
+        ({"mask": [[True, False], [True]]}, "length_mismatch", {"sequence": 1, "field": "mask"}),
+        ({"reward": 10**400}, "not_finite", {"sequence": 1, "field": "rewards"}),
+        ({"reward_parts": {"a": "x"}}, "not_finite", {"sequence": 1, "field": "reward_parts"}),
         ({"prompt": 5}, "not_token_ids", {"sequence": 1, "field": "prompt"}),
         ({"completion": [7, 2**31]}, "not_token_ids", {"sequence": 1, "field": "completion"}),
         ({"completion": [7, 2**70]}, "not_token_ids", {"sequence": 1, "field": "completion"}),
@@ -89,7 +93,7 @@ def test_sequence_may_have_unsampled_tokens_messages_and_weights_that_changed() 
         ({"logprobs": [-0.5, None]}, "not_finite", {"field": "logprobs"}),
         ({"logprobs": [-0.5, 0.25]}, "positive_logprob", {}),
         ({"reward": float("nan")}, "not_finite", {"field": "rewards"}),
-        ({"reward": None}, "not_finite", {"field": "rewards"}),
+        ({"reward": None}, "not_finite", {"sequence": 1, "field": "rewards"}),
         ({"reward_parts": {"length": float("inf")}}, "not_finite", {"field": "reward_parts"}),
         ({"versions": [("1.20", 0, 1)]}, "version_span", {"sequence": 1}),
         ({"versions": [("default", 0, 2)]}, "not_a_version", {"sequence": 1}),
@@ -100,6 +104,25 @@ def test_group_refuses_a_sequence_that_cannot_be_trained_on(
 ) -> None:
     with raises(GroupError, code, **values):
         _group(FIRST, dataclasses.replace(FIRST, **changes))
+
+
+def test_scalars_of_numpy_and_subclasses_of_plain_types_are_encoded_as_plain_values() -> None:
+    class Text(str):
+        pass
+
+    sampling = SamplingParams(temperature=np.float64(0.5), max_tokens=np.int64(8))  # type: ignore[arg-type]
+    whole = dataclasses.replace(FIRST, versions=[("1.20", np.int64(0), np.int64(2))])
+    group = dataclasses.replace(_group(whole), sampling=sampling, meta={"a": np.float64(1.5), Text("b"): Text("c")})
+    decoded = TrajectoryGroup.decode(group.encode())
+    assert decoded.meta == {"a": 1.5, "b": "c"}
+    assert decoded.sampling == SamplingParams(temperature=0.5, max_tokens=8)
+    assert decoded.versions == [[VersionSpan("1.20", 0, 2)]]
+
+
+@pytest.mark.parametrize("number", [2**64, -(2**63) - 1])
+def test_encode_refuses_an_integer_of_more_than_64_bits(number: int) -> None:
+    with raises(GroupError, "not_plain"):
+        dataclasses.replace(_group(FIRST), meta={"n": number}).encode()
 
 
 def test_group_needs_a_sequence_a_version_and_a_holder() -> None:
