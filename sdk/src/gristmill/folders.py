@@ -282,7 +282,8 @@ def _is_own_file(path: Path, since: float) -> bool:
 
 
 def _is_step(value: object) -> bool:
-    return isinstance(value, int) and number(value) is not None and value >= 0
+    """Returns whether the API takes `value` as the step of a row of metrics."""
+    return isinstance(value, int) and number(value) is not None and 0 <= value <= 2**53
 
 
 def _modified(path: Path) -> float | None:

@@ -156,6 +156,7 @@ ODD: tuple[object, ...] = (
     -1,
     {},
     {"odd": 1.0},
+    {"0": None},
 )
 FIELDS = (
     "pass@1", "prompts", "pass@1_stderr", "reward_mean", "reward_parts", "seconds", "staleness", "rejected", "receipts",
@@ -183,7 +184,10 @@ async def test_odd_value_in_a_row_breaks_no_page(tmp_path: Path, name: str) -> N
         folder = tmp_path / f"odd-{number}"
         folder.mkdir()
         row = {"pass@1": 1.0, "prompts": 8, name: value}
-        lines = [json.dumps(one) for one in ({"step": 1, "reward_mean": 0.25}, 7, {"step": "y"}, {**row, "step": 2})]
+        lines = [
+            json.dumps(one)
+            for one in ({"step": 1, "reward_mean": 0.25}, 7, {"step": "y"}, {"step": 2**53 + 1}, {**row, "step": 2})
+        ]
         (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
         assert queries.overview_of((tmp_path,), folder.name)["step"] == 2
         assert queries.news_of((tmp_path,), folder.name, 0)["last_step"] == 2

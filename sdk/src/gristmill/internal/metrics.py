@@ -206,7 +206,7 @@ def readable(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _fits(value: Any, kind: str) -> bool:
     if kind == "numbers":
-        return isinstance(value, Mapping) and all(_fits(one, "number") for one in value.values())
+        return isinstance(value, Mapping) and all(one is not None and _fits(one, "number") for one in value.values())
     if kind == "text":
         return value is None or isinstance(value, str)
     return value is None or isinstance(value, float) or number(value) is not None  # NaN is a sign of trouble: it stays
