@@ -392,9 +392,16 @@ def final_facts(main: MainRank, step: int) -> RunFacts:
 
 
 def finish_run(main: MainRank, step: int, model: Path) -> None:
-    """Ends the run in the API, and pushes the folder `model` to the hub."""
-    main.session.finish()
-    if main.finish.hub is not None:
-        with main.guard.unwatched("push_to_hub"):
-            main.finish.hub.push(model)
+    """Pushes the folder `model` to the hub, and ends the run in the API. The run ends even if the push fails, because
+    a new push needs no training.
+
+    The push comes first: environment and launcher stop when the run has ended, and an upload may last longer than they
+    wait for the trainer.
+    """
+    try:
+        if main.finish.hub is not None:
+            with main.guard.unwatched("push_to_hub"):
+                main.finish.hub.push(model)
+    finally:
+        main.session.finish()
     _LOG.info("run %s is finished after %d steps; its model: %s", main.session.run.run_id, step, model)

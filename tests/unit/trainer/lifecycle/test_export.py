@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 from tests.support.errors import raises
-from tests.support.http_server import Answer, HttpServer
+from tests.support.http_server import Answer, HttpServer, Request
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
@@ -16,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from gristmill_trainer.errors import ModelError, TrainerError
 from gristmill_trainer.export import Hub, RunFacts, export_model, public_command
+from gristmill_trainer.loop import finish_run
 from gristmill_trainer.policy import Policy
 
 FACTS = RunFacts(
@@ -163,3 +166,22 @@ def test_failed_push_names_the_folder_of_the_model(tmp_path: Path) -> None:
     assert "hf_secret" not in repr((raised.value, raised.value.values))
     with raises(TrainerError, "push_failed", folder=tmp_path):
         hub.push(tmp_path)
+
+
+def test_run_ends_after_the_push_even_if_the_push_fails(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    def refuse(request: Request) -> Answer:
+        calls.append("push")
+        return Answer(403)
+
+    with HttpServer(refuse) as server:
+        main = Mock()
+        main.finish.hub = Hub("me/model", "hf_secret", server.url)
+        main.guard.unwatched.return_value = contextlib.nullcontext()
+        main.session.finish.side_effect = lambda: calls.append("finish")
+        with raises(TrainerError, "push_failed"):
+            finish_run(main, 3, tmp_path)
+    assert calls[0] == "push"
+    assert calls[1:].count("finish") == 1
+    assert calls[-1] == "finish"
