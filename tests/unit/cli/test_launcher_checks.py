@@ -516,6 +516,23 @@ def test_folders_of_the_command_line_may_be_below_the_home_of_the_user(
     assert (services.runs_dir, services.state) == (tmp_path / "r", tmp_path / "s")
 
 
+def test_second_launcher_does_not_train_the_run_of_another(tmp_path: Path) -> None:
+    folder = tmp_path / "sums"
+    ours, theirs = (
+        Services(read_options([f"--runs_dir={tmp_path}", f"--state_dir={tmp_path / name}"], "gristmill run"))
+        for name in ("ours", "theirs")
+    )
+    with LocalStack(logs=folder / "logs") as first, LocalStack() as second:
+        ours.lock_run(first, "sums")
+        with raises(LocalStackError, "run_in_use", run="sums", path=folder):
+            theirs.lock_run(second, "sums")
+        trainer = ours.start_trainer(first, grace=1)
+        files = Path(f"/proc/{trainer.process.pid}/fd").iterdir()
+        assert folder / "logs" / "lock" in {file.readlink() for file in files}
+    with LocalStack() as third:
+        theirs.lock_run(third, "sums")
+
+
 def test_set_of_an_unknown_trainer_key_is_refused(refusal: Launch) -> None:
     error = refusal("--set=trainer.learnig_rate=1")
     assert "error [unknown_key]: " in error

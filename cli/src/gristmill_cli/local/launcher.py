@@ -94,6 +94,7 @@ class Launcher:
     def _run(self, stack: LocalStack, run: LocalRun) -> None:
         """Starts the services in order and waits for the end of the run."""
         services = self.services
+        services.lock_run(stack, self.plan.run_id)
         services.start_store(stack)
         if services.options.fresh:
             self._discard(stack)

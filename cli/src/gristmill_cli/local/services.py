@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import httpx
@@ -50,6 +51,23 @@ class Services:
         self.warm = WarmServer(self.state / "models", options.model_port)
         self._lock: int | None = None
         """The lock of the model server that stays, if this run uses it."""
+        self._run_lock: int | None = None
+
+    def lock_run(self, stack: LocalStack, run_id: str) -> None:
+        """Locks the run's folder until the stack and the trainer, which inherits the lock, have ended.
+
+        Raises LocalStackError if another launcher trains the run: with different stores, both would train it, and write
+        their steps into the same files.
+        """
+        folder = self.runs_dir / run_id
+        in_use = LocalStackError(
+            "run_in_use",
+            f"another `gristmill run` trains run {run_id} in {folder} (or the trainer of one that was killed still saves "
+            "its step): wait until it ends, stop it, or name another run with --run_id",
+            run=run_id,
+            path=folder,
+        )
+        self._run_lock = stack.borrow(_locked(folder / "logs" / "lock", in_use))
 
     def start_store(self, stack: LocalStack) -> None:
         """Starts Redis and the API."""
@@ -96,7 +114,7 @@ class Services:
                 **visible_gpus(os.environ, "TRAINER_GPU"),
             },
             grace=grace + TRAINER_LAST_SECONDS / 2,
-            keeps=() if self._lock is None else (self._lock,),
+            keeps=[lock for lock in (self._lock, self._run_lock) if lock is not None],
         )
 
     def start_env(self, stack: LocalStack) -> Service:
@@ -166,34 +184,39 @@ def start_redis(stack: LocalStack, state: Path, secrets: Secrets | None) -> str:
     folder, port = state / "redis", free_port()
     folder.mkdir(parents=True, exist_ok=True)
     users = ["--aclfile", str(secrets.path(ACL))] if secrets else []
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        _take(lock)
+    in_use = LocalStackError(
+        "state_in_use",
+        f"another stack uses the store in {folder}: stop the `gristmill run` that has it (or the redis-server that "
+        "a killed one left), or choose another folder with --state_dir",
+        path=folder,
+    )
+    with _locked(folder / "lock", in_use) as lock:
         redis = stack.start("redis", [*redis_command(port, folder), *users], keeps=(lock,))
-    except BlockingIOError as error:
-        raise LocalStackError(
-            "state_in_use",
-            f"another stack uses the store in {folder}: stop the `gristmill run` that has it (or the redis-server that "
-            "a killed one left), or choose another folder with --state_dir",
-            path=folder,
-        ) from error
-    finally:
-        os.close(lock)
     stack.wait_until(redis, lambda: listens(port), timeout=60)
     return f"redis://127.0.0.1:{port}/0"
 
 
-def _take(lock: int) -> None:
-    """Locks a file. Raises BlockingIOError if another process still holds the lock after some seconds: the Redis of a
-    launcher that was killed needs a moment to end."""
+@contextlib.contextmanager
+def _locked(file: Path, in_use: LocalStackError) -> Iterator[int]:
+    """Locks a file, and yields its descriptor. A process that inherits the descriptor keeps the lock after the context.
+
+    Raises `in_use` if another process still holds the lock after some seconds: the services of a launcher that was
+    killed need a moment to end.
+    """
+    lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     deadline = time.monotonic() + 5
-    while True:
-        try:
-            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
+    try:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise in_use from None
+                time.sleep(0.1)
+        yield lock
+    finally:
+        os.close(lock)
 
 
 def start_api(stack: LocalStack, environ: dict[str, str], redis_url: str, port: int, secrets: Secrets | None) -> None:
