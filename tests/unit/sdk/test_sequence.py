@@ -111,7 +111,7 @@ def test_scalars_of_numpy_and_subclasses_of_plain_types_are_encoded_as_plain_val
         pass
 
     sampling = SamplingParams(temperature=np.float64(0.5), max_tokens=np.int64(8))  # type: ignore[arg-type]
-    whole = dataclasses.replace(FIRST, versions=[("1.20", np.int64(0), np.int64(2))])
+    whole = dataclasses.replace(FIRST, versions=[("1.20", np.int64(0), np.int64(2))])  # type: ignore[list-item]
     group = dataclasses.replace(_group(whole), sampling=sampling, meta={"a": np.float64(1.5), Text("b"): Text("c")})
     decoded = TrajectoryGroup.decode(group.encode())
     assert decoded.meta == {"a": 1.5, "b": "c"}
