@@ -62,8 +62,8 @@ class Services:
         folder = self.runs_dir / run_id
         in_use = LocalStackError(
             "run_in_use",
-            f"another `gristmill run` trains run {run_id} in {folder} (or the trainer of one that was killed still saves "
-            "its step): wait until it ends, stop it, or name another run with --run_id",
+            f"another `gristmill run` trains run {run_id} in {folder} (or the trainer of one that was killed still "
+            "saves its step): wait until it ends, stop it, or name another run with --run_id",
             run=run_id,
             path=folder,
         )
