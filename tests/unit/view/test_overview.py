@@ -128,9 +128,10 @@ BUSY = ServerFacts(SERVER, problem="timed out", busy=True)
 @pytest.mark.parametrize(
     ("code", "changes"),
     [
-        ("no_environment", {"status": status(ready=0, outstanding=0, last_asked_s=80.0)}),
-        ("no_environment", {"status": status(ready=0, outstanding=0, last_asked_s=None)}),
-        ("no_environment", {"status": status(ready=0, outstanding=0, last_asked_s=80.0, leased=80)}),
+        ("no_environment", {"status": status(ready=0, outstanding=0, envs=0, last_asked_s=80.0)}),
+        ("no_environment", {"status": status(ready=0, outstanding=0, envs=0, last_asked_s=None)}),
+        ("no_environment", {"status": status(ready=0, outstanding=0, envs=0, last_asked_s=80.0, leased=80)}),
+        ("no_groups_come", {"status": status(ready=0, outstanding=0, last_asked_s=150.0, last_submit_s=160.0)}),
         ("environment_silent", {"services": [Service(name="env vm-1", state="down", heartbeat_s=8.0)]}),
         ("no_trainer", {"status": status(ready=16, outstanding=0, oldest_ready_s=90.0)}),
         ("no_groups_come", {"status": status(last_submit_s=300.0)}),
@@ -160,6 +161,11 @@ def test_trouble_has_a_code_a_text_and_a_remedy(code: str, changes: dict[str, An
     assert found.trouble == found.troubles[0]
     assert found.trouble.text
     assert found.trouble.remedy
+
+
+def test_environment_that_evaluates_for_a_minute_is_no_trouble() -> None:
+    evaluating = status(ready=0, outstanding=0, last_asked_s=80.0, last_submit_s=80.0)
+    assert not overview(live(status=evaluating)).troubles
 
 
 def test_step_that_rejected_every_group_is_shown() -> None:

@@ -207,7 +207,10 @@ def delays(run: Live) -> Iterator[Trouble]:
     if not (run.atropos or status.outstanding or asks(status)):
         seconds = status.last_asked_s
         why = "none ever did" if seconds is None else f"the last request was {seconds:.0f} s ago"
-        yield Trouble.of("no_environment", f"the trainer starves: no environment asks for permits ({why}; {last})")
+        if not status.envs:
+            yield Trouble.of("no_environment", f"the trainer starves: no environment asks for permits ({why}; {last})")
+        elif run.quiet:  # An environment asks for no permits while it evaluates.
+            yield Trouble.of("no_groups_come", f"the environment is alive and asks for no permits ({why}), and {last}")
     elif run.quiet and status.outstanding:
         yield Trouble.of("no_groups_come", f"the environment works on {status.outstanding} rows, and {last}")
     elif run.quiet and run.starving and run.atropos:
