@@ -65,7 +65,7 @@ def test_output_without_a_terminal_is_one_line_per_step_and_a_summary(tmp_path: 
     assert not any(" | " in line for line in lines), output
     folder = tmp_path / "runs" / "quickstart"
     services = ("redis", "model", "api", "env", "trainer")
-    assert {path.name for path in (folder / "logs").iterdir()} == {f"{name}.log" for name in services}
+    assert {path.name for path in (folder / "logs").iterdir()} == {"lock", *(f"{name}.log" for name in services)}
     for text in ("Traceback", "ERROR", *HARMLESS):
         assert text not in output
     log = (folder / "logs" / "model.log").read_text()
