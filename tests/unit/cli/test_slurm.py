@@ -290,6 +290,14 @@ def test_configuration_that_cannot_run_is_refused_before_the_submission(
     assert f"[{code}]" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["a%x", "a\\b", "a\nb"])
+def test_folder_that_slurm_does_not_write_to_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    (home / name).mkdir()
+    monkeypatch.chdir(home / name)
+    with raises(ConfigError, "slurm_folder", path=home / name / ".gristmill/slurm/quickstart"):
+        job(home)
+
+
 @pytest.mark.parametrize("port", ["99999", "-5", "0"])
 def test_port_of_the_api_is_a_port(home: Path, capsys: pytest.CaptureFixture[str], port: str) -> None:
     assert main([*QUICKSTART, f"--api-port={port}"]) == 1

@@ -141,6 +141,13 @@ class Job:
         run = RunSettings.read(["--config", config, *flags, "--slurm", "false"], environ, "gristmill slurm")
         model = _checked_model(model, run.config.server.model_name, in_image=image is not None)
         state = Path(".gristmill/slurm").absolute() / run.run_id
+        if match := re.search(r"[\\%\n]", str(state)):
+            raise ConfigError(
+                "slurm_folder",
+                f"Slurm does not write its output to {str(state)!r}, because {match[0]!r} has another meaning for it: "
+                "run the command in another folder",
+                path=state,
+            )
         python, model_python, redis = Path("python"), Path("python3"), _REDIS
         if image is None:
             python, model_python, redis = _installed()
