@@ -214,6 +214,14 @@ def test_training_has_the_server_alone_and_other_commands_use_it_with_its_weight
             pass
 
 
+def test_server_that_another_command_starts_is_not_used(server: WarmServer) -> None:
+    record = start(server)
+    with server.use(None, {}, print, alone=True):
+        server._write(record.model_copy(update={"manifest": None}))
+        with raises(LocalStackError, "model_server_in_use"), server.use(None, {}, print, alone=False):
+            pass
+
+
 def test_lock_is_held_by_the_trainer_of_a_launcher_that_was_killed(server: WarmServer) -> None:
     start(server)
     with LocalStack() as stack:

@@ -156,6 +156,8 @@ class WarmServer:
                 raise self._ended()
             if kind == fcntl.LOCK_EX:
                 record = self._complete(record)
+            elif record.manifest is None:  # The command that starts the server has the lock.
+                raise self._in_use()
             self.check(record, model, environ)
             if kind == fcntl.LOCK_EX:
                 self._reset(record, say)
@@ -307,15 +309,18 @@ class WarmServer:
         try:
             kind = next((kind for kind in (fcntl.LOCK_EX, fcntl.LOCK_SH) if _flock(lock, kind)), None)
             if alone and kind != fcntl.LOCK_EX:
-                raise LocalStackError(
-                    "model_server_in_use",
-                    f"another command uses or starts the model server at {self.url}; wait for its end, or choose "
-                    "another port with --model_port",
-                    url=self.url,
-                )
+                raise self._in_use()
             yield lock, kind
         finally:
             os.close(lock)
+
+    def _in_use(self) -> LocalStackError:
+        return LocalStackError(
+            "model_server_in_use",
+            f"another command uses or starts the model server at {self.url}; wait for its end, or choose another port "
+            "with --model_port",
+            url=self.url,
+        )
 
 
 def _flock(lock: int, kind: int) -> bool:
