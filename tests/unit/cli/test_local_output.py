@@ -173,8 +173,8 @@ def test_next_commands_select_this_run_and_quote_its_paths(tmp_path: Path) -> No
     asked = json.loads(shlex.split(lines["chat with it"][0])[-1])
     assert asked["messages"] == [{"role": "user", "content": "What's 2 - 1?"}]
     assert lines["evaluate it"] == [
-        f".venv/bin/gristmill evaluate 'my config.yaml' --model '{folder}/model' --run_id mine "
-        "--base_url http://127.0.0.1:9002"
+        f".venv/bin/gristmill --runs '{folder.parent}' evaluate 'my config.yaml' --model '{folder}/model' "
+        "--run_id mine --base_url http://127.0.0.1:9002"
     ]
     later = next_commands(options, tmp_path, folder, steps=60, question="", stays=True)
     assert later[0].lines == [f".venv/bin/gristmill model stop --model_port 9002 && {serve}"]

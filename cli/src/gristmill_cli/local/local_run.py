@@ -256,15 +256,15 @@ def next_commands(
         f"curl http://127.0.0.1:{port}/v1/chat/completions -H 'Content-Type: application/json' "
         f"-d {shlex.quote(json.dumps(chat))}"
     )
-    evaluate = [PROGRAM, "evaluate", options.config, "--model", str(model)]
+    program = [PROGRAM, *([] if folder.parent == root / "runs" else ["--runs", str(folder.parent)])]
+    evaluate = [*program, "evaluate", options.config, "--model", str(model)]
     evaluate += [] if folder.name == Path(options.config).stem else ["--run_id", folder.name]
     evaluate += [] if port == 9001 else ["--base_url", f"http://127.0.0.1:{port}"]
     evaluate += [word for assignment in options.set for word in ("--set", assignment)]
-    view = [PROGRAM, *([] if folder.parent == root / "runs" else ["--runs", str(folder.parent)]), "view", folder.name]
     return [
         Command("serve it", [serve]),
         Command("chat with it", [ask]),
         Command("evaluate it", [shlex.join(evaluate)]),
         Command("train longer", [command(options, training_steps=2 * steps)]),
-        Command("see it", [shlex.join(view)]),
+        Command("see it", [shlex.join([*program, "view", folder.name])]),
     ]
