@@ -16,12 +16,14 @@ from gristmill.folders import default_roots
 from gristmill.internal.calls import check_api_url
 from gristmill_cli import commands
 from gristmill_cli.status import Place, status, tail
+from gristmill_cli.terminal import show_any_text
 from gristmill_view.pack import SUFFIX
 from gristmill_view.source import ORDERS, OUTCOMES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command. Returns the exit code: 0, 1 for an error, 2 for a wrong command line, 130 for Ctrl-C."""
+    show_any_text()
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     if rest and options.command not in (commands.run, commands.environment, commands.train_again):

@@ -5,7 +5,9 @@ Text of a model is shown by `Text`, never as rich's markup, and with control cha
 
 from __future__ import annotations
 
+import io
 import itertools
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +34,14 @@ _DOTS: Final = {"up": ("●", "green"), "waiting": ("●", "yellow"), "down": ("
 _UNKNOWN = ("○", "dim")
 _EVERY = 1.0
 """Seconds between two reads of a run."""
+
+
+def show_any_text() -> None:
+    """Lets standard output escape the characters that its encoding lacks, as standard error does. A command, or a run,
+    does not end because of a character in a completion."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 @dataclass(frozen=True)

@@ -508,6 +508,24 @@ def test_set_reaches_the_environment_and_the_commands_to_continue() -> None:
     assert command(options, fresh=True).split() == [".venv/bin/gristmill", "run", "my.yaml", *given, "--fresh"]
 
 
+def test_output_that_lacks_a_character_shows_its_code(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("CONFIG=süß\n", encoding="utf-8")
+    for program in ([str(SCRIPT)], ["-m", "gristmill_cli", "run"]):
+        done = subprocess.run(
+            [sys.executable, *program], cwd=tmp_path, env={**os.environ, "PYTHONIOENCODING": "ascii:strict"},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert "from .env: CONFIG=s\\xfc\\xdf" in done.stdout
+        assert "error [config_missing]: " in done.stderr
+
+
+def test_run_is_named_by_the_variable_of_compose_or_of_the_services(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRISTMILL_RUN_ID", "mine")
+    assert read_options([], "gristmill run").run_id == "mine"
+    monkeypatch.setenv("RUN_ID", "of-compose")
+    assert read_options([], "gristmill run").run_id == "of-compose"
+
+
 def test_folders_of_the_command_line_may_be_below_the_home_of_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -20,6 +21,7 @@ from gristmill_cli.local.processes import LocalStack, LocalStackError, Service, 
 from gristmill_cli.local.secret_files import SecretsError
 from gristmill_cli.local.services import TRAINER_LAST_SECONDS, Services
 from gristmill_cli.local.warm_server import MODEL_TIMEOUT
+from gristmill_cli.terminal import show_any_text
 
 ARCHIVE_SECONDS = 30.0
 """Maximum seconds that a deletion waits until the API has archived the run's last groups."""
@@ -103,7 +105,7 @@ class Launcher:
         run.connect(services.admin(patience=0))
         services.start_model(stack, self.output.say)
         with services.admin() as api:
-            interrupted = api.open_run(wait=0, stack=Deployment.read(services.environ).stack)
+            interrupted = api.open_run(wait=0, stack=Deployment.read({**os.environ, **services.environ}).stack)
         grace = self.plan.trainer_grace
         if interrupted is None:
             trainer, env = services.start_trainer(stack, grace), services.start_env(stack)
@@ -166,6 +168,7 @@ def watch(stack: LocalStack, env: Service, trainer: Service, check_model: Callab
 
 def main(arguments: Sequence[str], prog: str = "gristmill run") -> int:
     """Runs the command line without the command's name. Returns the exit code."""
+    show_any_text()
     # Without services, the default action ends the launcher: no service is left behind, and no traceback is printed.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

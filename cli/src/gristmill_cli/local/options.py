@@ -107,7 +107,7 @@ def read_options(arguments: Sequence[str], prog: str) -> argparse.Namespace:
             names=[positional, options.config],
         )
     options.config = positional or options.config
-    options.run_id = options.run_id or environ.get("RUN_ID")
+    options.run_id = options.run_id or environ.get("RUN_ID") or environ.get("GRISTMILL_RUN_ID")
     if options.preset is None:
         options.config = options.config or environ.get("CONFIG")
         options.model = options.model or environ.get("MODEL")

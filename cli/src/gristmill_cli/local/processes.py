@@ -231,7 +231,7 @@ class LocalStack:
             log.open("a").close()  # An error of the file is raised here, not in the thread that reads the output.
         process = subprocess.Popen(
             command,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **(environ or {})},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8", **(environ or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -323,7 +323,7 @@ class LocalStack:
                 if service.echoed:
                     try:
                         self._say(service.name, text)
-                    except OSError as error:  # Nobody reads the output any more; the log file still receives it.
+                    except (OSError, ValueError) as error:  # Nobody reads the output; the log still receives it.
                         service.echoed = False
                         log = self._keep(service, log, f"--- the launcher's output failed: {error}")
 
