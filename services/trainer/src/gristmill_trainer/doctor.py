@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import re
 import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -213,7 +214,7 @@ def _check_servers(
         where = redact_text(server.url)
         try:
             version = server.served_version()
-            if version != "default" and not version.endswith(".0"):
+            if version != "default":  # The version 1.0 of a fork is the checkpoint that the fork began from.
                 text = f"not compared: {where} serves the weights {version} of an earlier training; restart it"
                 yield Check(name, "warning", text)
             else:
@@ -320,12 +321,18 @@ def after_run(run: RunFolder, config: str, environ: Mapping[str, str]) -> Iterat
 
 
 def _changed_distribution(run: RunFolder) -> str:
-    """Returns the settings of sampling, except the temperature, that changed the distribution in every group."""
+    """Returns the settings of sampling, except the temperature, that changed the distribution of groups."""
     record = run.record()
-    dataset = None if record is None else record.env.get("dataset")
-    if not isinstance(dataset, Mapping):  # Of an environment of Atropos.
-        return ""
-    return ", ".join(name for name, neutral in _NEUTRAL.items() if dataset.get(name, neutral) not in (neutral, None))
+    env = {} if record is None else record.env
+    sources = env.get("sources")
+    # Each source has its complete settings. An environment of Atropos has none.
+    parts = sources.values() if isinstance(sources, Mapping) and sources else (env,)
+    datasets = [part.get("dataset") for part in parts if isinstance(part, Mapping)]
+    return ", ".join(
+        name
+        for name, neutral in _NEUTRAL.items()
+        if any(one.get(name, neutral) not in (neutral, None) for one in datasets if isinstance(one, Mapping))
+    )
 
 
 def _proven_bound(run: RunFolder) -> float | None:
@@ -350,7 +357,8 @@ def _weights_of(run: RunFolder, deployment: Deployment) -> tuple[list[PublishedW
         found.append(PublishedWeights(f"{record.incarnation and 1}.0", source))
     for folder in run.folders:
         for path in foreign.entries(folder / "checkpoints"):
-            if not path.name.startswith("step-") or not any(
+            # step-000020-of-ID is a checkpoint of an earlier run, whose versions have the same labels.
+            if not re.fullmatch(r"step-\d+", path.name) or not any(
                 foreign.is_file(path / name) for name in ("config.json", ADAPTER_CONFIG)
             ):
                 continue

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from tests.support.groups import make_group
 from tests.unit.trainer.receipts.torch_server import TorchServer
 from transformers import AutoModelForCausalLM
 
-from gristmill import Deployment, RunRecord, RunState, SamplingParams, TrajectoryGroup
+from gristmill import Deployment, PolicyVersion, RunRecord, RunState, SamplingParams, TrajectoryGroup
 from gristmill.archive.run_file import write_run_file
 from gristmill.folders import RunFolder
 from gristmill.internal.archive_writer import RunWriter
@@ -85,6 +86,16 @@ def test_server_of_another_model_is_unexplained(serve: Serve, model: Path, tmp_p
     found = compared(serve(), tmp_path / "other")
     assert found.state == "failed"
     assert f"[{Cause.UNKNOWN}]" in found.text
+
+
+def test_server_with_the_first_version_of_a_fork_is_not_compared(serve: Serve, model: Path, tmp_path: Path) -> None:
+    other = AutoModelForCausalLM.from_pretrained(model)
+    weights = {name: 2.0 * tensor for name, tensor in other.state_dict().items()}
+    save_file(weights, tmp_path / "model.safetensors")
+    server = ModelServer(serve().url, patience=0.0)
+    server.publish(tmp_path, PolicyVersion(1, 0))
+    (check,) = doctor._check_servers(TrainerSettings(device="cpu"), ModelSource.of(str(model)), [server], 1.0)
+    assert check.state == "warning"
 
 
 def test_server_without_probes_cannot_be_compared(serve: Serve, model: Path) -> None:
@@ -232,24 +243,29 @@ def test_groups_without_the_whole_distribution_are_left_out(
 
 
 @pytest.mark.parametrize(
-    ("dataset", "changed"),
+    ("env", "changed"),
     [
-        ({}, ""),
-        ({"top_k": None, "min_p": 0.0, "repetition_penalty": 1.0}, ""),
-        ({"top_k": 20, "min_p": 0.1}, "top_k, min_p"),
+        ({"dataset": {}}, ""),
+        ({"dataset": {"top_k": None, "min_p": 0.0, "repetition_penalty": 1.0}}, ""),
+        ({"dataset": {"top_k": 20, "min_p": 0.1}}, "top_k, min_p"),
+        ({"dataset": {}, "sources": {"a": {"dataset": {}}, "b": {"dataset": {"min_p": 0.1}}}}, "min_p"),
     ],
 )
-def test_runs_with_a_changed_distribution_are_not_compared(
-    tmp_path: Path, dataset: dict[str, Any], changed: str
-) -> None:
-    run = RunRecord(
-        run_id="r", state=RunState.FINISHED, digest="0", group_size=2, env={"dataset": dataset}, created_at=0.0
-    )
+def test_runs_with_a_changed_distribution_are_not_compared(tmp_path: Path, env: dict[str, Any], changed: str) -> None:
+    run = RunRecord(run_id="r", state=RunState.FINISHED, digest="0", group_size=2, env=env, created_at=0.0)
     write_run_file(tmp_path, run)
     (tmp_path / "rollouts").mkdir()
     (check,) = after_run(RunFolder.open(tmp_path), "", {"GRISTMILL_MODELS_DIR": str(tmp_path)})
     assert check.state == "warning"
     assert (f"not checked: {changed} changed" in check.text) == bool(changed)
+
+
+def test_checkpoint_of_an_earlier_run_of_the_id_is_not_compared(tmp_path: Path) -> None:
+    (tmp_path / "rollouts").mkdir()
+    (folder := tmp_path / "checkpoints" / "step-000004-of-1a2b3c4d").mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (check,) = after_run(RunFolder.open(tmp_path), "", {"GRISTMILL_MODELS_DIR": str(tmp_path)})
+    assert check.state == "warning"
 
 
 @pytest.mark.parametrize(
