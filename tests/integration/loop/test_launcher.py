@@ -112,7 +112,7 @@ def _check_summary(output: str, folder: Path) -> None:
         str(folder / "model"),
         str(folder / "report.html"),
         "--training_steps 6",
-        "gristmill evaluate quickstart",
+        f"gristmill --runs {folder.parent} evaluate quickstart",
     ):
         assert part in end, end
     assert end.splitlines()[-1].startswith("run quickstart is finished; ")
