@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import shlex
@@ -69,8 +70,20 @@ def _add_tokenizer_and_card(partial: Path, folder: Path, tokenizer: str, facts: 
         for file in filter(Path.is_file, partial.rglob("*")):
             file.chmod(0o644)  # safetensors makes files private to the owner, but servers run as other users.
             sync(file)
-        shutil.rmtree(folder, ignore_errors=True)
+        replaced = folder.with_name(f".{folder.name}.replaced")
+        _remove(replaced)
+        if os.path.lexists(folder):  # Renamed, not removed: the rename of a mount point fails, and its files stay.
+            folder.rename(replaced)
         partial.rename(folder)
+        _remove(replaced)
+
+
+def _remove(path: Path) -> None:
+    """Removes a folder with its files, or a link without the files behind it."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _save(tokenizer: Any, folder: Path) -> None:
@@ -118,7 +131,8 @@ def model_card(facts: RunFacts) -> str:
     head = ["library_name: transformers", "pipeline_tag: text-generation", "tags: [gristmill, reinforcement-learning]"]
     if _HUB_ID.fullmatch(base):
         head.insert(0, f"base_model: {base}")
-    reward = "not known" if facts.final_reward is None else f"{facts.final_reward:.4f}"
+    final = facts.final_reward
+    reward = f"{final:.4f}" if final is not None and math.isfinite(final) else "not known"
     rows = {
         "Base model": base,
         "Dataset": _public(facts.dataset),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import resource
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -11,13 +13,14 @@ import pytest
 import torch
 from tests.support.errors import raises
 from tests.support.http_server import Answer, HttpServer, Request
+from tests.support.small_disk import mounted
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from gristmill_trainer.errors import ModelError, TrainerError
-from gristmill_trainer.export import Hub, RunFacts, export_model, public_command
+from gristmill_trainer.export import Hub, RunFacts, export_model, model_card, public_command
 from gristmill_trainer.loop import finish_run
 from gristmill_trainer.policy import Policy
 
@@ -78,6 +81,25 @@ def test_export_without_a_tokenizer_keeps_the_last_model(policy: Policy, tokeniz
     assert (folder / "model.safetensors").is_file()
 
 
+def test_export_empties_neither_a_mount_point_nor_the_folder_of_a_link(
+    policy: Policy, tokenizer: Path, tmp_path: Path
+) -> None:
+    folder, linked, other = (tmp_path / name for name in ("model", "linked", "other"))
+    other.mkdir()
+    (other / "mine").touch()
+    linked.symlink_to(other)
+    for _ in range(2):
+        export_model(linked, policy.save, str(tokenizer), FACTS)
+    assert (linked / "model.safetensors").is_file()
+    assert [path.name for path in other.iterdir()] == ["mine"]
+    folder.mkdir()
+    with mounted(folder, 1):
+        (folder / "mine").touch()
+        with raises(TrainerError, "write_failed", path=folder):
+            export_model(folder, policy.save, str(tokenizer), FACTS)
+        assert (folder / "mine").is_file()
+
+
 @pytest.mark.parametrize("size", [5_000, 2_000], ids=["weights", "tokenizer"])
 def test_export_to_a_full_disk_fails_with_one_line(policy: Policy, tokenizer: Path, tmp_path: Path, size: int) -> None:
     """No file may grow larger than this many bytes."""
@@ -104,6 +126,7 @@ def test_model_card_describes_the_run_without_paths(policy: Policy, tokenizer: P
         assert fact in card
     assert "/srv" not in card
     assert "base_model:" not in card, "a folder's name is not an id of a hub"
+    assert "| Mean reward of the last step | not known |" in model_card(replace(FACTS, final_reward=math.nan))
 
 
 def test_model_card_shows_the_command_without_secrets_addresses_and_paths() -> None:
