@@ -180,6 +180,23 @@ def test_part_of_a_setting_that_a_library_logs_alone_is_masked(settings: dict[st
     assert redact(f"refused {logged} here") == "refused *** here"
 
 
+def test_mask_is_found_in_redacted_settings_and_other_asterisks_are_not() -> None:
+    for secret in (
+        {"api_key": KEY},
+        ["a", {"url": f"https://me:{KEY}@host/x"}],
+        f"https://host/x?token={KEY}&b=1",
+        f"Authorization: Bearer {KEY}",
+        f"cookie: session={KEY}",
+        f"https://hooks.example.org/{KEY}",
+        ["--api-key", KEY],
+        [f"API_KEY={KEY}"],
+    ):
+        assert not redaction.is_redacted(secret)
+        assert redaction.is_redacted(redact(secret)), redact(secret)
+    for text in ("***Note***", "a *** b", "Format: ***bold***", "Example:\n***\ntext", "x = ****", 3, None):
+        assert not redaction.is_redacted(text)
+
+
 def test_remembered_value_is_masked_wherever_it_occurs() -> None:
     text = f"judge said 401: Incorrect API key provided: {KEY}."
     assert KEY in redact(text)

@@ -110,6 +110,12 @@ _COOKIE = re.compile(
 """Cookies of a request or an answer, with all their attributes."""
 
 
+_MASKED = re.compile(
+    r"^\*{3}$|://\*{3}@|[=/]\*{3}(?![\w*])|(?:\b(?:bearer|basic|token)|[:=]) ?['\"]?\*{3}(?![\w*])", re.IGNORECASE
+)
+"""The mask, where `redact` writes it."""
+
+
 def is_secret(name: str) -> bool:
     """Returns whether values with this name are secret: `api_key`, `key`, `HF_TOKEN`, `--db-password`, `clientSecret`.
 
@@ -183,6 +189,15 @@ def redact(value: Any, name: str = "") -> Any:
     if isinstance(value, list | tuple):
         return [_redact_word(*word) for word in _words(value)]
     return value
+
+
+def is_redacted(value: Any) -> bool:
+    """Returns whether `redact` has masked a part of mappings, lists and texts. Other asterisks do not count."""
+    if isinstance(value, str):
+        return _MASKED.search(value) is not None
+    if isinstance(value, Mapping):
+        return any(map(is_redacted, value.values()))
+    return isinstance(value, list | tuple) and any(map(is_redacted, value))
 
 
 def redact_text(text: str) -> str:

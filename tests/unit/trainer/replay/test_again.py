@@ -5,6 +5,7 @@ tests/integration/loop/test_retrain.py uses a run of real services.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -25,6 +26,7 @@ from tests.unit.trainer.lifecycle.conftest import step_groups
 from tests.unit.trainer.lifecycle.test_loop import SKIPS, Trainer
 
 from gristmill import ApiError, RunRecord, RunState, SyncClient, TrajectoryGroup
+from gristmill.archive import GroupIndex
 from gristmill.folders import RunFolder
 from gristmill.hyperparameters import TRAINER_ONLY
 from gristmill.internal.archive_writer import RunWriter
@@ -139,6 +141,22 @@ def test_folder_of_something_else_is_not_removed(run: RecordedRun, tmp_path: Pat
     with raises(ReplayError, "folder_taken", folder=out):
         retrain(run, Request({}), out, lambda text: None)
     assert out.exists()
+
+
+def test_earlier_retraining_stays_until_another_one_can_begin(run: RecordedRun, tmp_path: Path) -> None:
+    out = tmp_path / "again"
+    out.mkdir()
+    (out / "retrain.json").write_text('{"run": "run"}')
+    untrusted = RecordedRun(run.folder, run.checkpoints, run.groups, tmp_path)
+    with raises(ModelError, "model_missing"):
+        retrain(untrusted, Request({}), out, lambda text: None)
+    without_groups = RecordedRun(run.folder, run.checkpoints, GroupIndex([], 0), tmp_path, trust=True)
+    with raises(ReplayError, "groups_missing", step=1):
+        retrain(without_groups, Request({}), out, lambda text: None)
+    assert (out / "retrain.json").is_file()
+    verdict = retrain(run, Request({}, until=1), out, lambda text: None)
+    assert verdict is not None
+    assert (verdict.compared, "all 0" in verdict.report()[0]) == (0, False)
 
 
 def test_own_checkpoint_is_not_taken_for_the_one_of_an_earlier_run(run: RecordedRun, tmp_path: Path) -> None:
@@ -260,6 +278,29 @@ def test_fork_takes_over_what_only_a_trainer_may_set(
     assert trainer["clip_epsilon_high"] is None, "another trainer.yaml may have a value"
     assert "token_budget" not in trainer, "another machine may need one"
     assert not TRAINER_ONLY.intersection(config), "the environment does not know them"
+
+
+def test_fork_of_an_extended_run_has_the_steps_that_are_left_of_all(
+    with_a_loss: RecordedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_a_loss.trust = True
+    last = with_a_loss.checkpoints[-1]
+    settings = {**last.trainer.settings, "training_steps": 100}
+    extended = msgspec.structs.replace(last, trainer=msgspec.structs.replace(last.trainer, settings=settings))
+    run = RecordedRun(
+        with_a_loss.folder, [*with_a_loss.checkpoints[:-1], extended], with_a_loss.groups, tmp_path, trust=True
+    )
+    fork = prepare(run, 2, {}, tmp_path / "forked", tmp_path, lambda text: None)
+    assert yaml.safe_load(fork.config.read_text())["trainer"]["training_steps"] == 98
+
+
+@pytest.mark.parametrize(("prompt", "code"), [("***Note*** answer in *** or less", None), ("***", "secret_missing")])
+def test_asterisks_of_a_text_are_not_a_masked_secret(
+    with_a_loss: RecordedRun, tmp_path: Path, prompt: str, code: str | None
+) -> None:
+    with_a_loss.trust = True
+    with raises(ReplayError, code) if code else contextlib.nullcontext():
+        prepare(with_a_loss, 2, {"dataset.system_prompt": prompt}, tmp_path / "forked", tmp_path, lambda text: None)
 
 
 def test_settings_of_a_fork_have_the_names_of_a_configuration(with_a_loss: RecordedRun, tmp_path: Path) -> None:

@@ -80,8 +80,9 @@ class TrainerFacts(msgspec.Struct, frozen=True, kw_only=True):
         if weights is None:
             raise ModelError(
                 "model_missing",
-                f"the run began from the model {self.model} (SHA-256 {(self.model_sha256 or '')[:12]}), which is not "
-                "on this machine. Name its folder or hub id with --model; --trust uses the recorded name",
+                f"the run began from the model {self.model} (SHA-256 {(self.model_sha256 or '')[:12]}), which the "
+                "model server of this machine did not load. Name its folder or hub id with --model; --trust uses the "
+                "recorded name",
                 model=self.model,
             )
         same = manifest is not None and manifest.weights_path == weights

@@ -24,7 +24,7 @@ from gristmill import ApiUnreachable, Hyperparameters, RunRecord, SyncClient
 from gristmill.folders import FORK_FILE, ORIGIN_FOLDER
 from gristmill.internal.assignments import put
 from gristmill.internal.disk import write_file
-from gristmill.internal.redaction import REDACTED
+from gristmill.internal.redaction import is_redacted
 from gristmill.internal.settings import merge, parse
 from gristmill.internal.signals import ending_on_signals
 from gristmill_trainer.checkpoint.contents import MANIFEST, Checkpoint
@@ -186,7 +186,9 @@ def _config(
                 f"{', '.join(sorted(OF_TRAINING))} are of the trainer, and a setting is given once",
                 setting=name,
             )
-    steps_left = max(1, recorded.training_steps - at)
+    # The trainers of the first steps of an extended run had fewer steps.
+    steps = run.facts(run.last_step).settings.get("training_steps", recorded.training_steps)
+    steps_left = max(1, steps - at)
     # A null of how the machine was used leaves this machine's trainer.yaml its value.
     trainer = {
         name: value
@@ -199,7 +201,7 @@ def _config(
     of_env = at_each_source(of_env, env)
     env = dollars_kept(recorded_environment(env, of_env, config_dir, trust=run.trust))
     config = merge({**env, "group_size": record.group_size, "run_id": run_id, "steps_per_eval": 0}, of_env)
-    if REDACTED in json.dumps(config):
+    if is_redacted(config):
         raise ReplayError(
             "secret_missing",
             f"the settings of run {run.run_id} have a secret, which run.json does not keep. Set it with --set, such as "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,8 @@ class Verdict:
 
     def report(self) -> list[str]:
         """Returns lines for a person."""
+        if not self.compared and self.step is None:
+            return ["no checkpoint is compared: the original has none after these steps"]
         if self.step is None:
             return [f"all {self.compared} checkpoints are equal, bit for bit"]
         lines = [f"the checkpoint of step {self.step} differs in {', '.join(self.files)}"]
@@ -113,12 +116,15 @@ def retrain(run: RecordedRun, request: Request, out: Path, say: Say) -> Verdict 
     after = request.at or 0
     _check_steps(run, request)
     change = Change(after, changed(request.settings, run.settings(after + 1)))
-    _clear(out, run.run_id)
-    trainer = Retrainer(run, out / "checkpoints", change)
+    _check_folder(out, run.run_id)
+    with _replacing(out):
+        trainer = Retrainer(run, out / "checkpoints", change)
+        steps = _begun(trainer, request, say)
+        run.batch(trainer.step + 1)
     _describe(out, run, request, change)
     verdict = Verdict()
     with JsonlWriter(out / METRICS_FILE) as metrics:
-        for trained_step in _begun(trainer, request, say):
+        for trained_step in steps:
             metrics.append(_row(trained_step, trainer))
             say(_line(trained_step))
             _check_sample_size(trained_step, change, request.force, say)
@@ -191,8 +197,8 @@ def _line(taken: TakenStep) -> str:
     return text + (f", checkpoint differs in {', '.join(files)}" if files else ", checkpoint equal")
 
 
-def _clear(out: Path, run_id: str) -> None:
-    """Removes an earlier retraining of the run. Raises ReplayError if the folder has anything else."""
+def _check_folder(out: Path, run_id: str) -> None:
+    """Raises ReplayError if the folder has anything but an earlier retraining of the run."""
     if not out.exists():
         return
     file = out / RETRAIN_FILE
@@ -206,7 +212,23 @@ def _clear(out: Path, run_id: str) -> None:
             f"{out} exists and is not a retraining of run {run_id}; name another run id: --out NAME",
             folder=out,
         )
-    shutil.rmtree(out)
+
+
+@contextmanager
+def _replacing(out: Path) -> Iterator[None]:
+    """Removes an earlier retraining in `out` after the block, or puts it back if the block fails."""
+    earlier = out.with_name(f".{out.name}.replaced")
+    shutil.rmtree(earlier, ignore_errors=True)
+    if out.exists():
+        out.rename(earlier)
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(out, ignore_errors=True)
+        if earlier.exists():
+            earlier.rename(out)
+        raise
+    shutil.rmtree(earlier, ignore_errors=True)
 
 
 def _describe(out: Path, run: RecordedRun, request: Request, change: Change) -> None:
