@@ -82,7 +82,7 @@ class Hyperparameters(Settings):
     max_skipped_steps: int = Field(default=3, ge=0)
     """Consecutive steps that may train nothing or leave out an update whose loss or gradient is not finite. The step
     after them ends the training."""
-    seed: int = 0
+    seed: int = Field(default=0, ge=-(2**63), lt=2**64)
     """Seed of the trainer's random numbers."""
 
     batch_size: int = Field(default=8, ge=1)
@@ -97,7 +97,7 @@ class Hyperparameters(Settings):
     num_epochs: int = Field(default=1, ge=1)
     """Passes over the batch of a step. The old policy is the policy before the first pass."""
     minibatches: int = Field(default=1, ge=1)
-    """Optimizer updates per pass over the batch."""
+    """Optimizer updates per pass over the batch, at most one for each group of the step."""
 
     advantage_scale: Literal["group", "batch", "none"] = "group"
     """Divisor of a reward's distance from the mean of its group: the group's standard deviation (GRPO), the standard

@@ -43,6 +43,7 @@ def test_block_that_is_not_a_mapping_is_refused(block: Any) -> None:
     ("block", "code", "values"),
     [
         ({"batch_size": 10, "gradient_accumulation_steps": 2}, "partial_groups", {"sequences": 20, "group_size": 8}),
+        ({"seed": 2**64}, "invalid_settings", {"problems": {"seed": "less_than"}}),
         ({"batch_size": "many"}, "invalid_settings", {"problems": {"batch_size": "int_parsing"}}),
         *(
             (
