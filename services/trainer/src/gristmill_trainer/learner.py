@@ -158,12 +158,13 @@ class Learner:
             assert problem is not None
             return self._nothing(problem, left_out=too_large)
         reported = updates or left_out
+        computed = [samples[place] for update in (*updates, *left_out) for place in update.order]
         return StepResult(
             loss=float(np.mean([update.loss for update in reported])),
             grad_norm=float(np.mean([update.grad_norm for update in reported])),
             token_stats=TokenStats.join([update.token_stats for update in reported]),
-            tokens=settings.num_epochs * sum(map(len, samples)),
-            trained_tokens=settings.num_epochs * sum(sample.trained_tokens for sample in samples),
+            tokens=sum(map(len, computed)),
+            trained_tokens=sum(sample.trained_tokens for sample in computed),
             flops=None if self._flops is None else sum(update.flops for update in (*updates, *left_out)),
             skipped=None if updates else problem,
             left_out=len(left_out) + too_large,
@@ -302,9 +303,11 @@ class Learner:
                 scores = self.policy.scorer(
                     micro, entropy="gradient" if self.objective.wants_entropy_gradient else "value"
                 )
-            if not micro.index:
-                # A dummy micro-batch adds nothing to the loss or entropy. It only takes part in the collectives.
+            if not micro.index or not len(micro.targets):
+                # A micro-batch without a trained token adds nothing to the loss or entropy, and a user's loss may need
+                # a token. It only takes part in the collectives, as a dummy does.
                 (0.0 * scores.logprobs.sum()).backward()
+                order += micro.index
                 continue
             assert scores.entropy is not None
             old = scores.logprobs.detach() if micro.old_logprobs is None else micro.old_logprobs

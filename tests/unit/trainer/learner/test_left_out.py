@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,18 @@ def test_step_skips_one_bad_update_and_applies_the_others(build: Build) -> None:
     none = learner.step([replace(one, advantages=bad.advantages[-1:].repeat(len(one))) for one in samples], 2)
     assert none.left_out == 4
     assert none.skipped is not None
+
+
+def test_micro_batch_without_a_trained_token_does_not_reach_the_loss(build: Build, tmp_path: Path) -> None:
+    """A user's loss may need a token."""
+    (tmp_path / "own.py").write_text("def loss(tokens):\n    return tokens.logprobs * tokens.advantages.max()\n")
+    learner = build(batch_size=1, num_epochs=2, kl_beta=0.1, lora_rank=2, policy_loss=f"{tmp_path}/own.py:loss")
+    samples = make_samples()
+    samples[5] = replace(samples[5], trained=np.zeros_like(samples[5].trained))
+    result = learner.step(samples, 1)
+    assert (result.skipped, result.left_out) == (None, 0)
+    assert result.order == 2 * tuple(range(8))
+    assert len(result.token_stats.old_logprobs) == 2 * sum(one.trained_tokens for one in samples)
 
 
 def test_step_without_a_trained_token_changes_nothing(build: Build) -> None:

@@ -253,6 +253,7 @@ def test_sequence_that_does_not_fit_alone_is_left_out_and_changes_no_bit(
     result = learner.step([long, *samples[1:]], 2)
     assert (result.skipped, result.left_out) == (None, 1), "the other updates are taken"
     assert result.problem is not None
+    assert result.tokens == sum(map(len, samples[2:])), "one update has the two samples of the long one's group"
     assert farthest(weights(learner), before) > 0
 
 
