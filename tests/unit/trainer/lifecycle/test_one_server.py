@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.errors import raises
+from tests.support.http_server import Answer, HttpServer
 from tests.unit.trainer.lifecycle.model_server import ModelServerStandIn
 
 from gristmill import PolicyVersion
@@ -54,6 +55,27 @@ def test_publisher_retries_when_another_service_answers_on_the_model_server_port
     server.broken, server.version = False, "default"
     _until(lambda: server.version == "1.4" and not server.paused)
     target.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "code"),
+    [
+        ({"data": ["x"]}, {}, "not_a_model_server"),
+        ({"data": [{}]}, {}, "not_a_model_server"),
+        ({"data": [{"id": "m", "max_model_len": "many"}]}, {}, "not_a_model_server"),
+        (b'{"data": [{"id": "m", "max_model_len": 1e400}]}', {}, "not_a_model_server"),
+        (b"[" * 100_000, {}, "not_a_model_server"),
+        (b"\xff", {}, "not_a_model_server"),
+        (b"not gzip", {"Content-Encoding": "gzip"}, "model_server_unreachable"),
+    ],
+)
+def test_answer_of_another_program_is_an_error_with_its_address(
+    body: object, headers: dict[str, str], code: str
+) -> None:
+    with HttpServer(lambda request: Answer(200, body, headers)) as other:
+        with raises(PublishError, code, url=other.url, request="GET /v1/models") as raised:
+            ModelServer(other.url).first_model()
+        assert "within" not in str(raised.value)
 
 
 def test_publisher_fails_if_the_server_stays_unreachable(server: ModelServerStandIn) -> None:

@@ -62,7 +62,10 @@ class ModelServer:
         """Returns the first model of /v1/models. Raises PublishError at once if the server does not answer."""
         answer = self.call("GET", "/v1/models")
         with self._understanding("GET", "/v1/models"):
-            first: dict[str, Any] = answer.json()["data"][0]
+            first = dict(answer.json()["data"][0])
+            first["id"] = str(first["id"])
+            if first.get("max_model_len") is not None:
+                first["max_model_len"] = int(first["max_model_len"])
         return first
 
     def call(self, method: str, path: str, *, timeout: float = CALL_TIMEOUT, **request: Any) -> httpx.Response:
@@ -70,10 +73,11 @@ class ModelServer:
         try:
             waits = httpx.Timeout(timeout, connect=min(timeout, _CONNECT_TIMEOUT))
             answer = self._http.request(method, path, timeout=waits, **request)
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
+            within = f" within {timeout:.0f} s" if isinstance(error, httpx.TimeoutException) else ""
             raise PublishError(
                 "model_server_unreachable",
-                f"the model server at {self.url} did not answer {method} {path} within {timeout:.0f} s: "
+                f"the model server at {self.url} did not answer {method} {path}{within}: "
                 f"{error or type(error).__name__}; is it running?",
                 url=self.url,
                 request=f"{method} {path}",
@@ -148,7 +152,7 @@ class ModelServer:
     def _understanding(self, method: str, path: str) -> Iterator[None]:
         try:
             yield
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise PublishError(
                 "not_a_model_server",
                 f"{self.url} answers {method} {path}, but not as a model server does ({error!r}); something else may "
