@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import duckdb
 import numpy as np
 import pytest
 from tests.support.errors import raises
@@ -28,6 +29,7 @@ from gristmill_view import ExtraMissingError, groups, queries, sql
 from gristmill_view.facts import read_files
 from gristmill_view.queries import group_of, highlights_of, prompt_of, rollouts_of, step_of
 from gristmill_view.samples import samples_of
+from gristmill_view.tables import literal
 from gristmill_view.source import Download, RolloutQuery, ViewError
 from gristmill_view.tables import table_of
 
@@ -411,6 +413,14 @@ def test_list_of_rollouts_has_the_last_branch_that_fits_its_filters(run: RunFold
     run.evaluation("step-000001", "1.1", 2)
     everything = rollouts_of((tmp_path,), "test", RolloutQuery())
     assert everything["total"] == 3 + 1 + 2, "rows without content count too"
+
+
+@pytest.mark.parametrize(("text", "sought"), [("Ο ΟΔΟΣ", "ΟΔΟΣ"), ("İstanbul", "İSTANBUL"), ("It's", "IT'S")])
+def test_search_ignores_the_case_of_every_alphabet(text: str, sought: str) -> None:
+    where = queries.conditions(RolloutQuery(text=sought))
+    row = f"(SELECT {literal(text)} AS completion, NULL AS prompt)"
+    with duckdb.connect() as database:
+        assert database.execute(f"SELECT count(*) FROM {row} WHERE {where}").fetchall() == [(1,)]
 
 
 def test_answer_of_a_rollout_is_known_in_all_its_branches(run: RunFolderWriter, tmp_path: Path) -> None:

@@ -364,10 +364,13 @@ def test_table_of_another_schema_version_is_made_again(tmp_path: Path, monkeypat
 
 
 @pytest.mark.slow
-def test_run_that_was_deleted_and_created_again_has_the_rows_of_both(tmp_path: Path) -> None:
+@pytest.mark.parametrize("moved", [False, True])
+def test_run_that_was_deleted_and_created_again_has_the_rows_of_both(tmp_path: Path, moved: bool) -> None:
     older = RunFolderWriter(tmp_path)
     older.archive(*groups("g00000000"))
     build(older.path)
+    if moved:  # The new run begins with a file of the same name.
+        (older.path / "rollouts").rename(tmp_path / "before")
     newer = RunFolderWriter(tmp_path, created_ms=CREATED + 5)
     newer.archive(*groups("g00000000", "g00000001"))
     newer.drop("dropped", "g00000002", reason="stale")

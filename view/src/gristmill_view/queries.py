@@ -397,7 +397,7 @@ def conditions(query: RolloutQuery) -> str:
         if value is not None:
             clauses.append(f"{column} = {literal(value)}")
     if query.text is not None:
-        needle = literal(query.text.lower())
+        needle = f"lower({literal(query.text)})"
         clauses.append(f"(contains(lower(completion), {needle}) OR contains(lower(prompt), {needle}))")
     return " AND ".join(clauses)
 

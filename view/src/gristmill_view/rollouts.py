@@ -209,7 +209,7 @@ class _State(msgspec.Struct, kw_only=True):
     opened: int = 0
     """Number of the file with the rows that are not final; 0: none yet."""
     archive: dict[str, int] = {}
-    """Bytes that are read of each segment."""
+    """Bytes that are read of each segment, by creation and file."""
     trained: dict[str, int] = {}
     drops: dict[str, tuple[int, int]] = {}
     """Inode and bytes that are read of each file: a full file is renamed."""
@@ -311,7 +311,7 @@ class _Builder:
             # The content of these drops was written before them, and it is searched later than `size` was read.
             contents = DroppedContents(self._source.folders)
             # The file that was read so far may have been renamed meanwhile.
-            start = next((read for known, read in self._state.drops.values() if known == inode), 0)
+            start = next((read for known, read in self._state.drops.values() if known == inode and read <= size), 0)
             end = start
             for drop, end in read_drops(path, start, size):  # noqa: B007
                 self._begin_creation(drop.creation)

@@ -31,7 +31,7 @@ from gristmill_view.samples import read_tokenizer
 from gristmill_view.source import LEFT_OUT
 
 _LOG = logging.getLogger(__name__)
-SCHEMA_VERSION: Final = 9
+SCHEMA_VERSION: Final = 10
 OTHER_TRAINING: Final = -1
 """`creation` of an evaluation that an earlier training of the same run id made."""
 
@@ -516,7 +516,7 @@ def new_frames(
 ) -> Iterator[tuple[str, int, int, bytes, int]]:
     """Yields (file, offset, creation, frames, size of head) of each group of some segments that is not read yet.
 
-    `read`: bytes that are read, by file; it is updated. The groups after a damaged place of a segment are left out, and
+    `read`: bytes that are read, by creation and file; it is updated. The groups after a damaged place of a segment are left out, and
     `damaged` receives the file.
     """
     read, damaged = {} if read is None else read, [] if damaged is None else damaged
@@ -530,11 +530,13 @@ def new_frames(
                 opening = segment.read_opening(file, str(path))
                 if opening is None:
                     continue
-                start = max(file.tell(), read.get(path.name, 0))
+                # A new run of the same id may begin with a file of the same name.
+                place = f"{opening.created_ms}/{path.name}"
+                start = max(file.tell(), read.get(place, 0))
                 file.seek(start)
                 for frames, head, end in segment.read_frames(file, str(path)):
                     yield path.name, start, opening.created_ms, frames, head
-                    start = read[path.name] = end
+                    start = read[place] = end
             except segment.ArchiveError as error:
                 _LOG.warning("groups are missing: %s", error)
                 damaged.append(str(path))
