@@ -29,9 +29,8 @@ from gristmill_view import ExtraMissingError, groups, queries, sql
 from gristmill_view.facts import read_files
 from gristmill_view.queries import group_of, highlights_of, prompt_of, rollouts_of, step_of
 from gristmill_view.samples import samples_of
-from gristmill_view.tables import literal
 from gristmill_view.source import Download, RolloutQuery, ViewError
-from gristmill_view.tables import table_of
+from gristmill_view.tables import literal, table_of
 
 
 @pytest.fixture

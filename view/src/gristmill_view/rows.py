@@ -516,8 +516,8 @@ def new_frames(
 ) -> Iterator[tuple[str, int, int, bytes, int]]:
     """Yields (file, offset, creation, frames, size of head) of each group of some segments that is not read yet.
 
-    `read`: bytes that are read, by creation and file; it is updated. The groups after a damaged place of a segment are left out, and
-    `damaged` receives the file.
+    `read`: bytes that are read, by creation and file; it is updated. The groups after a damaged place of a segment are
+    left out, and `damaged` receives the file.
     """
     read, damaged = {} if read is None else read, [] if damaged is None else damaged
     for path in paths:
