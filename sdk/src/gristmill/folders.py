@@ -159,7 +159,7 @@ class RunFolder:
             return 0
         try:
             return msgspec.json.decode(foreign.read_file(path), type=_Fork).step
-        except (msgspec.DecodeError, RecursionError, OSError, GristmillError) as error:
+        except (ValueError, RecursionError, OSError, GristmillError) as error:
             _LOG.warning("%s does not say after which step run %s began: %s", path, self.run_id, error)
             return 0
 

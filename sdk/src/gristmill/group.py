@@ -371,7 +371,7 @@ class TrajectoryGroup:
         try:
             _bound_objects(body)
             wire = _DECODER.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise GroupError("not_a_group", f"not a trajectory group: {error}") from error
         if wire.format != 1:
             raise GroupError("group_format", f"group format {wire.format} is not known here; this side reads format 1")

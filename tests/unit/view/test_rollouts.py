@@ -363,6 +363,18 @@ def test_table_of_another_schema_version_is_made_again(tmp_path: Path, monkeypat
     assert counts(build(run.path)) == {"trained": 1, "rows": 2, "without_record": 1}
 
 
+def test_texts_that_are_not_utf_8_are_unreadable_files(tmp_path: Path) -> None:
+    run = RunFolderWriter(tmp_path)
+    (group,) = groups("g00000000")
+    run.archive(group)
+    build(run.path)
+    (run.path / "dataset" / rollouts._STATE).write_bytes(b'{"schema_version": "\xff"}')
+    assert build(run.path).trained == 1
+    body = record_of(group, step=1).encode().replace(b"g00000000", b"g0000000\xff")
+    with raises(gristmill.GristmillError, "not_a_trained_group"):
+        TrainedGroup.decode(body)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("moved", [False, True])
 def test_run_that_was_deleted_and_created_again_has_the_rows_of_both(tmp_path: Path, moved: bool) -> None:

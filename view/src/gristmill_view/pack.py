@@ -439,7 +439,7 @@ def _contents(path: Path, archive: zipfile.ZipFile) -> PackContents:
                 format=found,
             )
         contents = msgspec.json.decode(content, type=PackContents)
-    except (msgspec.DecodeError, RecursionError, *_BROKEN) as error:
+    except (ValueError, RecursionError, *_BROKEN) as error:
         raise _not_a_pack(path, f"its {CONTENTS_FILE} is not readable: {error}") from error
     if len(contents.files) > _MOST_FILES:
         raise _not_a_pack(path, f"it has {len(contents.files)} files, more than {_MOST_FILES}")

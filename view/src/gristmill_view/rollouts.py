@@ -557,7 +557,7 @@ def _read_state(folder: Path) -> _State | None:
     """Returns the state. None if it does not exist, or has another schema version: the table is then made again."""
     try:
         state = msgspec.json.decode(foreign.read_file(folder / _STATE), type=_State)
-    except (FileNotFoundError, msgspec.DecodeError):
+    except (FileNotFoundError, ValueError):
         return None
     return state if state.schema_version == SCHEMA_VERSION else None
 

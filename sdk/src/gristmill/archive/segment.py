@@ -96,7 +96,7 @@ def parse(frames: bytes, head_size: int) -> ArchivedGroup:
         group_id, schema, _ = _HEAD.decode(head[: -_LENGTH.size] + b"\xc4\0")
         marker, size = _LENGTH.unpack(head[-_LENGTH.size :])
         body = compression.inflate(frames[head_size:], size)
-    except (GristmillError, msgspec.DecodeError, struct.error) as error:
+    except (GristmillError, ValueError, struct.error) as error:
         raise ArchiveError("not_an_archived_group", f"not an archived group: {error}") from error
     if marker != 0xC6 or len(body) != size:
         raise ArchiveError(
@@ -111,7 +111,7 @@ def parse_id(frames: bytes, head_size: int) -> str:
     try:
         head = compression.inflate(frames[:head_size], _MAX_HEAD)
         return _HEAD.decode(head[: -_LENGTH.size] + b"\xc4\0")[0]
-    except (GristmillError, msgspec.DecodeError) as error:
+    except (GristmillError, ValueError) as error:
         raise ArchiveError("not_an_archived_group", f"not an archived group: {error}") from error
 
 
@@ -127,7 +127,7 @@ def read_opening(file: BinaryIO, name: str) -> Opening | None:
         )
     try:
         opening = msgspec.msgpack.decode(content, type=Opening)
-    except msgspec.DecodeError as error:
+    except ValueError as error:
         raise ArchiveError("not_an_archive_segment", f"{name} is not an archive segment: {error}") from error
     if opening.format != 1:
         raise ArchiveError(
@@ -198,7 +198,7 @@ def read_ids(file: BinaryIO) -> Iterator[str]:
         try:
             head = compression.inflate(file.read(head_size), _MAX_HEAD)
             group_id, _, _ = _HEAD.decode(head[: -_LENGTH.size] + b"\xc4\0")
-        except (GristmillError, msgspec.DecodeError):
+        except (GristmillError, ValueError):
             return
         yield group_id
         file.seek(length - head_size, os.SEEK_CUR)

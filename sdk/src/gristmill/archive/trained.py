@@ -107,7 +107,7 @@ class TrainedGroup:
         """Raises GristmillError for other bytes."""
         try:
             wire = _DECODER.decode(body)
-        except msgspec.DecodeError as error:
+        except ValueError as error:
             raise GristmillError("not_a_trained_group", f"not a trained group: {error}") from error
         if wire.format != 1:
             raise GristmillError(

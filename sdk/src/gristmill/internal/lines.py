@@ -177,7 +177,7 @@ def decoded(decoder: msgspec.json.Decoder[T], line: bytes) -> T | None:
     """Returns what the decoder makes of a line; None for a damaged, too deeply nested or unknown line."""
     try:
         return decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return None
 
 
@@ -248,6 +248,6 @@ def _is_complete(line: bytes) -> bool:
     """
     try:
         msgspec.json.decode(line, type=msgspec.Raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except ValueError:
         return False
     return True

@@ -7,7 +7,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-import msgspec
 import torch
 
 from gristmill.internal.device_memory import BUFFER, DeviceMemory, Place, Sender, decode_handle, parts
@@ -33,7 +32,7 @@ def weights_of(folder: Path, device: torch.device) -> Iterator[_Tensors]:
     try:
         memory = DeviceMemory.read(folder)
         source = _Mapped(memory, folder, device) if memory.sender is None else _Received(memory, memory.sender, device)
-    except (OSError, RuntimeError, ValueError, TypeError, msgspec.DecodeError) as error:
+    except (OSError, RuntimeError, ValueError, TypeError) as error:
         text = f"the trainer's device memory cannot be read ({error}); set publisher: filesystem"
         raise UnusableError(422, "device_memory_unusable", text) from error
     try:

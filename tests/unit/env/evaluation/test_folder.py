@@ -100,8 +100,9 @@ def test_resume_with_other_settings_is_refused_and_names_them(tmp_path: Path) ->
         EvaluationFolder(tmp_path, changed, resume=True)
 
 
-def test_sample_file_of_another_program_is_refused(tmp_path: Path) -> None:
-    (tmp_path / EVALUATION_GROUPS_FILE).write_text('{"prompt": "hello"}\n')
+@pytest.mark.parametrize("line", [b'{"prompt": "hello"}\n', b'{"prompt": "\xff"}\n'])
+def test_sample_file_of_another_program_is_refused(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / EVALUATION_GROUPS_FILE).write_bytes(line)
     for resume in (False, True):
         with raises(EvaluationError, "samples_of_something_else", folder=tmp_path):
             EvaluationFolder(tmp_path, PLAN, resume=resume)

@@ -138,7 +138,13 @@ def test_grade_is_found_between_any_number_of_blank_lines(pattern: re.Pattern[st
         assert pattern.findall(f"{blank * 50_000}{graded}\nAs asked.\n{blank * 50_000}") == found
 
 
-@pytest.mark.parametrize("raw", [b"<html>\xff Welcome", b'{"choices": []}', b'{"choices": 1}'])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"<html>\xff Welcome", b'{"choices": []}', b'{"choices": 1}',
+        b'{"choices": [{"message": {"content": "\xff"}}]}',
+    ],
+)  # fmt: skip
 def test_a_server_of_another_kind_is_an_error_with_its_address_and_answer(server: JudgeServer, raw: bytes) -> None:
     server.raw = raw
     with raises(RewardError, "judge_invalid", url=server.url) as raised:

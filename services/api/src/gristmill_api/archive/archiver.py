@@ -314,7 +314,7 @@ def _drops(run: WaitingRun, fates: Sequence[bytes]) -> list[Drop]:
     for fate in fates:
         try:
             drops.append(_drop(run, fate))
-        except msgspec.MsgspecError as error:
+        except ValueError as error:
             _LOG.error(line("archive", run=run.run_id, file=DROPS_FILE, fate=fate[:200], why=str(error)))
     return drops
 

@@ -278,7 +278,7 @@ async def _schema(name: EnvironmentName, url: str, headers: Mapping[str, str]) -
     try:
         action = msgspec.json.decode(body, type=dict[str, Any])["action"]
         msgspec.convert(action, _ActionSchema)
-    except (KeyError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (KeyError, ValueError) as error:
         raise name.wrong("schema", "received", body, f"OpenEnv's schemas ({error})") from error
     schema: dict[str, Any] = action
     return schema
@@ -332,5 +332,5 @@ def _json(text: str) -> dict[str, Any] | str:
     text = text.strip().removeprefix("```json").removeprefix("```").removesuffix("```")
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+    except ValueError as error:
         return f"the reply is not a JSON object: {error}"

@@ -216,7 +216,7 @@ def _errors(path: Path) -> Iterator[None]:
         raise EvaluationError(
             "evaluation_missing", f"no evaluation in {path.parent}: {path} cannot be read ({error.strerror})", path=path
         ) from error
-    except msgspec.DecodeError as error:
+    except ValueError as error:
         raise EvaluationError(
             "not_an_evaluation", f"{path} is not what `evaluate` writes: {error}", path=path
         ) from error

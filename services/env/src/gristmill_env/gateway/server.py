@@ -242,5 +242,5 @@ async def read_body(request: Request) -> dict[str, Any]:
             raise RequestError(413, "too_large", f"a request may have {_LARGEST} bytes")
     try:
         return msgspec.json.decode(bytes(received), type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(400, "bad_request", f"the body must be a JSON object: {error}") from error

@@ -382,7 +382,7 @@ class Session:
             for place, line in read_lines(stream):
                 try:
                     self._restore(line)
-                except (msgspec.DecodeError, IndexError) as error:
+                except (ValueError, IndexError) as error:
                     file.close()
                     raise InferenceError(
                         "session_damaged",

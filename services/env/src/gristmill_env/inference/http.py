@@ -89,7 +89,7 @@ class ServerHttp:
             raise self._refusal(answer, told)
         try:
             return msgspec.json.decode(answer.content, type=kind)
-        except msgspec.DecodeError as error:
+        except ValueError as error:
             raise InferenceError(
                 "answer_invalid",
                 f"the model server at {self.url} does not answer {told} as it should: {error}",

@@ -153,7 +153,7 @@ class EmbeddingServer:
         named = f"the embeddings server at {redact_text(self.server.base_url)}"
         try:
             data = msgspec.json.decode(answer, type=_Embeddings).data
-        except msgspec.DecodeError as error:
+        except ValueError as error:
             raise RewardError("embeddings_invalid", f"{named} does not answer as OpenAI's does: {error}") from error
         rows = {item.index: item.embedding for item in data}
         if sorted(rows) != list(range(len(texts))) or len({len(row) for row in rows.values()}) != 1:

@@ -115,7 +115,7 @@ class _Judge:
         try:
             decoded = msgspec.json.decode(answer, type=_Reply)
             reply = decoded.choices[0].message.content or ""
-        except (msgspec.DecodeError, IndexError) as error:
+        except (ValueError, IndexError) as error:
             url = redact_text(self._server.base_url)
             raise RewardError(
                 "judge_invalid",

@@ -18,8 +18,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Self
 
-import msgspec
-
 from gristmill.internal.redaction import redact_text
 from gristmill_env.errors import EnvError
 from gristmill_env.running import host
@@ -171,7 +169,7 @@ class _Life:
             life._send(start)
             async with asyncio.timeout(_START):
                 first = await host.read_report(process.stdout)
-        except (TimeoutError, asyncio.IncompleteReadError, msgspec.DecodeError) as error:
+        except (TimeoutError, asyncio.IncompleteReadError, ValueError) as error:
             await life.kill()
             raise LostProcessError(
                 "process_not_started", f"the process of {what} did not start; its output is above", what=what
@@ -254,7 +252,7 @@ class _Life:
                 self._receive(await host.read_report(self._process.stdout))
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # the process has ended
-        except msgspec.DecodeError:
+        except ValueError:
             logger.exception("the process of %s sent what is no report; it is killed", self._what)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

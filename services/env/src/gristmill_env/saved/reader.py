@@ -109,7 +109,7 @@ def _line(line: bytes, where: str, name: str, decode: Decode) -> Iterator[SavedG
 def _decoded(decoder: Callable[[bytes], T], line: bytes, where: str) -> T:
     try:
         return decoder(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise SavedError("not_a_saved_group", f"{where} is not a saved group: {error}", where=where) from error
 
 

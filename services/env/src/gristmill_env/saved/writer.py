@@ -107,7 +107,7 @@ def set_other_groups_aside(path: Path, creation: str) -> None:
         first = file.readline()
         try:
             found = msgspec.json.decode(first, type=_Creation).creation
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except ValueError:
             found = None
         if not first or found == creation:
             return
