@@ -76,12 +76,14 @@ def test_redact_masks_secrets_at_any_depth_by_name_and_by_type() -> None:
         "list": [{"token": KEY}, (SecretStr(KEY), 3)],
         "password": None,
         "auth": ["user", KEY],
+        f"https://me:{KEY}@host/x": 1,
     }
     assert redact(settings) == {
         "judge": {"api_key": "***", "model": "m", "headers": [{"Authorization": "***"}]},
         "list": [{"token": "***"}, ["***", 3]],
         "password": None,
         "auth": "***",
+        "https://***@host/x": 1,
     }
     assert settings["list"] == [{"token": KEY}, (SecretStr(KEY), 3)], "the settings themselves stay"
 

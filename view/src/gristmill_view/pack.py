@@ -241,9 +241,9 @@ def _without_secrets(content: bytes, *, named: bool) -> bytes:
     """
     try:
         value = json.loads(content)
-    except ValueError:  # a line that is being written
+        clean = redact(value) if named else _strings_without_secrets(value)
+    except (ValueError, RecursionError):  # a line that is being written, or nested too deep
         return _text_without_secrets(content)
-    clean = redact(value) if named else _strings_without_secrets(value)
     if clean == value:
         return content
     return json.dumps(clean, indent=2 if named else None, ensure_ascii=False).encode() + b"\n"
@@ -253,7 +253,7 @@ def _strings_without_secrets(value: Any) -> Any:
     if isinstance(value, str):
         return redact_text(value)
     if isinstance(value, dict):
-        return {name: _strings_without_secrets(item) for name, item in value.items()}
+        return {redact_text(name): _strings_without_secrets(item) for name, item in value.items()}
     if isinstance(value, list):
         return [_strings_without_secrets(item) for item in value]
     return value

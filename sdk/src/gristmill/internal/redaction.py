@@ -185,7 +185,9 @@ def redact(value: Any, name: str = "") -> Any:
     if isinstance(value, str):
         return redact_text(value)
     if isinstance(value, Mapping):
-        return {key: redact(item, str(key)) for key, item in value.items()}
+        return {
+            redact_text(key) if isinstance(key, str) else key: redact(item, str(key)) for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
         return [_redact_word(*word) for word in _words(value)]
     return value
