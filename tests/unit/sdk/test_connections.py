@@ -282,6 +282,13 @@ async def test_cancelled_calls_of_the_client_fill_no_shared_pool() -> None:
         assert isinstance(client._http._transport, connections._AnyNumber)
 
 
+def test_client_works_in_one_event_loop_after_another(counting: _Counting) -> None:
+    counting.go_on.set()
+    client = Client(f"http://127.0.0.1:{counting.server_port}", patience=0)
+    for _ in range(2):
+        assert asyncio.run(client._http.get("/a")).text == "/a"
+
+
 def test_idle_connections_are_closed_here_before_uvicorn_closes_them() -> None:
     for limits in (connections._LIMITS, connections._ONE):
         assert limits.keepalive_expiry is not None

@@ -13,6 +13,7 @@ busy or stopped is not gone: its kernel answers.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import ipaddress
 import os
@@ -103,9 +104,14 @@ class _AnyNumber(httpx.AsyncBaseTransport):
         self._open_one = open_one
         self._free = deque([(open_one(), time.monotonic())])
         """The connections without a request, and the times since when; the last one was used last."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The event loop of the connections."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Sends a request. Raises httpx.TransportError."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:  # A second asyncio.run cannot use the connections of the first one.
+            self._loop, self._free = loop, deque()
         one = self._free.pop()[0] if self._free else self._open_one()
         try:
             response = await one.handle_async_request(request)
