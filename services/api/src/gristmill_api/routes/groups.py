@@ -14,7 +14,7 @@ from gristmill import GROUP_MEDIA_TYPE, Example, GroupAudit, GroupError, RowResu
 from gristmill.group import check_submitted
 from gristmill.internal.logs import line
 from gristmill_api import errors
-from gristmill_api.context import Ctx, GroupId, RequestModel, RunId
+from gristmill_api.context import Ctx, GroupId, Name, RequestModel, RunId
 from gristmill_api.errors import ApiProblem
 from gristmill_api.examples import example
 from gristmill_api.http.body_limit import offload
@@ -53,7 +53,7 @@ async def submit(
     request: Request,
     run_id: RunId,
     group_id: GroupId,
-    holder: Annotated[str, Query(pattern=r"^[A-Za-z0-9._:-]{1,128}$")],
+    holder: Annotated[Name, Query()],
     result: Annotated[str | None, Query(max_length=_MOST_RESULT)] = None,
 ) -> Response:
     """Store a group under its permit: 201 stored, 200 the store already holds this group with the same bytes.
