@@ -11,6 +11,7 @@ from tests.support.errors import raises
 from tests.unit.env.conftest import TEMPLATE
 from transformers import PreTrainedTokenizerFast
 
+from gristmill_env.data.messages import object_of
 from gristmill_env.errors import PromptError
 from gristmill_env.rollouts.prompts import PromptBuilder
 from gristmill_env.session import prompt_builder
@@ -158,6 +159,14 @@ def test_any_error_of_a_template_is_of_its_prompt(tokenizer: PreTrainedTokenizer
     broken.chat_template = template
     with raises(PromptError, "chat_template_failed"):
         PromptBuilder(broken).build("Hi")
+
+
+@pytest.mark.parametrize(
+    "value", ["18446744073709551616", "NaN", "1e400", '"\\ud83d"', "[" * 900 + "]" * 900, "[" * 9000 + "]" * 9000]
+)
+def test_arguments_of_a_call_that_cannot_be_stored_stay_text(value: str) -> None:
+    assert object_of(f'{{"x": [{value}]}}') == f'{{"x": [{value}]}}'
+    assert object_of('{"x": [18446744073709551615]}') == {"x": [2**64 - 1]}
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,12 @@ def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
 def object_of(arguments: str) -> Any:
     """Returns the object in the text of a call's arguments, and the text itself if the model wrote no object.
 
-    An object with half a character, which JSON can write as an escape, stays text, too.
+    An object that cannot be stored stays text, too: with half a character, which JSON can write as an escape, an
+    integer beyond 64 bits, or NaN.
     """
     decoded = json_or_none(arguments or "{}")
-    return decoded if isinstance(decoded, dict) and next(half_characters(decoded), None) is None else arguments
+    try:
+        storable = is_storable(decoded) and next(half_characters(decoded), None) is None
+    except RecursionError:
+        storable = False
+    return decoded if isinstance(decoded, dict) and storable else arguments
