@@ -272,3 +272,6 @@ def test_group_carries_the_answers_and_times_of_the_table_of_rollouts() -> None:
     assert "extracted" not in build_group(made, permit, "r", "e", spans, correctness=users).meta
     long = replace(made, rollouts=[replace(one, text=one.text + " " * 30_000) for one in texts])
     assert build_group(long, permit, "r", "e", spans, correctness=correctness).meta["extracted"] == [None, None]
+    unreadable = replace(made, item=replace(made.item, columns={"choices": "A) x B) y"}))
+    choices = CorrectnessReward("mcq", create_reward("mcq"), compares=True)
+    assert build_group(unreadable, permit, "r", "e", spans, correctness=choices).meta["extracted"] == [None, None]

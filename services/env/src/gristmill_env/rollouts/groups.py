@@ -21,7 +21,7 @@ from gristmill import Permit, PolicyVersion, SamplingParams, TrajectoryGroup, Ve
 from gristmill.group import MAX_OBJECT_BYTES, SOURCE
 from gristmill.internal.redaction import redact_text
 from gristmill_env.data import Item, Message
-from gristmill_env.errors import DropReason, EnvError, UnpublishedWeightsError
+from gristmill_env.errors import DropReason, EnvError, RewardError, UnpublishedWeightsError
 from gristmill_env.gateway import Branch
 from gristmill_env.inference import LabelSpan
 from gristmill_env.rewards import CorrectnessReward, Score
@@ -260,8 +260,14 @@ def _facts(group: RolloutGroup, kept: list[Rollout], correctness: CorrectnessRew
 
 
 def _extracted(text: str, item: Item, correctness: CorrectnessReward) -> str | None:
-    """Returns the answer in a completion; None for long texts, whose extraction would hold up the event loop."""
-    extracted = correctness.reward.extracted(text, item.columns) if len(text) <= _LONGEST_TEXT else None
+    """Returns the answer in a completion; None for long texts, whose extraction would hold up the event loop, and if
+    the reward cannot say it, which its score reports."""
+    if len(text) > _LONGEST_TEXT:
+        return None
+    try:
+        extracted = correctness.reward.extracted(text, item.columns)
+    except RewardError:
+        return None
     return extracted if extracted is not None and len(extracted) <= _LONGEST_ANSWER else None
 
 
