@@ -6,16 +6,20 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from tests.support.errors import raises
 from tests.unit.env.conftest import FailingServer
+from tests.unit.env.test_groups import rollout_group
 from transformers import PreTrainedTokenizerFast
 
-from gristmill import ConfigError
+from gristmill import ConfigError, GroupError, Permit, PolicyVersion, VersionSpan
+from gristmill_env.errors import DropReason
 from gristmill_env.inference import ModelServers
+from gristmill_env.rewards import Score
 from gristmill_env.run_settings import RunSettings
-from gristmill_env.serve import Worker, serve, worker_name
+from gristmill_env.serve import ServeLoop, Worker, serve, worker_name
 from gristmill_env.session import meet_model
 
 ROW = '{"question": "1 + 1?", "answer": "2"}\n'
@@ -40,6 +44,18 @@ def test_relative_path_for_saved_groups_is_in_the_runs_folder(folder: Path) -> N
     assert launch(folder).groups_file is None
     assert launch(folder, "--data_path_to_save_groups", "kept/g.jsonl").groups_file == Path("/runs/sums/kept/g.jsonl")
     assert launch(folder, "--data_path_to_save_groups", "/data/g.jsonl").groups_file == Path("/data/g.jsonl")
+
+
+async def test_group_that_cannot_be_encoded_is_dropped_and_the_run_goes_on() -> None:
+    loop, permit = Mock(_run_id="r", _worker_id="e"), Permit(group_id="g00000000", row=0)
+    loop._config.include_messages = False
+    loop._permits.submit = AsyncMock(side_effect=GroupError("objects_too_large", "it carries too much"))
+    loop._drop = AsyncMock()
+    source = Mock(**{"task.scorer.correctness": None})
+    scored, versions = rollout_group(Score(0.0, {}), Score(1.0, {})), [[VersionSpan("1.3", 0, 1)]] * 2
+    await ServeLoop._submit(loop, permit, source, scored, versions, PolicyVersion(1, 3), Mock(), None)
+    (arguments,) = (call.args for call in loop._drop.await_args_list)
+    assert arguments[:2] == (permit, DropReason.REFUSED)
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 from gristmill import (
     ApiError,
     Client,
+    GroupError,
     Permit,
     PermitSession,
     PolicyVersion,
@@ -328,17 +329,17 @@ class ServeLoop:
         self, permit: Permit, source: Source, scored: RolloutGroup, versions: list[list[VersionSpan]],
         version: PolicyVersion, attempt: Attempt, result: RowResult | None,
     ) -> None:  # fmt: skip
-        group = build_group(
-            scored, permit, self._run_id, self._worker_id, versions,
-            include_messages=self._config.include_messages, correctness=source.task.scorer.correctness,
-        )  # fmt: skip
         try:
+            group = build_group(
+                scored, permit, self._run_id, self._worker_id, versions,
+                include_messages=self._config.include_messages, correctness=source.task.scorer.correctness,
+            )  # fmt: skip
             if not await self._permits.submit(group, result):
                 return
-        except ApiError as error:
-            if error.code != "bad_group" and error.status != 413:
+        except (ApiError, GroupError) as error:
+            if isinstance(error, ApiError) and error.code != "bad_group" and error.status != 413:
                 raise
-            logger.error("group %s is refused: %s", group.group_id, error)
+            logger.error("group %s is refused: %s", permit.group_id, error)
             await self._drop(permit, DropReason.REFUSED, str(error), attempt)
             return
         trained = [scored.rollouts[n] for n in trainable(scored)]
