@@ -179,6 +179,8 @@ def test_dataset_splits_a_local_file(tmp_path: Path, split: str, first: int, cou
 def test_dataset_reads_a_folder_of_save_to_disk(tmp_path: Path) -> None:
     datasets.DatasetDict({"test": datasets.Dataset.from_list(ROWS)}).save_to_disk(str(tmp_path / "saved"))
     assert len(load(dataset_path=str(tmp_path / "saved"), split="test[:2]")) == 2
+    with raises(DatasetError, "no_rows"):
+        load(dataset_path=str(tmp_path / "saved"), split="test[1000:]")
     with raises(DatasetError, "split_missing", split="train", known=["test"]):
         load(dataset_path=str(tmp_path / "saved"))
 
@@ -336,6 +338,7 @@ def test_file_with_a_single_object_is_a_single_row(tmp_path: Path, name: str) ->
         ("rows.csv", b"question,answer\ncaf\xe9,2\n", "dataset_unreadable", 2),
         ("rows.csv", b'question,answer\na,1\nb,"2\nc,3\n', "dataset_unreadable", 3),
         ("rows.json", b'[{"question": "a"},\n{"question": }]', "dataset_unreadable", 2),
+        ("rows.json", b'[{"question": "a"},\n{"question": "b"}]\n[{"question": "c"}]', "dataset_unreadable", 2),
     ],
 )
 def test_damage_and_doubled_keys_of_a_file_are_named_with_their_line(
@@ -544,7 +547,14 @@ def text():
 
 def numbers():
     import numpy
-    yield {"question": numpy.int64(7), "answer": numpy.float64(7.0), "all": [1]}
+    inner = {"b": numpy.array([1.5]), "c": numpy.str_("d")}
+    yield {"question": numpy.int64(7), "answer": numpy.float64(7.0), "all": [numpy.int64(1), inner]}
+
+def growing():
+    messages = []
+    for number in range(2):
+        messages.append({"role": "user", "content": str(number)})
+        yield {"question": messages, "answer": "b"}
 
 def a_list():
     return [{"question": "a", "answer": "b"}]
@@ -567,7 +577,10 @@ def test_rows_come_from_a_function_with_its_split_and_its_params(made: Path) -> 
     assert [len(dataset), dataset.item(0).prompt, dataset.item(0).answer] == [10, "test: 10 + 1?", "11"]
     assert len(load(made, rows="made.py:a_list")) == 1
     numbers = load(made, rows="made.py:numbers").item(0)
-    assert (numbers.prompt, numbers.answer, numbers.columns) == ("7", "7", {"question": 7, "answer": 7.0, "all": [1]})
+    assert (numbers.prompt, numbers.answer) == ("7", "7")
+    assert repr(numbers.columns) == repr({"question": 7, "answer": 7.0, "all": [1, {"b": [1.5], "c": "d"}]})
+    growing = load(made, rows="made.py:growing")
+    assert [len(growing.item(number).columns["question"]) for number in (0, 1)] == [1, 2]
     with_first = load(made, rows="made.py:load")
     assert [with_first.item(0).columns, len(with_first)] == [
         {"question": "train: 0 + 1?", "answer": 1, "level": None}, 10
@@ -636,6 +649,7 @@ HALF = "half \ud83d"
     [
         ("72", "72"), (72, "72"), (72.0, "72"), (-0.0, "0"), (0.5, "0.5"), (1e22, "1e+22"), (2**70, str(2**70)),
         (Decimal("72.00"), "72"), (Decimal("72.50"), "72.50"), (Decimal("1E+3"), "1000"),
+        (10**400, "1" + "0" * 400), pytest.param(10**5000, None, id="above Python's limit of digits"),
         (math.nan, None), (math.inf, None), (Decimal("NaN"), None), (None, None), (True, None), (b"72", None),
         (datetime(2026, 1, 1, tzinfo=UTC), None), (["72"], None), ({"text": "72"}, None),
     ],

@@ -30,14 +30,16 @@ def text_of(value: object) -> str:
     """
     if isinstance(value, str):
         return value
-    finite = (
-        value.is_finite() if isinstance(value, Decimal) else isinstance(value, int | float) and math.isfinite(value)
-    )
-    if isinstance(value, bool) or not finite:
-        raise NotTextError(f"{value!r:.60} ({type(value).__name__})")
-    if isinstance(value, Decimal):
+    if isinstance(value, int) and not isinstance(value, bool):
+        try:
+            return str(value)
+        except ValueError as error:
+            raise NotTextError(str(error)) from error
+    if isinstance(value, float) and math.isfinite(value):
+        return str(int(value)) if value.is_integer() and abs(value) < _EXACT else str(value)
+    if isinstance(value, Decimal) and value.is_finite():
         return f"{value:f}" if value != value.to_integral_value() else f"{value.to_integral_value():f}"
-    return str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT else str(value)
+    raise NotTextError(f"{value!r:.60} ({type(value).__name__})")
 
 
 def half_characters(value: object, path: str = "") -> Iterator[str]:

@@ -267,6 +267,8 @@ def _objects(text: str) -> Iterator[dict[str, Any]]:
     while (at := _BETWEEN.match(text, at).end()) < len(text) and text[at] != "]":  # type: ignore[union-attr]
         row, at = _parsed(text, at, 1)
         yield row
+    if rest := text[at + 1 :].strip():
+        raise _BrokenError(1 + text.count("\n", 0, at), f"text after the list: {rest!r:.40}")
 
 
 _BLANKS = re.compile(r"\s*")

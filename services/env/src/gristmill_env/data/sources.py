@@ -21,7 +21,7 @@ from gristmill_env.data.files import SUFFIXES, FileRows, Rows
 from gristmill_env.errors import DatasetError
 from gristmill_env.options import checked_options, typed_options
 from gristmill_env.settings.dataset import DatasetConfig
-from gristmill_env.values import message_of, plain
+from gristmill_env.values import message_of, private
 
 logger = logging.getLogger(__name__)
 
@@ -156,7 +156,7 @@ def _from_folder(folder: Path, config: DatasetConfig, label: str) -> Rows:
             )
         loaded = loaded[base]
     first, end = _bounds(split, len(loaded), label)
-    rows: Rows = _undecoded(loaded).select(range(first, end))
+    rows: Rows = _undecoded(loaded).select(range(first, end) if first < end else [])
     return rows
 
 
@@ -197,9 +197,10 @@ def _files_of(folder: Path, base: str, label: str) -> Sequence[Path]:
     counts = [_SHARD.fullmatch(file.stem.removeprefix(base)) for file in shards]
     of = {int(match["count"]) for match in counts if match is not None}
     if of != {len(shards)}:
+        remedy = "copy all of them" if len(of) == 1 else "they are of several downloads: remove those of the older ones"
         raise DatasetError(
             "shards_missing",
-            f"{label}: {folder} holds {len(shards)} shards of '{base}' out of {max(of)}; copy all of them",
+            f"{label}: {folder} holds {len(shards)} shards of '{base}' out of {max(of)}; {remedy}",
             path=folder,
             count=len(shards),
             of=max(of),
@@ -230,6 +231,15 @@ def _from_hub(name: str, config: DatasetConfig) -> tuple[str, Rows]:
     return label, _undecoded(rows)
 
 
+def _own(value: Any) -> Any:
+    """Returns a value of a row as plain values of our own: the function may change its lists and dicts later."""
+    if isinstance(value, Mapping):
+        return {name: _own(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_own(inner) for inner in value]
+    return value.tolist() if hasattr(value, "tolist") else private(value)
+
+
 def _from_function(place: str, config: DatasetConfig, folder: Path | None) -> tuple[str, Rows]:
     """Makes the rows of a split by a user's function, which gets the split's name if it has a parameter `split`."""
     label = f"data set '{place}' (split {config.split})"
@@ -245,7 +255,7 @@ def _from_function(place: str, config: DatasetConfig, folder: Path | None) -> tu
         for row in islice(function(**arguments), MOST_MADE + 1 if end is None else end):
             if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
                 raise _NotARowError(row)
-            rows.append({name: plain(value) for name, value in row.items()})  # the function may change its dict later
+            rows.append({name: _own(value) for name, value in row.items()})
             columns |= dict.fromkeys(row)
             if time.monotonic() - said > _SAY_EVERY:
                 said = time.monotonic()
