@@ -16,6 +16,7 @@ import yaml
 from tests.support.errors import raises
 from tests.support.http_server import Answer, HttpServer, Request
 from tests.support.scoring import scored
+from tests.support.small_disk import mounted
 
 from gristmill.internal.backoff import Backoff
 from gristmill_env.errors import RewardError
@@ -234,6 +235,19 @@ def test_replies_are_kept_in_a_file(server: JudgeServer, tmp_path: Path) -> None
     (tmp_path / "broken").write_text("no table, but text that is long enough to be read as one" * 20)
     with raises(RewardError, "judge_cache_unusable", path=tmp_path / "broken"):
         score(server, cache=str(tmp_path / "broken"))
+
+
+def test_a_reply_counts_if_the_disk_of_the_cache_is_full(server: JudgeServer, tmp_path: Path) -> None:
+    with mounted(tmp_path, 1):
+        cache = str(tmp_path / "judge.sqlite")
+        score(server, cache=cache)
+        with contextlib.suppress(OSError), (tmp_path / "rest").open("wb", buffering=0) as rest:
+            while rest.write(bytes(4096)):
+                pass
+        server.reply = lambda question: f"{'because ' * 2000}\nScore: 10"
+        assert score(server, "43", cache=cache) == 1.0
+        assert score(server, "43", cache=cache) == 1.0
+    assert len(server.asked) == 3, "it was not kept"
 
 
 async def test_a_judge_that_is_away_is_waited_for(server: JudgeServer, monkeypatch: pytest.MonkeyPatch) -> None:

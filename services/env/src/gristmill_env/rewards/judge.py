@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import os
 import re
 import sqlite3
@@ -29,6 +30,8 @@ from gristmill_env.rewards.registry import reward
 from gristmill_env.rewards.remote import RewardServer
 from gristmill_env.rewards.reward import FunctionReward, Reward
 from gristmill_env.settings.run import Url
+
+logger = logging.getLogger(__name__)
 
 _QUESTION: Final = """Grade the answer to a task.
 
@@ -149,6 +152,7 @@ class _Kept:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._failed = False
 
     def get(self, key: str) -> str | None:
         with closing(self._connected()) as table:
@@ -156,8 +160,14 @@ class _Kept:
         return None if row is None else str(row[0])
 
     def put(self, key: str, reply: str) -> None:
-        with closing(self._connected()) as table, table:
-            table.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, reply))
+        """Keeps a reply. If the disk is full, the reply counts all the same, and is asked for again."""
+        try:
+            with closing(self._connected()) as table, table:
+                table.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, reply))
+        except (sqlite3.Error, RewardError) as error:
+            if not self._failed:
+                logger.warning("the judge's cache %s cannot be written: %s", self._path, error)
+            self._failed = True
 
     def _connected(self) -> sqlite3.Connection:
         try:
