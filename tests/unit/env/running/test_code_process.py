@@ -56,6 +56,16 @@ async def test_plain_calls_run_at_the_same_time(process: CodeProcess) -> None:
     await asyncio.gather(*(process.call(b"meet") for _ in range(64)))
 
 
+async def test_interrupt_of_one_call_does_not_end_the_others(process: CodeProcess) -> None:
+    begun = _Begun()
+    waiting = asyncio.create_task(process.call(b"wait", begun.answer))
+    await begun.wait()
+    assert await process.call(b"interrupt") == b"goes on"
+    assert await process.call(b"echo body") == b"settings body"
+    assert not waiting.done()
+    waiting.cancel()
+
+
 async def test_output_does_not_mix_with_the_reports(process: CodeProcess) -> None:
     assert await process.call(b"print") == b"printed"
 

@@ -298,6 +298,7 @@ def _end_with_owner() -> None:
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The owner handles Ctrl-C, and code must not end other calls.
     reports = os.dup(1)
     os.dup2(2, 1)  # the code's output must not mix with the reports
     threading.Thread(target=_end_with_owner, daemon=True).start()

@@ -267,7 +267,6 @@ _DONE = msgspec.msgpack.Decoder(tuple[bytes, bool])
 def serve(settings: bytes) -> Handler:
     """Returns the handler of a process's jobs. `settings`: a `ProcessSpec`."""
     spec = _SPECS.decode(settings)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner handles Ctrl-C
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the kernel kills the process without running Python code
     os.nice(spec.niceness)
     if spec.memory:
