@@ -92,6 +92,8 @@ async def test_function_returns_its_reward(folder: Path, name: str, reward: floa
 async def test_function_gets_its_params_checked(folder: Path) -> None:
     async with FunctionAgent("a.py:options", folder, {"level": "3", "more": True}) as agent:
         assert await agent.result(TASK, ENDPOINT) == 4
+    async with FunctionAgent("a.py:options", folder, {"level": 10**30}):
+        pass
     for params, code in (
         ({}, "parameter_missing"),
         ({"level": "x"}, "parameter_invalid"),

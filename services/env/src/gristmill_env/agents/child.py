@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from gristmill_env.values import plain
 
 def handler(settings: bytes) -> Handler:
     """Loads the agent. The body of a call is an `AgentTask` and an `Endpoint`, and its result the agent's reward."""
-    name, folder, params = msgspec.msgpack.decode(settings, type=tuple[str, str, dict[str, Any]])
+    name, folder, params = pickle.loads(settings)
     agent = load_plugin(name, Path(folder))
     if not callable(agent):
         raise EpisodeError(

@@ -7,6 +7,7 @@ import contextlib
 import hmac
 import logging
 import os
+import pickle
 import signal
 import tempfile
 import time
@@ -86,7 +87,7 @@ class FunctionAgent(AgentRunner):
         """`folder`: the configuration's folder, in which a relative path is searched first. `params`: keyword-only
         arguments of the function."""
         self._name = name
-        settings = msgspec.msgpack.encode((name, str(folder or Path.cwd()), dict(params or {})))
+        settings = pickle.dumps((name, str(folder or Path.cwd()), dict(params or {})))
         self._process = CodeProcess(f"{agent_child.__name__}:handler", settings, f"agent {name}")
         self._errors = FirstErrors(logger, "agent")
 
