@@ -346,6 +346,7 @@ MISTAKES = [
         {"problems": {"group_size": "int_parsing"}},
     ),
     ("env: 3\n", "not_a_mapping", ": env", {}),
+    ("env: {group_size: 2, dataset: gsm8k}\n", "not_a_mapping", ": dataset", {}),
     ("env: {group_size: 2}\nopenai: 3\n", "not_a_mapping", ": openai", {}),
     (LOCAL, "variable_unset", ": server_configs: api_key", {"variable": "OPENAI_API_KEY"}),
 ]

@@ -86,6 +86,8 @@ def translate(values: Mapping[str, Any], where: str, told: Any = None) -> Transl
         return Translation(dict(values))
     read = Translation({FORMAT: "atropos"}, [f"read as a file of Atropos, because {sign} (docs/from-atropos.md)"])
     flat, servers = _flattened(values, where)
+    if flat.get("dataset") is not None:
+        flat["dataset"] = _mapping(flat["dataset"], f"{where}: dataset")
     rewards, notes = _reward_list(flat, where)
     read.notes += notes
     if rewards:
