@@ -193,10 +193,11 @@ def test_mask_is_found_in_redacted_settings_and_other_asterisks_are_not() -> Non
         ["--api-key", KEY],
         [f"API_KEY={KEY}"],
     ):
-        assert not redaction.is_redacted(secret)
-        assert redaction.is_redacted(redact(secret)), redact(secret)
+        assert not [*redaction.redacted(secret)]
+        assert len([*redaction.redacted(redact(secret))]) == 1, redact(secret)
     for text in ("***Note***", "a *** b", "Format: ***bold***", "Example:\n***\ntext", "x = ****", 3, None):
-        assert not redaction.is_redacted(text)
+        assert not [*redaction.redacted(text)]
+    assert [*redaction.redacted({"judge": [{"api_key": "***"}]})] == ["judge.0.api_key"]
 
 
 def test_remembered_value_is_masked_wherever_it_occurs() -> None:

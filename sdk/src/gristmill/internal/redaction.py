@@ -193,13 +193,15 @@ def redact(value: Any, name: str = "") -> Any:
     return value
 
 
-def is_redacted(value: Any) -> bool:
-    """Returns whether `redact` has masked a part of mappings, lists and texts. Other asterisks do not count."""
+def redacted(value: Any, path: str = "") -> Iterator[str]:
+    """Yields the path of each text that `redact` has masked: "judge.api_key". Other asterisks do not count."""
     if isinstance(value, str):
-        return _MASKED.search(value) is not None
-    if isinstance(value, Mapping):
-        return any(map(is_redacted, value.values()))
-    return isinstance(value, list | tuple) and any(map(is_redacted, value))
+        if _MASKED.search(value):
+            yield path
+    elif isinstance(value, Mapping | list | tuple):
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for name, inner in items:
+            yield from redacted(inner, f"{path}.{name}".lstrip("."))
 
 
 def redact_text(text: str) -> str:

@@ -5,7 +5,6 @@ tests/integration/loop/test_retrain.py uses a run of real services.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -294,13 +293,30 @@ def test_fork_of_an_extended_run_has_the_steps_that_are_left_of_all(
     assert yaml.safe_load(fork.config.read_text())["trainer"]["training_steps"] == 98
 
 
-@pytest.mark.parametrize(("prompt", "code"), [("***Note*** answer in *** or less", None), ("***", "secret_missing")])
-def test_asterisks_of_a_text_are_not_a_masked_secret(
-    with_a_loss: RecordedRun, tmp_path: Path, prompt: str, code: str | None
+def test_asterisks_of_a_text_are_not_a_masked_secret(with_a_loss: RecordedRun, tmp_path: Path) -> None:
+    with_a_loss.trust = True
+    masked = {"dataset.system_prompt": "***"}
+    with raises(ReplayError, "secret_missing", settings=["dataset.system_prompt"]):
+        prepare(with_a_loss, 2, masked, tmp_path / "forked", tmp_path, lambda text: None)
+    prompt = {"dataset.system_prompt": "***Note*** answer in *** or less"}
+    prepare(with_a_loss, 2, prompt, tmp_path / "forked", tmp_path, lambda text: None)
+
+
+def test_code_of_a_fork_is_named_by_its_whole_path(
+    with_a_loss: RecordedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_a_loss.trust = True
-    with raises(ReplayError, code) if code else contextlib.nullcontext():
-        prepare(with_a_loss, 2, {"dataset.system_prompt": prompt}, tmp_path / "forked", tmp_path, lambda text: None)
+    (here := tmp_path / "here").mkdir()
+    (configs := tmp_path / "configs").mkdir()
+    monkeypatch.chdir(here)
+    (here / "agent.py").touch()
+    (configs / "mine.py").touch()
+    rewards = ["mine.py:close", {"type": "gone.py:close"}, "accuracy"]
+    settings = {"dataset.reward_functions": rewards, "agent.function": "agent.py:run"}
+    fork = prepare(with_a_loss, 2, settings, tmp_path / "forked", configs, lambda text: None)
+    config = yaml.safe_load(fork.config.read_text())
+    assert config["dataset"]["reward_functions"] == [f"{configs}/mine.py:close", {"type": "gone.py:close"}, "accuracy"]
+    assert config["agent"]["function"] == f"{here}/agent.py:run"
 
 
 def test_settings_of_a_fork_have_the_names_of_a_configuration(with_a_loss: RecordedRun, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from gristmill import ApiUnreachable, Hyperparameters, RunRecord, SyncClient
 from gristmill.folders import FORK_FILE, ORIGIN_FOLDER
 from gristmill.internal.assignments import put
 from gristmill.internal.disk import write_file
-from gristmill.internal.redaction import is_redacted
+from gristmill.internal.redaction import redacted
 from gristmill.internal.settings import merge, parse
 from gristmill.internal.signals import ending_on_signals
 from gristmill_trainer.checkpoint.contents import MANIFEST, Checkpoint
@@ -201,12 +201,13 @@ def _config(
     of_env = at_each_source(of_env, env)
     env = dollars_kept(recorded_environment(env, of_env, config_dir, trust=run.trust))
     config = merge({**env, "group_size": record.group_size, "run_id": run_id, "steps_per_eval": 0}, of_env)
-    if is_redacted(config):
+    if secrets := list(redacted(config)):
         raise ReplayError(
             "secret_missing",
-            f"the settings of run {run.run_id} have a secret, which run.json does not keep. Set it with --set, such as "
-            "--set dataset.NAME=VALUE",
+            f"run.json does not keep the secrets in the settings of run {run.run_id}: {', '.join(secrets)}. Set each "
+            f"with --set, such as --set {secrets[0]}=VALUE",
             run=run.run_id,
+            settings=secrets,
         )
     return {**in_file(config, config_dir), "trainer": trainer}
 
@@ -232,9 +233,9 @@ def at_each_source(changes: Mapping[str, Any], env: Mapping[str, Any]) -> dict[s
 def in_file(settings: Mapping[str, Any], config_dir: Path) -> dict[str, Any]:
     """Returns recorded settings of an environment in the form of a configuration file in another folder.
 
-    Paths of data sets begin at the root, and `sources`, which a record has by name, are a list.
+    Paths of data sets and of code begin at the root, and `sources`, which a record has by name, are a list.
     """
-    written = dict(settings)
+    written: dict[str, Any] = _with_paths(settings, config_dir)
     dataset = written.get("dataset")
     if isinstance(dataset, dict) and dataset.get("dataset_path"):
         there = config_dir / dataset["dataset_path"]
@@ -243,6 +244,19 @@ def in_file(settings: Mapping[str, Any], config_dir: Path) -> dict[str, Any]:
     if isinstance(sources := written.get("sources"), dict):
         written["sources"] = [{"name": name, **in_file(source, config_dir)} for name, source in sources.items()]
     return written
+
+
+def _with_paths(value: Any, config_dir: Path) -> Any:
+    """Returns a value in which FILE.py:NAME names a file of `config_dir` or of this folder by its whole path."""
+    if isinstance(value, Mapping):
+        return {name: _with_paths(inner, config_dir) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_paths(inner, config_dir) for inner in value]
+    file, colon, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    if not file.endswith(".py"):
+        return value
+    there = next((folder / file for folder in (config_dir, Path()) if (folder / file).is_file()), None)
+    return value if there is None else f"{there.resolve()}{colon}{name}"
 
 
 def copy_checkpoint(run: RecordedRun, at: int, target: Path, say: Callable[[str], None]) -> None:
