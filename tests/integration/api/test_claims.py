@@ -94,7 +94,7 @@ async def test_claims_over_http(redis_url: str, shared_api: ApiServer) -> None:
             await client.claim("nothing", "evaluation-0", "env-1", 60)
         assert error.value.code == "run_missing"
     async with httpx.AsyncClient(base_url=shared_api.url) as http:
-        for wrong in ({"ttl": 0.5}, {"ttl": 3601}, {"name": "a b"}, {"holder": ""}, {"more": 1}, {"name": "report"}):
+        for wrong in ({"ttl": 0.5}, {"ttl": 3601}, {"name": "a b"}, {"holder": ""}, {"more": 1}, {"name": "report:1"}):
             body = {"name": "x", "holder": "y", "ttl": 60} | wrong
             answer = await http.post(f"/v1/runs/{RUN}/claims", json=body)
             assert answer.status_code == 422, wrong

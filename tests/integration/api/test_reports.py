@@ -89,6 +89,23 @@ def test_report_is_written_once_after_the_environments_have_left(
     assert path.stat().st_mtime_ns == written
 
 
+def test_run_that_was_extended_gets_another_report_by_another_process(
+    api: SyncClient, server: ApiServer, tmp_path: Path
+) -> None:
+    incarnation = trained(api)
+    api.leave_env(RUN, "env-1")
+    api.finish(RUN, incarnation)
+    path = tmp_path / RUN / "report.html"
+    until(path.exists, server)
+    server.stop()
+    server.start()
+    api.create_run(RUN, {"dataset": "d", "trainer": {"seed": 7, "training_steps": 4}}, 2, stack=None)
+    incarnation, _ = api.take(RUN, trainer(steps=4, groups=2), [], step=2)
+    path.unlink()
+    api.finish(RUN, incarnation)
+    until(path.exists, server)
+
+
 def test_report_that_fails_is_one_line_of_the_log_and_requests_are_answered(
     api: SyncClient, server: ApiServer, tmp_path: Path
 ) -> None:

@@ -70,7 +70,7 @@ class RunReports:
         path = self._runs_dir / run_id / REPORT_FILE
         if path.exists() and path.stat().st_mtime * 1000 >= finished_ms:
             self._settled[run_id] = finished_ms
-        elif await self._is_over(run_id, finished_ms) and await self._claim(run_id):
+        elif await self._is_over(run_id, finished_ms) and await self._claim(run_id, finished_ms):
             self._settled[run_id] = finished_ms
             await self._write(run_id, path)
 
@@ -79,8 +79,10 @@ class RunReports:
         waited = time.time() - finished_ms / 1000 > _PATIENCE_S
         return status.trained > 0 and not status.archiving and (not status.envs or waited)
 
-    async def _claim(self, run_id: str) -> bool:
-        return await self._store.envs.claim(run_id, REPORT_CLAIM, self._holder, _CLAIM_MS) == self._holder
+    async def _claim(self, run_id: str, finished_ms: int) -> bool:
+        # An extended run ends again, and another process may have the claim of the end before.
+        name = f"{REPORT_CLAIM}:{finished_ms}"
+        return await self._store.envs.claim(run_id, name, self._holder, _CLAIM_MS) == self._holder
 
     async def _write(self, run_id: str, path: Path) -> None:
         try:

@@ -87,8 +87,8 @@ async def claim(ctx: Ctx, run_id: RunId, body: ClaimRequest) -> Claim:
 
     It works on finished runs too: their last version may still be evaluated. A run has 64 claims at a time.
     """
-    if body.name == REPORT_CLAIM:
-        raise errors.bad_request(f"the claim {REPORT_CLAIM!r} is the API's own. Choose another name for the work.")
+    if body.name.partition(":")[0] == REPORT_CLAIM:
+        raise errors.bad_request(f"the claim {body.name!r} is the API's own. Choose another name for the work.")
     holder = await ctx.store.envs.claim(run_id, body.name, body.holder, round(body.ttl * 1000))
     _LOG.debug(line("claim", run=run_id, name=body.name, holder=holder))
     return Claim(name=body.name, holder=holder)
