@@ -104,7 +104,7 @@ def _figures(found: Overview, rows: Sequence[Mapping[str, Any]], plain: bool) ->
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True, style="dim")
+    table.add_column(style="dim")
     rewards = [row.get("reward_mean") for row in rows]
     table.add_row("  reward", figure(found.reward), sparkline(rewards, plain=plain), _from(rewards))
     for name in found.reward_parts:

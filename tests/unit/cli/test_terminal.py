@@ -112,6 +112,14 @@ def test_duration_is_written_in_readable_units(seconds: float, text: str) -> Non
     assert duration(seconds) == text
 
 
+def test_figures_are_whole_in_a_terminal_of_80_columns() -> None:
+    evaluations = [{**FACTS.evaluations[0], "step": 3}, {**FACTS.evaluations[0], "step": 36, "pass@1": 0.2}]
+    many = [dict(row) for _ in range(5) for row in rows()]
+    text = rendered(Screen(overview(replace(FACTS, evaluations=evaluations)), many), width=80)
+    assert "20.0 %" in text
+    assert "…" not in text.partition("held-out")[0]
+
+
 def test_summary_compares_first_and_last_and_names_the_next_commands() -> None:
     evaluations = [*FACTS.evaluations, {"step": 60, "pass@1": 0.93, "pass@1_stderr": 0.018, "prompts": 200}]
     dropped = {"same_scores": 3, "too_long": 9}
