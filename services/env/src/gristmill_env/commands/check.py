@@ -102,6 +102,7 @@ async def check(run: RunSettings, console: Console, more: Iterable[Check] = ()) 
         say(console, f"{one.state:<8}{one.name:<17} {one.text}", style=style)
         if one.state == "failed":
             findings.problems.append(CheckError("check_failed", f"{one.name}: {one.text}", check=one.name))
+        findings.warnings += one.state == "warning"
     if findings.problems:
         for problem in findings.problems:
             say(console, f"wrong: {problem.report()}", style="red")
