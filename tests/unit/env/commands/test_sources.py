@@ -241,5 +241,8 @@ async def test_text_of_several_turns_is_not_exported_from_a_file_of_atropos(fold
 def test_prompt_that_an_environment_wrote_is_named_as_the_reason(folder: Path) -> None:
     run = archive(folder / "runs" / "sums", PromptBuilder.load("tokenizer"), [1])
     (folder / "run.yaml").write_text("environment: my_task.py:Sums\n")
-    with raises(SavedError, "prompt_from_environment", row=1, environment="my_task.py:Sums"):
+    with raises(SavedError, "prompt_from_environment", row=1, writer="environment 'my_task.py:Sums'"):
+        groups_of(run, *SUMS, "--shuffle_dataset", "--seed", "1", "--config", "run.yaml")
+    (folder / "run.yaml").write_text("agent: {function: my_agent.py:run}\n")  # Its prompts have its tools.
+    with raises(SavedError, "prompt_from_environment", row=1, writer="an agent"):
         groups_of(run, *SUMS, "--shuffle_dataset", "--seed", "1", "--config", "run.yaml")

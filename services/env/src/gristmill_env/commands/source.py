@@ -56,9 +56,10 @@ def open_groups(run: RunSettings, source: Path) -> Iterator[SavedGroup]:
             yield group
         else:
             row = group.row if schedule is None else schedule.at(group.row)[1]
-            kind = parts[name].config.environment.type
-            item = rows.item(row, group.row)
-            yield _completed(group, item, rows.label, prompts(name), None if kind == "dataset" else kind)
+            config, item = parts[name].config, rows.item(row, group.row)
+            writer = "an agent" if config.agent is not None else f"environment '{config.environment.type}'"
+            from_row = config.agent is None and config.environment.type == "dataset"
+            yield _completed(group, item, rows.label, prompts(name), None if from_row else writer)
 
 
 def require_turns(group: SavedGroup, source: Path) -> None:
@@ -82,18 +83,17 @@ def count_lines(source: Path) -> int | None:
         return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
 
 
-def _completed(
-    group: SavedGroup, item: Item, label: str, prompts: PromptBuilder, environment: str | None
-) -> SavedGroup:
-    """Returns the group with the values of its row. `label`: of the data set."""
+def _completed(group: SavedGroup, item: Item, label: str, prompts: PromptBuilder, writer: str | None) -> SavedGroup:
+    """Returns the group with the values of its row. `label`: of the data set. `writer`: of the prompts, if they are not
+    those of the rows."""
     prompt = prompts.build(item.messages)
-    if list(prompt.token_ids) != group.prompt_token_ids and environment is not None:
+    if list(prompt.token_ids) != group.prompt_token_ids and writer is not None:
         raise SavedError(
             "prompt_from_environment",
-            f"the group of row {group.row} has another prompt than that row of {label}, because the reset of "
-            f"environment '{environment}' writes the prompts: leave --config out",
+            f"the group of row {group.row} has another prompt than that row of {label}, because {writer} writes the "
+            "prompts: leave --config out",
             row=group.row,
-            environment=environment,
+            writer=writer,
         )
     if list(prompt.token_ids) != group.prompt_token_ids:
         raise SavedError(
