@@ -161,9 +161,7 @@ def test_any_error_of_a_template_is_of_its_prompt(tokenizer: PreTrainedTokenizer
         PromptBuilder(broken).build("Hi")
 
 
-@pytest.mark.parametrize(
-    "value", ["18446744073709551616", "NaN", "1e400", '"\\ud83d"', "[" * 900 + "]" * 900, "[" * 9000 + "]" * 9000]
-)
+@pytest.mark.parametrize("value", ["18446744073709551616", "NaN", "1e400", '"\\ud83d"', "[" * 9000 + "]" * 9000])
 def test_arguments_of_a_call_that_cannot_be_stored_stay_text(value: str) -> None:
     assert object_of(f'{{"x": [{value}]}}') == f'{{"x": [{value}]}}'
     assert object_of('{"x": [18446744073709551615]}') == {"x": [2**64 - 1]}

@@ -91,8 +91,5 @@ def object_of(arguments: str) -> Any:
     integer beyond 64 bits, or NaN.
     """
     decoded = json_or_none(arguments or "{}")
-    try:
-        storable = is_storable(decoded) and next(half_characters(decoded), None) is None
-    except RecursionError:
-        storable = False
-    return decoded if isinstance(decoded, dict) and storable else arguments
+    storable = isinstance(decoded, dict) and next(half_characters(decoded), None) is None and is_storable(decoded)
+    return decoded if storable else arguments
