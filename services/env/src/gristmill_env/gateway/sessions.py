@@ -109,6 +109,12 @@ class Policy:
         return {"role": "assistant", **message}
 
 
+def _seen(task: asyncio.Task[Turn]) -> None:
+    """Keeps asyncio from reporting the error of a reply whose client is gone."""
+    if not task.cancelled():
+        task.exception()
+
+
 def _closed() -> RequestError:
     return RequestError(410, "session_closed", "the rollout of this session has ended")
 
@@ -233,6 +239,7 @@ class Session:
             task = self._answers[name] = asyncio.create_task(self._sample(prepared, name))
             self._working.add(task)
             task.add_done_callback(self._working.discard)
+            task.add_done_callback(_seen)
         # A client that is gone often repeats its request, which then finds this reply.
         try:
             turn = await asyncio.shield(task)
