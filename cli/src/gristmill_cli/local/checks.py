@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shlex
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from gristmill.internal.config_files import load_yaml
 from gristmill.internal.lines import read_jsonl
 from gristmill.internal.metrics import METRICS_FILE
 from gristmill.internal.settings import merge, parse
-from gristmill_cli.local.options import PROGRAM, ROOT, command
+from gristmill_cli.local.options import ROOT, command, serve_command
 from gristmill_cli.local.processes import LocalStackError, listens
 from gristmill_cli.local.redis_server import redis_server
 from gristmill_cli.local.services import MODEL_PYTHON, Services
@@ -134,7 +133,7 @@ def _finished(services: Services, run_id: str, steps: int) -> LocalStackError:
         "train another run of it": command(options, run_id=f"{run_id}-2"),
     }
     if model.is_dir():
-        commands["serve its model"] = shlex.join([PROGRAM, "model", "start", "--model", str(model)])
+        commands["serve its model"] = serve_command(options, model, stays=services.warm.record() is not None)
     lines = [f"  {purpose + ':':<24} {line}" for purpose, line in commands.items()]
     return LocalStackError(
         "run_finished",

@@ -24,7 +24,7 @@ from gristmill.group import Tokenizer
 from gristmill.internal.lines import read_jsonl
 from gristmill.internal.logs import escaped
 from gristmill.internal.metrics import METRICS_FILE
-from gristmill_cli.local.options import PROGRAM, command
+from gristmill_cli.local.options import PROGRAM, command, serve_command
 from gristmill_cli.local.processes import STARTED, WENT_WELL, LocalStack
 from gristmill_cli.terminal import Command, summary
 from gristmill_view.facts import ApiReader, Facts, Service, read_files
@@ -242,15 +242,6 @@ def next_commands(
     `stays`: the model server of the run continues to run.
     """
     model, port = folder / "model", options.model_port
-    place = [
-        word
-        for name in ("model_port", "state_dir")
-        if name in options.given
-        for word in (f"--{name}", str(options.given[name]))
-    ]
-    serve = shlex.join([PROGRAM, "model", "start", "--model", str(model), *place])
-    if stays:  # It has the model from which the run began.
-        serve = f"{shlex.join([PROGRAM, 'model', 'stop', *place])} && {serve}"
     chat = {"model": str(model), "messages": [{"role": "user", "content": question}]}
     ask = (
         f"curl http://127.0.0.1:{port}/v1/chat/completions -H 'Content-Type: application/json' "
@@ -262,7 +253,7 @@ def next_commands(
     evaluate += [] if port == 9001 else ["--base_url", f"http://127.0.0.1:{port}"]
     evaluate += [word for assignment in options.set for word in ("--set", assignment)]
     return [
-        Command("serve it", [serve]),
+        Command("serve it", [serve_command(options, model, stays=stays)]),
         Command("chat with it", [ask]),
         Command("evaluate it", [shlex.join(evaluate)]),
         Command("train longer", [command(options, training_steps=2 * steps)]),

@@ -166,6 +166,19 @@ def command(options: argparse.Namespace, **other: object) -> str:
     return shlex.join(words)
 
 
+def serve_command(options: argparse.Namespace, model: Path, *, stays: bool) -> str:
+    """Returns a command that serves `model` with the port and the folder of this start. `stays`: a model server, which
+    has another model, runs there already."""
+    place = [
+        word
+        for name in ("model_port", "state_dir")
+        if name in options.given
+        for word in (f"--{name}", str(options.given[name]))
+    ]
+    serve = shlex.join([PROGRAM, "model", "start", "--model", str(model), *place])
+    return f"{shlex.join([PROGRAM, 'model', 'stop', *place])} && {serve}" if stays else serve
+
+
 def is_clone() -> bool:
     """Returns whether this package is in a clone of the repository."""
     return (ROOT / "configs" / "trainer.yaml").is_file()
