@@ -153,8 +153,11 @@ def rollouts(options: argparse.Namespace, place: Place, console: Console) -> int
         raise _invalid("--limit", str(options.limit), "a number of rows, at least 1")
     columns = "*" if options.json else ", ".join(_COLUMNS)
     order = f"{options.order} {'ASC' if options.ascending else 'DESC'} NULLS LAST, group_id, sequence"
-    query = f"SELECT {columns} FROM rollouts WHERE {selected(options)} ORDER BY {order} LIMIT {options.limit:d}"
-    _say_rows(options, console, _query(_run_folder(options.run, place), query))
+    query = f"SELECT {columns} FROM rollouts WHERE {selected(options)} ORDER BY {order} LIMIT {options.limit + 1:d}"
+    found = _query(_run_folder(options.run, place), query)
+    _say_rows(options, console, found[: options.limit])
+    if len(found) > options.limit:
+        print(f"these are the first {options.limit} rows; --limit N shows more", file=sys.stderr)
     return 0
 
 

@@ -127,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     rows.add_argument("--part", action="append", metavar="NAME=VALUE", help="value of one reward; may be repeated")
     rows.add_argument("--order", choices=ORDERS, default="step", help="the largest values come first")
     rows.add_argument("--ascending", action="store_true", help="the smallest values come first")
-    rows.add_argument("--limit", type=int, default=20)
+    rows.add_argument("--limit", type=int, default=20, metavar="N", help="most rows (20)")
     rows.add_argument("--json", action="store_true", help="one JSON object per line, with all columns")
     page = command("view", commands.view, "the page, from the files of runs")
     page.add_argument("run", nargs="*", help="folders or packs of runs (default: all runs)")

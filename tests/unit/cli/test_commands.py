@@ -268,9 +268,19 @@ def test_rollouts_asks_for_what_the_filters_select(runs: Path, asked: list[tuple
     ((_, query),) = asked
     page = conditions(RolloutQuery(step_from=3, step_to=5, reward_max=0.5, text="it's"))
     part = conditions(RolloutQuery(part="accuracy", part_min=0.0, part_max=0.0))
-    assert query.endswith(f"WHERE {page} AND {part} ORDER BY reward DESC NULLS LAST, group_id, sequence LIMIT 7")
+    assert query.endswith(f"WHERE {page} AND {part} ORDER BY reward DESC NULLS LAST, group_id, sequence LIMIT 8")
     assert main(["rollouts", "--order", "reward", "--ascending"]) == 0
     assert "WHERE true ORDER BY reward ASC " in asked[1][1]
+
+
+def test_rollouts_says_that_it_left_out_rows(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(commands, "_query", lambda folder, query: [{"step": 1}, {"step": 2}])
+    for limit, rows, said in (("1", 1, True), ("2", 2, False)):
+        assert main(["rollouts", "quickstart", "--json", "--limit", limit]) == 0
+        shown = capsys.readouterr()
+        assert (len(shown.out.splitlines()), "--limit" in shown.err) == (rows, said)
 
 
 class Source:
