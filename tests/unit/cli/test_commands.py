@@ -277,10 +277,10 @@ def test_rollouts_says_that_it_left_out_rows(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(commands, "_query", lambda folder, query: [{"step": 1}, {"step": 2}])
-    for limit, rows, said in (("1", 1, True), ("2", 2, False)):
+    for limit, count, said in (("1", 1, True), ("2", 2, False)):
         assert main(["rollouts", "quickstart", "--json", "--limit", limit]) == 0
         shown = capsys.readouterr()
-        assert (len(shown.out.splitlines()), "--limit" in shown.err) == (rows, said)
+        assert (len(shown.out.splitlines()), "--limit" in shown.err) == (count, said)
 
 
 class Source:
