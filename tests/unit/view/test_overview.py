@@ -279,6 +279,21 @@ def test_overview_of_a_crashed_run_is_read_from_its_files(tmp_path: Path) -> Non
     assert trainer.heartbeat_s == pytest.approx(600, abs=30)
 
 
+def test_run_whose_services_have_all_ended_is_stopped_at_once(tmp_path: Path) -> None:
+    started, ended = "--- started 2026-01-02 03:04:05, process 7\n", "--- ended 2026-01-02 03:05:05\n"
+    folder = write_run(tmp_path / "quickstart", rows(), logs={})
+
+    def found(**texts: str) -> tuple[str, list[str]]:
+        for name, text in texts.items():
+            (folder / "logs" / f"{name}.log").write_text(text)
+        facts = read_files("quickstart", [tmp_path])
+        return facts.state, [service.state for service in facts.services]
+
+    assert found(trainer=started + ended, env=started) == ("open", ["down", "up"])
+    assert found(env=started + ended) == ("stopped", ["down", "down"])
+    assert found(trainer=started + ended + started) == ("open", ["up", "down"])
+
+
 def test_run_whose_steps_take_minutes_is_open_between_its_rows(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "quickstart", rows(seconds={"train": 100.0}), logs={})
     old = time.time() - 200

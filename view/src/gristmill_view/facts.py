@@ -319,7 +319,8 @@ def read_files(run_id: str, roots: Sequence[Path], clock: Callable[[], float] = 
     last_sign = min([*ages.values(), *([now - written] if written else [])], default=None)
     speed = pace(rows)
     quiet = STALE_S if speed is None else max(STALE_S, 3 * speed.seconds_per_step)
-    state = str(RunState.OPEN) if last_sign is not None and last_sign < quiet else STOPPED
+    ended = bool(logs) and all(log.ended for log in logs.values())
+    state = str(RunState.OPEN) if not ended and last_sign is not None and last_sign < quiet else STOPPED
     if record is not None and record.state == RunState.SUSPENDED:
         state = str(RunState.SUSPENDED)
     # The API may have ended before it wrote the end of the run; the finished model is the trainer's sign of it.
@@ -357,7 +358,7 @@ def read_files(run_id: str, roots: Sequence[Path], clock: Callable[[], float] = 
 
 def _logged_service(name: str, log: Log, age: float, run_state: str, *, starting: bool) -> Service:
     finished = run_state == RunState.FINISHED
-    state = "done" if finished else "up" if age < STALE_S else "down"
+    state = "done" if finished else "up" if age < STALE_S and not log.ended else "down"
     detail = log.error if not finished else ""
     if not detail and state == "up" and (starting or name in ("trainer", "env")):
         detail = log.phase  # A model server logs the phases of its start again at every publication.

@@ -20,6 +20,7 @@ EXAMINED: Final = 2000
 _LINE = re.compile(r"^\d\d:\d\d:\d\d (?P<service>\S+) +(?P<level>[A-Z]+) +(?P<text>.*)$")
 """A line of `gristmill.internal.logs`. vLLM's and Redis' own lines have other forms."""
 _STEP = re.compile(r"^step (?P<step>\d+)/(?P<steps>\d{1,18})  (?P<text>.*?)(?:  seconds: .*)?$")
+_ENDED = "--- ended "
 _STARTED = re.compile(r"^--- started (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),")
 ANSWERS: Final = "answers"
 """Phase of a server that has started."""
@@ -87,6 +88,8 @@ class Log:
     steps: int | None = None
     started: float | None = None
     """Unix time of the last start."""
+    ended: bool = False
+    """Whether the launcher wrote that the service has ended."""
     warnings: deque[str] = field(default_factory=lambda: deque(maxlen=_WARNINGS))
 
 
@@ -107,6 +110,7 @@ def read_log(path: Path, since: float | None = None) -> Log:
                 log = Log(path)
             log.started = at
             log.error = ""
+        log.ended = at is None and (log.ended or line.startswith(_ENDED))
         event = meaning(line)
         log.phase = event.phase or log.phase
         log.steps = event.steps or log.steps

@@ -31,6 +31,8 @@ T = TypeVar("T")
 # A log line of Gristmill or vLLM with its level, an error of Gristmill's commands, or the last line of a traceback.
 STARTED = "--- started"
 """The begin of the line with which a start of a service begins in its log."""
+ENDED = "--- ended"
+"""The begin of the line with which the launcher ends the log of a service that has ended."""
 _ERROR = re.compile(
     r"^\S+ +\w+ +(?:ERROR|CRITICAL) +(?P<ours>.*)|\b(?:ERROR|CRITICAL)\b:? *(?P<theirs>.*)"
     r"|^(?:error(?: \[\w+\])?|gristmill-model): (?P<message>.*)|^(?P<raised>[\w.]*(?:Error|Exception): .*)"
@@ -41,8 +43,8 @@ _HARMLESS = re.compile(
     r"RotaryEmbedding: Failed to load weights"
     r"|^nanobind: |^ - (?:leaked |\.\.\. skipped remainder)|^See https://nanobind\."
 )
-WENT_WELL = re.compile(r"(?:\d\d:\d\d:\d\d \S+ +|\([^)]*\) )?(?:DEBUG|INFO)\b")
-"""The begin of a log line of Gristmill, vLLM or uvicorn about work that went well."""
+WENT_WELL = re.compile(rf"{ENDED}|(?:\d\d:\d\d:\d\d \S+ +|\([^)]*\) )?(?:DEBUG|INFO)\b")
+"""The begin of a log line of Gristmill, vLLM or uvicorn about work that went well, or about an end."""
 _PIECE_BYTES = 64 * 1024
 """Read at once of a line. The log receives the rest of a longer line as further lines, and nothing else receives it."""
 _SERVERS = frozenset({"redis", "api", "model"})
@@ -326,6 +328,7 @@ class LocalStack:
                     except (OSError, ValueError) as error:  # Nobody reads the output; the log still receives it.
                         service.echoed = False
                         log = self._keep(service, log, f"--- the launcher's output failed: {error}")
+            self._keep(service, log, f"{ENDED} {time.strftime('%Y-%m-%d %H:%M:%S')}")
 
     def _keep(self, service: Service, log: FileIO | None, text: str) -> FileIO | None:
         """Appends a line to the log. Returns None after an error, such as a full disk: the service must not block."""
