@@ -89,7 +89,7 @@ class FaultProxy:
 
     def passed(self, direction: Direction) -> int:
         """Returns the number of bytes forwarded since the fault was set, by the connection that forwarded most."""
-        return max((link.passed[direction] for link in self._links), default=0)
+        return max((link.passed[direction] for link in list(self._links)), default=0)
 
     async def _set(self, fault: Fault) -> None:
         self._fault, self._resets = fault, 0
