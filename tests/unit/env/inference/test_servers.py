@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -389,6 +390,7 @@ def by(label: str) -> dict[str, Any]:
 async def test_a_server_without_the_published_weights_gets_no_work_until_it_has_them(
     two_servers: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     lost, well = two_servers
     lost.answers |= {
         GENERATE: lambda: answers(by("default")),
@@ -408,7 +410,18 @@ async def test_a_server_without_the_published_weights_gets_no_work_until_it_has_
             while worked(lost) < 3:
                 await many(servers, 2)
                 await asyncio.sleep(0.05)
-    assert caplog.text.count(line("model server", state="unpublished", url=lost.url)) == 1
+        # The server has not lost weights before the trainer has published some to it.
+        assert unpublished(caplog) == [(logging.INFO, lost.url)]
+        lost.answers[GENERATE] = lambda: answers(by("default"))
+        while len(unpublished(caplog)) < 2:
+            await many(servers, 2)
+    assert unpublished(caplog)[1] == (logging.WARNING, lost.url)
+
+
+def unpublished(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
+    """Returns level and URL of each message about a server without published weights."""
+    message = re.compile(r"model server state=unpublished url=(\S+)")
+    return [(one.levelno, found[1]) for one in caplog.records if (found := message.match(one.message))]
 
 
 async def test_tokens_without_a_label_are_an_error_and_not_asked_for_again(failing_server: FailingServer) -> None:

@@ -21,9 +21,9 @@ logger = logging.getLogger(__name__)
 
 _ASK_FOR_WEIGHTS = (0.2, 2.0)
 """Shortest and longest pause, in seconds, between checks whether the trainer has published weights."""
+_NO_WEIGHTS_YET = "the trainer has not published weights to it yet; it gets no requests until then"
 _LOST_WEIGHTS = (
-    "has lost the weights in training, or never had them (it was started again?); "
-    "it gets no requests until the trainer has published them"
+    "has lost the weights in training (it was started again?); it gets no requests until the trainer has published them"
 )
 _WORTH_OF_A_PREFIX = 1.5
 # Retries saved for each request, added in each second, and saved at most.
@@ -58,6 +58,8 @@ class Endpoint:
     again. So a server that accepts requests and then fails them pauses longer each time."""
     turn: int = 0
     """How often the server was taken out of use."""
+    had_weights: bool = False
+    """Whether it has sampled with published weights."""
     told: bool = False
     """Whether the failure was logged. It is not logged again until the server has answered a request."""
     tokens: int = 0
@@ -231,8 +233,8 @@ class Failover:
     def unpublished(self, endpoint: Endpoint, turn: int) -> None:
         """Marks the server as unpublished, because it sampled with weights that no trainer published."""
         if endpoint.state is EndpointState.UP and endpoint.turn == turn:
-            self._say_lost(endpoint)
-            self._leave(endpoint, EndpointState.UNPUBLISHED, _LOST_WEIGHTS)
+            self._say_unpublished(endpoint)
+            self._leave(endpoint, EndpointState.UNPUBLISHED, _missing_weights(endpoint))
 
     def gave_up(self, seconds: float) -> InferenceError:
         """Returns the error for `seconds` without an answer from any server."""
@@ -278,8 +280,8 @@ class Failover:
                 endpoint.state, endpoint.problem, wait = EndpointState.AWAY, error.told, error.wait
             except UnpublishedError:
                 if before is not EndpointState.UNPUBLISHED:
-                    self._say_lost(endpoint)
-                endpoint.state, endpoint.problem = EndpointState.UNPUBLISHED, _LOST_WEIGHTS
+                    self._say_unpublished(endpoint)
+                endpoint.state, endpoint.problem = EndpointState.UNPUBLISHED, _missing_weights(endpoint)
             except InferenceError as error:
                 if str(error) != endpoint.problem:
                     logger.error("%s", error.report())
@@ -297,8 +299,11 @@ class Failover:
             )
         endpoint.told = True
 
-    def _say_lost(self, endpoint: Endpoint) -> None:
-        logger.warning(line("model server", state="unpublished", url=endpoint.server.url, problem=_LOST_WEIGHTS))
+    def _say_unpublished(self, endpoint: Endpoint) -> None:
+        """Logs a warning if the server has lost weights. A server that the trainer has yet to reach is no trouble."""
+        level = logging.WARNING if endpoint.had_weights else logging.INFO
+        problem = _missing_weights(endpoint)
+        logger.log(level, line("model server", state="unpublished", url=endpoint.server.url, problem=problem))
         endpoint.told = True
 
     def _say_all_away(self) -> None:
@@ -313,6 +318,10 @@ class Failover:
         for task in self._returning.values():
             if task.done():
                 task.result()
+
+
+def _missing_weights(endpoint: Endpoint) -> str:
+    return _LOST_WEIGHTS if endpoint.had_weights else _NO_WEIGHTS_YET
 
 
 def gave_up_on(url: str, problem: str, seconds: float) -> InferenceError:

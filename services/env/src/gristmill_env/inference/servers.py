@@ -240,6 +240,7 @@ class ModelServers:
                     url=endpoint.server.url,
                 )
             if self._trusted(completions):
+                endpoint.had_weights = self._is_published is not None
                 return [dataclasses.replace(completion, server=endpoint.server.url) for completion in completions]
             self._failover.unpublished(endpoint, turn)
 
