@@ -137,6 +137,9 @@ NO_LOGPROBS = "no_logprobs"
 SOURCE = "source"
 """Key of `meta`: the name of the source of the run from which the group's row is, if the run has several."""
 
+TOOLS = "tools"
+"""Key of `meta`: the tools of the prompts, in OpenAI's form, if the group has messages and each has the same tools."""
+
 _ENV_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _OBJECTS = msgspec.msgpack.Decoder(_Objects)
 _DECODER = msgspec.msgpack.Decoder(_Wire)

@@ -40,6 +40,8 @@ class SavedCompletion(msgspec.Struct, frozen=True, kw_only=True):
     """The completion without the tokens that end a turn; for a conversation, its last message."""
     messages: _Messages | None = None
     """All turns after the group's `messages`, if there is more than one answer; None: `text` is the answer."""
+    tools: list[dict[str, Any]] | None = None
+    """The tools of the completion's own prompt; None: the group's."""
     tokens: _Count | None = None
     """Number of sampled tokens, if known."""
     token_ids: list[int] | None = None
@@ -125,6 +127,8 @@ class SavedGroup(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_ids: list[int] | None = None
     messages: _Messages | None = None
     """The conversation that the completions answer; null if only tokens are known."""
+    tools: list[dict[str, Any]] | None = None
+    """The tools that the chat template wrote into the prompt, in OpenAI's form; null: none, or unknown."""
     conversational: bool = False
     """Whether the row's own prompt is a list of messages."""
     answer: str | None = None

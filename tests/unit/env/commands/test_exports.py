@@ -76,6 +76,8 @@ def test_dpo_pairs_only_answers_to_one_prompt() -> None:
     own = [{"role": "user", "content": "Other?"}, {"role": "assistant", "content": "b"}]
     branches = group(completion("a", 1.0), completion("b", 0.5, messages=own), completion("c", 0.2))
     assert paired(branches) == ([("a", "c")], {LeftOut.OWN_PROMPT: 1})
+    tools = group(completion("a", 1.0), completion("b", 0.5, tools=[{"type": "function"}]), completion("c", 0.2))
+    assert paired(tools) == ([("a", "c")], {LeftOut.OWN_PROMPT: 1})
 
 
 def test_exports_join_a_prefilled_answer_into_one_message() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +18,13 @@ import pytest
 from tests.support.errors import raises
 from tests.unit.env.gateway.conftest import SAMPLING, TEMPLATE, Running, ScriptedModel
 
-from gristmill import Permit, VersionSpan
+from gristmill import Permit, TrajectoryGroup, VersionSpan
 from gristmill_env import session
 from gristmill_env.agents.player import AgentPlayer
 from gristmill_env.agents.runners import AgentRunner
 from gristmill_env.agents.task import AgentTask, Endpoint
+from gristmill_env.commands import SftOptions
+from gristmill_env.commands.export import Conversation, best
 from gristmill_env.data import Item
 from gristmill_env.environments.model import Reply, Say
 from gristmill_env.errors import EnvError, EpisodeError, InferenceError, RolloutTimeoutError
@@ -34,6 +37,8 @@ from gristmill_env.rollouts.groups import RolloutGroup, build_group
 from gristmill_env.rollouts.prompts import PromptBuilder
 from gristmill_env.rollouts.turns import Ask
 from gristmill_env.run_settings import RunSettings
+from gristmill_env.saved.group import Attempt, saved_group
+from gristmill_env.saved.reader import from_trajectory
 from gristmill_env.session import load_tasks
 from gristmill_env.settings.run import EnvConfig
 from gristmill_env.settings.task import AgentSpec
@@ -54,8 +59,8 @@ class Written(AgentRunner):
     async def result(self, task: AgentTask, endpoint: Endpoint) -> Any:
         client = openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.key, max_retries=0)
 
-        async def say(*messages: Any) -> str:
-            answer = await client.chat.completions.create(model="tiny", messages=list(messages))
+        async def say(*messages: Any, **more: Any) -> str:
+            answer = await client.chat.completions.create(model="tiny", messages=list(messages), **more)
             return answer.choices[0].message.content or ""
 
         return await self._agent(task, say, endpoint)
@@ -103,6 +108,43 @@ async def test_branches_of_a_rollout_are_sequences_of_its_group(
     assert np.isfinite(made.logprobs).all()
     assert made.messages is not None
     assert [len(messages) for messages in made.messages[:3]] == [5, 5, 2]
+
+
+TOOL = {"type": "function", "function": {"name": "search", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize("helps", [False, True])
+async def test_tools_of_a_prompt_are_saved_and_exported(
+    running: Running, model: ScriptedModel, asked: Ask, tmp_path: Path, helps: bool
+) -> None:
+    async def searching(task: AgentTask, say: Any, endpoint: Endpoint) -> float:
+        if helps:  # a sub-agent without tools
+            await say({"role": "user", "content": "What is 2?"})
+        await say(*task.messages, tools=[TOOL])
+        return 1.0
+
+    async def plain(task: AgentTask, say: Any, endpoint: Endpoint) -> float:
+        await say(*task.messages)
+        return 0.5
+
+    model.says = [*(["two"] if helps else []), "4", "four"]
+    rollout = await player(running, searching).play(ITEM, asked)
+    other = await player(running, plain).play(ITEM, asked)
+    scores = [Score(1.0, {"episode": 1.0}), Score(0.5, {"episode": 0.5})]
+    saved = saved_group(
+        Attempt(3, ITEM, SAMPLING, [rollout, other], scores), run="r", model="tiny", settings=None, tokens=False
+    )
+    options = SftOptions(saved=tmp_path, out=tmp_path / "out", top_n=2)
+    rows = [row for row in best(saved, options, Counter()) if isinstance(row, Conversation)]
+    assert [json.loads(row.tools or "null") for row in rows] == [[TOOL], None]
+
+    group = RolloutGroup(ITEM, SAMPLING, [rollout, rollout], scores, 1.0)
+    spans = [[VersionSpan("1.0", span.start, span.end) for span in one.labels] for one in rollout.branches] * 2
+    made = build_group(group, Permit(group_id="g00000003", row=3), "r", "e", spans, include_messages=True)
+    archived = from_trajectory(
+        TrajectoryGroup.decode(made.encode()), lambda ids, special: running.policy.prompts.decode(ids)
+    )
+    assert archived.tools == (None if helps else [TOOL]), "the sequences of a group have one list of tools, or none"
 
 
 async def test_parts_of_an_agents_reward_are_scores_of_the_group(running: Running, asked: Ask) -> None:

@@ -151,6 +151,6 @@ def rollout_of(session: Session, reward: float | None, prompts: PromptBuilder) -
 def _part(branch: Branch, reward: float | None, prompts: PromptBuilder) -> Rollout:
     root, last, ids = branch.turns[0], branch.turns[-1], tuple(branch.prompt.tolist())
     text = prompts.decode(ids, special=True)
-    prompt = Prompt(text, ids, tuple(root.stored.more), begun=opened_thought(text))
+    prompt = Prompt(text, ids, tuple(root.stored.more), tuple(root.stored.tools), begun=opened_thought(text))
     begun = opened_thought(prompts.decode(last.given.tolist(), special=True))
     return Rollout.of(branch, prompt, begun + prompts.decode(last.sampled.tolist()), reward)

@@ -34,10 +34,12 @@ class LeftOut(StrEnum):
     NO_PAIR = "groups without two that differ enough"
 
 
-class Conversation(msgspec.Struct, frozen=True):
+class Conversation(msgspec.Struct, frozen=True, omit_defaults=True):
     """TRL's conversational language-modelling row."""
 
     messages: list[Message]
+    tools: str | None = None
+    """JSON, which TRL decodes. As objects, the tools of all rows would get one Arrow type with the keys of each."""
 
 
 class PromptAndCompletion(msgspec.Struct, frozen=True):
@@ -47,7 +49,7 @@ class PromptAndCompletion(msgspec.Struct, frozen=True):
     completion: str
 
 
-class ConversationPair(msgspec.Struct, frozen=True):
+class ConversationPair(msgspec.Struct, frozen=True, omit_defaults=True):
     """TRL's conversational preference row, with the two scores."""
 
     prompt: list[Message]
@@ -55,6 +57,8 @@ class ConversationPair(msgspec.Struct, frozen=True):
     rejected: list[Message]
     score_chosen: float
     score_rejected: float
+    tools: str | None = None
+    """As in `Conversation`."""
 
 
 class TextPair(msgspec.Struct, frozen=True):
@@ -98,7 +102,7 @@ def best(
             if split is None:
                 yield PromptAndCompletion(group.prompt_text or group.prompt, completion.text)
             else:
-                yield Conversation([*split[0], *split[1]])
+                yield Conversation([*split[0], *split[1]], tools_of(group, completion))
 
 
 def dpo(run: RunSettings, options: DpoOptions, console: Console) -> Coroutine[Any, Any, None]:
@@ -114,10 +118,12 @@ def pairs(group: SavedGroup, options: DpoOptions, left_out: Counter[LeftOut]) ->
     """Yields the group's rows, largest difference first.
 
     A truncated completion may be the worse of a pair, never the better; ties do not form pairs. Nor do completions
-    whose first turn is not the model's, because a pair has one prompt.
+    whose first turn is not the model's, or whose prompt has other tools, because a pair has one prompt.
     """
     found_scored = distinct(group, left_out)
-    scored = [(total, one) for total, one in found_scored if one.turns[0].get("role") == "assistant"]
+    scored = [
+        (total, one) for total, one in found_scored if one.tools is None and one.turns[0].get("role") == "assistant"
+    ]
     left_out[LeftOut.OWN_PROMPT] += len(found_scored) - len(scored)
     candidates = [
         (better - worse, chosen, rejected, better, worse)
@@ -133,7 +139,7 @@ def pairs(group: SavedGroup, options: DpoOptions, left_out: Counter[LeftOut]) ->
             prompt = group.prompt_text or group.prompt
             yield TextPair(prompt, chosen.text, rejected.text, better, worse)
         else:
-            yield ConversationPair(split[0], split[1], other[1], better, worse)
+            yield ConversationPair(split[0], split[1], other[1], better, worse, tools_of(group, chosen))
 
 
 async def export(run: RunSettings, saved: Path, out: Path, pick: Pick[Row], console: Console) -> None:
@@ -201,6 +207,12 @@ def turns(group: SavedGroup, completion: SavedCompletion) -> tuple[list[Message]
         begun = prompt.pop()
         answer[0] = {**answer[0], "content": content_of(begun) + content_of(answer[0])}
     return prompt, answer
+
+
+def tools_of(group: SavedGroup, completion: SavedCompletion) -> str | None:
+    """Returns the tools of the completion's prompt as JSON; None without tools."""
+    tools = group.tools if completion.tools is None else completion.tools
+    return msgspec.json.encode(tools).decode() if tools else None
 
 
 def told(left_out: Counter[LeftOut]) -> str:

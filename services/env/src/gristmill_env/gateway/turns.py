@@ -53,6 +53,8 @@ class Stored(msgspec.Struct, frozen=True, eq=False, tag="turn"):
     """Identifies the conversation up to and including the reply, with the tools."""
     trained: bool = True
     """Whether the reply was sampled from the distribution that is trained."""
+    tools: list[dict[str, Any]] = []
+    """Of a root: the request's tools. A conversation keeps its tools, because a request with others begins a root."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -113,6 +115,8 @@ class Place:
     """The messages after the parent's reply, or all messages."""
     key: bytes
     """Identifies the request's messages and tools."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """The request's tools."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +166,7 @@ class Turns:
             if message["role"] == "assistant" and (found := self._by_key.get(key)) is not None:
                 parent, after = found, number
         said = tuple(messages[: after - 1]) if parent is not None else ()
-        return Place(parent, said, tuple(messages[after:]), key)
+        return Place(parent, said, tuple(messages[after:]), key, tuple(tools or ()))
 
     def add(
         self,
@@ -197,6 +201,7 @@ class Turns:
                 request=request,
                 key=_digest(place.key, identity),
                 trained=trained,
+                tools=[dict(tool) for tool in place.tools] if place.parent is None else [],
             )
         )
 

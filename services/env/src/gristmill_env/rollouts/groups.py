@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gristmill import Permit, PolicyVersion, SamplingParams, TrajectoryGroup, VersionSpan
-from gristmill.group import MAX_OBJECT_BYTES, SOURCE
+from gristmill.group import MAX_OBJECT_BYTES, SOURCE, TOOLS
 from gristmill.internal.redaction import redact_text
 from gristmill_env.data import Item, Message
 from gristmill_env.errors import DropReason, EnvError, RewardError, UnpublishedWeightsError
@@ -223,6 +223,11 @@ def build_group(
     completions = [branch.token_ids for branch in branches]
     given = [np.zeros(len(prompt), np.bool_) for prompt in prompts]
     """Log-probabilities and mask of the prompts: 0 and False."""
+    messages = _messages(group, branches) if include_messages else None
+    meta = _facts(group, rollouts, correctness)
+    tools = branches[0].prompt.tools
+    if messages is not None and tools and all(branch.prompt.tools == tools for branch in branches):
+        meta[TOOLS] = list(tools)
     return TrajectoryGroup(
         group_id=permit.group_id,
         run_id=run_id,
@@ -237,9 +242,9 @@ def build_group(
         finish_reasons=[branch.finish_reason for branch in branches],
         sampling=group.sampling,
         versions=[spans for n, spans in zip(all_numbers, versions, strict=True) if n in kept],
-        messages=_messages(group, branches) if include_messages else None,
+        messages=messages,
         rollouts=np.array(numbers, np.int32) if len(branches) > len(rollouts) else None,
-        meta=_facts(group, rollouts, correctness),
+        meta=meta,
     )
 
 
@@ -280,7 +285,7 @@ def _joined(prompts: Iterable[ArrayLike], completions: Iterable[ArrayLike], dtyp
 def _messages(group: RolloutGroup, branches: list[Rollout]) -> list[list[dict[str, object]]] | None:
     """Returns the branches' conversations, or None if they are too large for a group."""
     messages = [[dict(message) for message in branch.messages] for branch in branches]
-    size = len(msgspec.msgpack.encode(messages))
+    size = len(msgspec.msgpack.encode((messages, branches[0].prompt.tools)))
     if size <= MAX_OBJECT_BYTES // 2:  # the other half is for the group's required data
         return messages
     logger.warning(

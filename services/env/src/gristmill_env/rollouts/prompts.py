@@ -54,6 +54,8 @@ class Prompt:
     """Empty if no tokenizer is known, as for a text server."""
     messages: tuple[Message, ...] = ()
     """The conversation that was rendered, the system prompt included."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """The tools that the template received."""
     prefill: str = ""
     """The configured beginning of the reply, at the end of `text`."""
     begun: str = ""
@@ -130,11 +132,12 @@ class PromptBuilder:
         _refuse_unstorable(messages)
         rendered = self._render(messages, options)
         text = rendered + self.prefill
+        tools = tuple((options or {}).get("tools") or ())
         if self._tokenizer is None:
-            return Prompt(text, (), messages, self.prefill, self.prefill)
+            return Prompt(text, (), messages, tools, self.prefill, self.prefill)
         # A template has already written the special tokens; a second BOS would shift the model's inputs.
         ids = self._tokenize(text, special=self._template is None)
-        return Prompt(text, ids, messages, self.prefill, opened_thought(rendered) + self.prefill)
+        return Prompt(text, ids, messages, tools, self.prefill, opened_thought(rendered) + self.prefill)
 
     def continuation_tokens(
         self,

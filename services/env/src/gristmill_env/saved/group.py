@@ -13,6 +13,7 @@ from gristmill_env.data import Item
 from gristmill_env.errors import EnvError
 from gristmill_env.rewards import Score
 from gristmill_env.rollouts.groups import Rollout, RolloutGroup, failures
+from gristmill_env.rollouts.prompts import Prompt
 from gristmill_env.settings.run import EnvConfig
 from gristmill_env.values import is_storable
 
@@ -57,6 +58,7 @@ def saved_group(
     item = attempt.item
     prompt = attempt.rollouts[0].prompt if attempt.rollouts else None
     messages = prompt.messages if prompt is not None else () if item is None else item.messages
+    tools = None if prompt is None else _tools(prompt)
     columns, left_out = ({}, []) if item is None else json_columns(item.columns)
     return SavedGroup(
         run=run,
@@ -70,6 +72,7 @@ def saved_group(
         prompt_tokens=len(prompt.token_ids) or None if prompt is not None else None,
         prompt_token_ids=list(prompt.token_ids) or None if prompt is not None and tokens else None,
         messages=[dict(message) for message in messages] or None,
+        tools=tools,
         conversational=item is not None and item.conversation is not None,
         answer=None if item is None else item.answer,
         columns=columns,
@@ -77,7 +80,7 @@ def saved_group(
         sampling=attempt.sampling,
         settings=settings,
         completions=[
-            saved_completion(rollout, score, tokens=tokens)
+            saved_completion(rollout, score, tools, tokens=tokens)
             for rollout, score in zip(
                 attempt.rollouts, attempt.scores or [_UNSCORED] * len(attempt.rollouts), strict=True
             )
@@ -89,12 +92,17 @@ def saved_group(
     )
 
 
-def saved_completion(rollout: Rollout, score: Score, *, tokens: bool) -> SavedCompletion:
-    """Returns the saved form of a scored rollout. `tokens`: with the token ids and their log-probabilities."""
+def saved_completion(
+    rollout: Rollout, score: Score, tools: list[dict[str, Any]] | None, *, tokens: bool
+) -> SavedCompletion:
+    """Returns the saved form of a scored rollout. `tools`: the group's. `tokens`: with the token ids and their
+    log-probabilities."""
+    own = _tools(rollout.prompt)
     turns = rollout.messages[len(rollout.prompt.messages) :] if rollout.replies > 1 else None
     return SavedCompletion(
         text=rollout.text,
         messages=None if turns is None else [dict(message) for message in turns],
+        tools=None if own == tools else own or [],
         tokens=rollout.sampled,
         token_ids=rollout.token_ids or None if tokens else None,
         mask=None if not tokens or all(rollout.mask) else rollout.mask,
@@ -136,6 +144,10 @@ def json_columns(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 _UNSCORED = Score(None, {})
+
+
+def _tools(prompt: Prompt) -> list[dict[str, Any]] | None:
+    return [dict(tool) for tool in prompt.tools] or None
 
 
 def _labels(rollouts: Sequence[Rollout]) -> list[str]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gristmill import TrajectoryGroup, read_archive
 from gristmill.folders import EVALUATION_FILE, EVALUATION_GROUPS_FILE
-from gristmill.group import SOURCE
+from gristmill.group import SOURCE, TOOLS
 from gristmill.internal.lines import read_lines
 from gristmill.internal.saved import FORMAT, Message, SavedCompletion, SavedGroup, content_of
 from gristmill_env.errors import SavedError
@@ -130,6 +130,7 @@ def from_trajectory(group: TrajectoryGroup, decode: Decode) -> SavedGroup:
         sequences, group.messages, f"group {group.group_id}", decode,
         run=group.run_id,
         row=group.row,
+        tools=group.meta.get(TOOLS),
         source=source if isinstance(source := group.meta.get(SOURCE), str) else None,
         sampling=group.sampling,
         versions=sorted({span.version for spans in group.versions for span in spans}),
