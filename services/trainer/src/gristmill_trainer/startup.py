@@ -189,6 +189,8 @@ class _MainStart:
             run_dir = deployment.runs_dir / run.run_id
             checkpoints = CheckpointStore(run_dir / "checkpoints", settings.checkpoints_kept, run.creation)
             resumption = find_resumption(checkpoints, settings.resume)
+            if settings.lora_rank and resumption.checkpoint is not None:
+                resumption.checkpoint.check_base(source.weights, source.sha256)
             self._skipped = SkippedSteps(settings.max_skipped_steps, resumption.skipped)
             self._skipped.raise_if_too_many()
             limits = MemoryLimits.read(run_dir, settings, self._ranks)
@@ -246,7 +248,7 @@ class _MainStart:
         return MainRank(
             session=session,
             batches=Batches(batches, Watchdog(self._api, run.run_id, wanted, self._servers)),
-            ledger=Ledger(session, digests, plan.run_dir / "aside", self._skipped, resumption.origin),
+            ledger=Ledger(session, digests, plan.run_dir / "aside", self._skipped, resumption.origin, source.sha256),
             saving=BackgroundSave(resumption.step),
             reports=reports,
             publisher=publisher,

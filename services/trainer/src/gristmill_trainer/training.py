@@ -107,6 +107,8 @@ class Ledger:
     skipped: SkippedSteps
     origin: str | None
     """The checkpoint that `resume` named, or None."""
+    model_sha256: str | None = None
+    """`ModelSource.sha256`."""
 
     def trained(self, batch: Batch, result: StepResult) -> None:
         """Records the outcome of the step's groups. Quarantines them if nothing was trained or an update left out."""
@@ -137,6 +139,7 @@ class Ledger:
             skipped=list(self.skipped.files),
             origin=self.origin,
             creation=self.session.run.creation,
+            model_sha256=self.model_sha256,
         )
 
 

@@ -46,6 +46,8 @@ class Progress:
     creation: str | None = None
     """`RunRecord.creation` of the run. When a run is deleted and created again, group ids restart, so steps and groups
     are only valid in their own creation. None: written by a trainer that did not record the creation."""
+    model_sha256: str | None = None
+    """`Manifest.sha256` of the model before any training, which adapters need; None: unknown."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,19 @@ class Checkpoint:
     @property
     def step(self) -> int:
         return self.progress.step
+
+    def check_base(self, model: str, sha256: str | None) -> None:
+        """Raises CheckpointError if the adapters of this checkpoint were trained on other weights than `model`.
+
+        `sha256`: `Manifest.sha256` of `model`; None: unknown."""
+        trained_on = self.progress.model_sha256
+        if None not in (trained_on, sha256) and trained_on != sha256:
+            raise CheckpointError(
+                "checkpoint_mismatch",
+                f"the adapters in {self.path} were trained on a model with the SHA-256 {trained_on}, and {model} has "
+                f"{sha256}. Start the model server with the model of the training (MODEL in .env)",
+                path=self.path,
+            )
 
 
 class File(msgspec.Struct, frozen=True):
