@@ -18,6 +18,12 @@ def test_hook_loads_a_function_of_a_file(tmp_path: Path) -> None:
     assert load_function(f"{tmp_path}/mine.py:seen", "on_step")(7) == ("seen", 7)
 
 
+def test_hook_is_found_beside_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beside.py").write_text("def seen(event):\n    return event\n")
+    monkeypatch.setenv("GRISTMILL_CONFIG_DIR", str(tmp_path))
+    assert load_function("beside.py:seen", "on_step")(7) == 7
+
+
 def test_hook_loads_a_function_of_a_package() -> None:
     assert load_function("json:dumps", "on_step") is __import__("json").dumps
 

@@ -76,12 +76,12 @@ _OURS = frozenset({__file__, importlib.__file__, importlib.metadata.__file__})
 
 
 def _from_file(place: str, folder: Path | None) -> ModuleType:
-    candidates = [(base / place).resolve() for base in (folder, Path()) if base is not None]
+    candidates = list(dict.fromkeys((base / place).resolve() for base in (folder, Path()) if base is not None))
     path = next((candidate for candidate in candidates if candidate.is_file()), None)
     if path is None:
         raise PluginError(
             "plugin_file_missing",
-            f"{place} is not there; looked at {', '.join(map(str, dict.fromkeys(candidates)))}",
+            f"{place} is not there; looked at {', '.join(map(str, candidates))}",
             candidates=candidates,
         )
     # The module's name contains a hash of the whole path: two files of one name are two modules, and one file is loaded

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from gristmill.deployment import Deployment
 from gristmill.errors import PluginError
 from gristmill.internal.metrics import StepMetrics
 from gristmill.internal.plugins import load_plugin
@@ -28,8 +30,11 @@ repeats the steps after the last checkpoint."""
 
 
 def load_function(name: str, setting: str) -> Callable[..., Any]:
-    """Loads `path/to/file.py:function` or `package.module:function`, the value of `setting`. Raises PluginError."""
-    found = load_plugin(name, None)
+    """Loads `path/to/file.py:function` or `package.module:function`, the value of `setting`. Raises PluginError.
+
+    Searches a relative path first in the folder of trainer.yaml, then in the working directory.
+    """
+    found = load_plugin(name, Deployment.read(os.environ).config_dir)
     if not callable(found):
         raise PluginError("not_a_function", f"{setting} is '{name}', which is not a function", name=name)
     function: Callable[..., Any] = found
