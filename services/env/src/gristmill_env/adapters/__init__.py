@@ -16,7 +16,7 @@ def require(package: str, extra: str) -> None:
         raise EpisodeError(
             "package_missing",
             f"the package {package} is not installed; install the extra {extra} of gristmill-env: "
-            f"pip install './services/env[{extra}]'",
+            f"pip install -e './services/env[{extra}]'",
             package=package,
             extra=extra,
         )
