@@ -153,7 +153,7 @@ def _engine(machine: Machine) -> Check:
             "container engine",
             "warning",
             f"{text}: before {LEAST_ENGINE}, the local network can reach ports that are published on 127.0.0.1; "
-            "update it, or use `make secure`",
+            "update it",
         )
     return Check("container engine", "ok", text)
 
