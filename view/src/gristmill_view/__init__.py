@@ -81,8 +81,8 @@ def sql(
 ) -> pyarrow.Table:
     """Returns the result of a DuckDB query over the tables `rollouts` and `steps` of a run.
 
-    `to_pylist()` and `to_pandas()` convert the result. The arguments are as in `dataset`. Raises SqlError for a query
-    that DuckDB refuses.
+    `to_pylist()` converts the result. The arguments are as in `dataset`. Raises SqlError for a query that DuckDB
+    refuses.
     """
     with needs_page():
         from gristmill_view import rollouts

@@ -139,7 +139,7 @@ def dataset(
 def sql(
     run: str | Path | RunFolder, query: str, *, roots: Iterable[str | Path] | None = None, update: bool = True
 ) -> pa.Table:
-    """Returns the result of a DuckDB query as a table. `.to_pylist()` and `.to_pandas()` convert it.
+    """Returns the result of a DuckDB query as a table. `.to_pylist()` converts it.
 
     The query may use `rollouts` (the rows of the run's newest creation), `all_rollouts` (the rows of all its
     creations), `difficulty` (one row per row of the data, with its mean reward) and `steps` (the trainer's metrics,
