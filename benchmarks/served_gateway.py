@@ -21,7 +21,7 @@ from gristmill import SamplingParams
 from gristmill.internal.disk import write_file
 from gristmill_env.gateway import Policy, Session, Sessions, serving
 from gristmill_env.inference import ModelServers
-from gristmill_env.rollouts.prompts import PromptBuilder
+from gristmill_env.rollouts.prompts import PromptBuilder, load_tokenizer
 from gristmill_env.settings.run import ServerConfig
 
 ANSWER = "gateway.json"
@@ -35,7 +35,7 @@ async def _serve(model_url: str, tokenizer: str, count: int, folder: Path) -> No
     sampling = SamplingParams(temperature=1.0, max_tokens=1024)
     async with ModelServers([ServerConfig(base_url=model_url)], patience=60) as servers:
         served = await servers.connect(patience=60)
-        prompts = await asyncio.to_thread(PromptBuilder.load, tokenizer)
+        prompts = PromptBuilder(await asyncio.to_thread(load_tokenizer, tokenizer))
         policy = Policy(served.name, prompts, servers, served.max_model_len or 2**15)
         async with serving(Sessions(), served.name, ("127.0.0.1", 0), {}) as gateway:
             sessions = [Session(policy, sampling, folder=folder / str(number)) for number in range(count)]

@@ -21,7 +21,7 @@ import httpx
 from benchmarks.env.stack import Bench
 
 from gristmill import Manifest
-from gristmill_env.rollouts.prompts import PromptBuilder
+from gristmill_env.rollouts.prompts import PromptBuilder, load_tokenizer
 
 _ROWS = 2000
 _WARM_S = 4.0
@@ -62,7 +62,7 @@ def measure(bench: Bench, rounds: int, seconds: float, say: Callable[[str], None
 
 async def _bare(bench: Bench, seconds: float) -> float:
     manifest = Manifest.read(bench.models_dir)
-    prompts = PromptBuilder.load(manifest.tokenizer_path)
+    prompts = PromptBuilder(load_tokenizer(manifest.tokenizer_path))
     load = bench.load
     sampling = {"n": load.group_size, "temperature": 1.0, "top_p": 1.0, "max_tokens": load.max_tokens, "logprobs": 0}
     rows = itertools.cycle(f"What is {n % 90} + {n % 9}?" for n in range(_ROWS))

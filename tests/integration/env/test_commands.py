@@ -21,7 +21,7 @@ from gristmill import Manifest
 from gristmill_cli.local.processes import LocalStack
 from gristmill_env.commands import COMMANDS, Invocation
 from gristmill_env.errors import SavedError
-from gristmill_env.rollouts.prompts import PromptBuilder
+from gristmill_env.rollouts.prompts import PromptBuilder, load_tokenizer
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved import SavedGroup, read_groups
 
@@ -86,7 +86,7 @@ async def test_process_replay_sft_and_dpo_work_one_after_the_other(commands: Com
     shown = await commands.run("process", "--config", "sums", "--groups", "6", "--out", str(out))
     groups = saved(out / "groups.jsonl")
     assert [group.row for group in groups] == list(range(6))
-    prompts = PromptBuilder.load(Manifest.read(commands.vllm.models_dir).tokenizer_path, "Add.")
+    prompts = PromptBuilder(load_tokenizer(Manifest.read(commands.vllm.models_dir).tokenizer_path), "Add.")
     for group in groups:
         assert group.messages == [{"role": "system", "content": "Add."}, {"role": "user", "content": group.prompt}]
         assert group.prompt_token_ids == list(prompts.build(group.prompt).token_ids)
@@ -177,7 +177,7 @@ async def test_process_saves_and_exports_conversations_of_several_turns(commands
     (commands.folder / "guess.yaml").write_text(config.replace("max_token_length: 64", "max_token_length: 256") + GUESS)
     out = commands.folder / "groups.jsonl"
     await commands.run("process", "--config", "guess", "--out", str(out), "--groups", "4")
-    prompts = PromptBuilder.load(Manifest.read(commands.vllm.models_dir).tokenizer_path, "Add.")
+    prompts = PromptBuilder(load_tokenizer(Manifest.read(commands.vllm.models_dir).tokenizer_path), "Add.")
     turned = [(group, c) for group in saved(out) for c in group.completions if c.messages is not None]
     assert turned
     for group, completion in turned:

@@ -12,7 +12,7 @@ from tests.support.stack import Vllm
 from gristmill import Manifest, SamplingParams
 from gristmill_env.errors import PromptRefusedError
 from gristmill_env.inference import GenerationRequest, ModelServers, ServedModel
-from gristmill_env.rollouts.prompts import PromptBuilder
+from gristmill_env.rollouts.prompts import PromptBuilder, load_tokenizer
 from gristmill_env.settings.run import ServerConfig
 
 SAMPLING = SamplingParams(temperature=1.0, max_tokens=24)
@@ -20,7 +20,7 @@ SAMPLING = SamplingParams(temperature=1.0, max_tokens=24)
 
 @pytest.fixture
 def prompts(vllm: Vllm) -> PromptBuilder:
-    return PromptBuilder.load(Manifest.read(vllm.models_dir).tokenizer_path)
+    return PromptBuilder(load_tokenizer(Manifest.read(vllm.models_dir).tokenizer_path))
 
 
 @pytest.fixture

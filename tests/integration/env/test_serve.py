@@ -13,7 +13,7 @@ from tests.integration.env.conftest import Environments, HandTrainer
 from tests.support.errors import raises
 
 from gristmill import ApiError, Manifest, VersionSpan
-from gristmill_env.rollouts.prompts import PromptBuilder
+from gristmill_env.rollouts.prompts import PromptBuilder, load_tokenizer
 from gristmill_env.saved import read_groups
 
 
@@ -34,7 +34,7 @@ def test_serve_runs_from_the_first_permit_to_the_end_of_the_run(
     env.join()
 
     assert sorted(group.row for group in groups) == list(range(8))
-    prompts = PromptBuilder.load(Manifest.read(environments.vllm.models_dir).tokenizer_path)
+    prompts = PromptBuilder(load_tokenizer(Manifest.read(environments.vllm.models_dir).tokenizer_path))
     for number, group in enumerate(groups):
         prompt = prompts.build(f"What is {group.row} + 1?").token_ids
         ends = group.lengths.cumsum()

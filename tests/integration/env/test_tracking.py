@@ -14,7 +14,7 @@ from tests.support.ports import free_port
 from tests.support.wandb_file import read_wandb
 
 from gristmill import Manifest
-from gristmill_env.rollouts.prompts import PromptBuilder
+from gristmill_env.rollouts.prompts import PromptBuilder, load_tokenizer
 
 FLAGS = "--use_wandb --wandb_name sums-1 --min_items_sent_before_logging 3 --num_rollouts_per_group_for_logging -1"
 
@@ -55,7 +55,7 @@ def test_wandb_entries_match_the_trained_groups(environments: Environments, trai
     parts = [part for group in groups for part in group.reward_parts["length"] if part is not None]
     assert min(entry["reward/length/min"] for entry in run.history) == pytest.approx(min(parts))
 
-    prompts = PromptBuilder.load(Manifest.read(environments.vllm.models_dir).tokenizer_path)
+    prompts = PromptBuilder(load_tokenizer(Manifest.read(environments.vllm.models_dir).tokenizer_path))
     rows = [row for entry in run.history for row in run.table(entry, "train/rollouts")[1:]]
     by_id = {group.group_id: group for group in groups}
     assert len(rows) == 16

@@ -7,7 +7,7 @@ import json
 from tests.integration.env.conftest import Environments, HandTrainer
 
 from gristmill import Manifest, PolicyVersion
-from gristmill_env.rollouts.prompts import PromptBuilder
+from gristmill_env.rollouts.prompts import PromptBuilder, load_tokenizer
 
 GAME = """
 from gristmill_env.environments import Environment, StepResult
@@ -34,7 +34,7 @@ def test_each_reply_continues_the_very_tokens_before_it(environments: Environmen
     environments.here(trainer.url, "--max_token_length", "512", "--max_tokens", "24")
     trainer.take()
     groups = trainer.train(until=1)
-    prompts = PromptBuilder.load(Manifest.read(environments.vllm.models_dir).tokenizer_path)
+    prompts = PromptBuilder(load_tokenizer(Manifest.read(environments.vllm.models_dir).tokenizer_path))
     whole = 0
     for group in groups:
         assert group.messages is not None

@@ -189,7 +189,9 @@ async def test_parallel_calls_in_a_stream_are_parsed_from_the_sampled_tokens(
     assert (rollout.replies, rollout.counts) == (2, {"untrained": 1}), (tmp_path / "agent.log").read_text()
     (branch,) = rollout.branches
     assert [message["role"] for message in branch.messages] == ["user", "assistant", "tool", "tool", "assistant"]
-    text = PromptBuilder.load(Manifest.read(vllm.models_dir).tokenizer_path).decode(branch.token_ids, special=True)
+    text = PromptBuilder(load_tokenizer(Manifest.read(vllm.models_dir).tokenizer_path)).decode(
+        branch.token_ids, special=True
+    )
     assert text.count("<tool_call>") == 2, "the calls are there as they were sampled, and once"
     assert text.index("</tool_call>") < text.index("7") < text.index("11")
     assert int(group.mask.sum()) == sum(branch.mask) > 0
@@ -211,7 +213,7 @@ async def test_tools_and_sub_agent_of_openai_agents_are_branches_of_the_sampled_
         assert call["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": "3", "b": "4"}}
         assert (result["role"], result["content"], result["tool_call_id"]) == ("tool", "7", call["tool_calls"][0]["id"])
     assert checker.messages[0]["content"] == "Is 3 + 4 = 7?"
-    prompts = PromptBuilder.load(Manifest.read(vllm.models_dir).tokenizer_path)
+    prompts = PromptBuilder(load_tokenizer(Manifest.read(vllm.models_dir).tokenizer_path))
     forced, _, given = prompts.decode(sure.token_ids[: sure.mask.index(True)]).partition("]")
     assert json.loads(forced + "]") == [{"name": "add", "parameters": {"a": "3", "b": "4"}}], "as it was sampled"
     assert "7" in given
@@ -227,7 +229,7 @@ async def test_tools_and_sub_agent_of_openai_agents_are_branches_of_the_sampled_
 
 @pytest.mark.parametrize("more", [{"top_k": 1}, {"min_p": 1.0}])
 async def test_further_sampling_parameters_act_on_tokens(vllm: Vllm, weights: Path, more: dict[str, float]) -> None:
-    prompts = PromptBuilder.load(Manifest.read(vllm.models_dir).tokenizer_path)
+    prompts = PromptBuilder(load_tokenizer(Manifest.read(vllm.models_dir).tokenizer_path))
     ids = prompts.build([{"role": "user", "content": "What is 3 + 4?"}]).token_ids
     sampling = SamplingParams(temperature=1.0, max_tokens=24)
     async with ModelServers([ServerConfig(base_url=vllm.url)], patience=30) as servers:
@@ -252,7 +254,7 @@ async def played(
     item = Item(row=0, index=0, prompt="What is 3 + 4?", answer="7")
     async with ModelServers([ServerConfig(base_url=vllm.url)], patience=30) as servers:
         await servers.connect(patience=30)
-        prompts = PromptBuilder.load(Manifest.read(vllm.models_dir).tokenizer_path)
+        prompts = PromptBuilder(load_tokenizer(Manifest.read(vllm.models_dir).tokenizer_path))
         policy = Policy("tiny", prompts, servers, 2048, tools=True, untrained=off_policy)
         spec = AgentSpec(command=[sys.executable, "agent.py"])
         async with agents(spec, policy, folder, folder / "agent.log", {}) as player:

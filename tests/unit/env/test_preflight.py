@@ -46,7 +46,7 @@ def test_rows_that_the_model_sees_differently_are_counted(
 ) -> None:  # fmt: skip
     made = copy.deepcopy(tokenizer)
     made.chat_template = template
-    found = list(first_warnings(PromptBuilder(made, system), dataset(tmp_path, prompts)))
+    found = list(first_warnings(PromptBuilder(made, system), dataset(tmp_path, prompts), 10_000, 0))
     assert [text.split()[0] for text in found] == ([] if word is None else [word])
     assert [int(number) for text in found for number in re.findall(r"(\d+) of (\d+)", text)[0]] == numbers
 

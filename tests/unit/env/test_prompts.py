@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from gristmill_env.data.messages import object_of
 from gristmill_env.errors import PromptError
-from gristmill_env.rollouts.prompts import PromptBuilder
+from gristmill_env.rollouts.prompts import PromptBuilder, load_tokenizer
 from gristmill_env.session import prompt_builder
 from gristmill_env.settings.run import EnvConfig
 
@@ -198,10 +198,10 @@ def test_a_saved_tokenizer_is_loaded_and_a_missing_one_named(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer.save_pretrained(str(tmp_path / "tok"))
-    assert PromptBuilder.load(str(tmp_path / "tok")).build("Hi") == PromptBuilder(tokenizer).build("Hi")
+    assert PromptBuilder(load_tokenizer(str(tmp_path / "tok"))).build("Hi") == PromptBuilder(tokenizer).build("Hi")
     (tmp_path / "empty").mkdir()
     with raises(PromptError, "tokenizer_missing", name=str(tmp_path / "empty")):
-        PromptBuilder.load(str(tmp_path / "empty"))
+        PromptBuilder(load_tokenizer(str(tmp_path / "empty")))
 
 
 def test_prefill_begins_the_answer_and_is_not_a_separate_turn(tokenizer: PreTrainedTokenizerFast) -> None:

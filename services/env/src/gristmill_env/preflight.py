@@ -15,7 +15,7 @@ from gristmill_env.data import Item, PromptDataset
 from gristmill_env.errors import CheckError, DatasetError, PromptError
 from gristmill_env.rollouts.prompts import PromptBuilder
 
-ROWS = 1000
+_ROWS = 1000
 """Rows that are read, in the run's order."""
 _RENDERED = 20
 """Rows whose prompts are rendered to look for their messages."""
@@ -32,11 +32,11 @@ class FirstRows:
     """The reports of the other rows."""
 
     @classmethod
-    def of(cls, dataset: PromptDataset, most: int = ROWS) -> FirstRows:
-        """Reads the rows. `most`: their number, unless the data set has fewer."""
+    def of(cls, dataset: PromptDataset) -> FirstRows:
+        """Reads the rows."""
         items: list[Item] = []
         problems: list[str] = []
-        for row in range(min(most, len(dataset))):
+        for row in range(min(_ROWS, len(dataset))):
             try:
                 items.append(dataset.item(row))
             except DatasetError as error:
@@ -52,19 +52,17 @@ class FirstRows:
         return CheckError("rows_unusable", text, count=len(problems), of=self.read)
 
 
-def first_warnings(
-    prompts: PromptBuilder, dataset: PromptDataset, limit: int | None = None, max_tokens: int = 0
-) -> Iterator[str]:
+def first_warnings(prompts: PromptBuilder, dataset: PromptDataset, limit: int, max_tokens: int) -> Iterator[str]:
     """Yields the sentences that `serve` logs at its start. Does not raise: a row's own error drops the row later.
 
-    `limit`: of prompt and completion together; None: unknown. `max_tokens`: of a completion.
+    `limit`: of prompt and completion together. `max_tokens`: of a completion.
     """
     rows = FirstRows.of(dataset)
     if (unusable := rows.unusable()) is not None:
         yield str(unusable)
     with contextlib.suppress(PromptError):
         yield from row_warnings(prompts, rows.items)
-        if limit is not None and prompts.has_tokenizer:
+        if prompts.has_tokenizer:
             lengths = [len(prompts.build(item.messages).token_ids) for item in rows.items[:_RENDERED]]
             for warning in squeezed_prompts(lengths, limit, max_tokens):
                 yield f"of the first {len(lengths)} rows, {warning}"

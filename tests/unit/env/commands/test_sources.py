@@ -78,7 +78,7 @@ def test_atropos_groups_with_messages_need_no_tokenizer(folder: Path) -> None:
 
 
 def test_atropos_groups_of_tokens_are_read_with_the_tokenizer(folder: Path) -> None:
-    prompts = PromptBuilder.load("tokenizer")
+    prompts = PromptBuilder(load_tokenizer("tokenizer"))
     prompt = prompts.build("1 + 1?")
     answers = [
         list(load_tokenizer("tokenizer")(said)["input_ids"]) for said in ("it is 2<|im_end|>", "it is 3<|im_end|>")
@@ -155,7 +155,7 @@ def archive(
 
 
 def test_archived_groups_hold_text_and_scores(folder: Path) -> None:
-    run = archive(folder / "runs" / "sums", PromptBuilder.load("tokenizer"), [0, 1])
+    run = archive(folder / "runs" / "sums", PromptBuilder(load_tokenizer("tokenizer")), [0, 1])
     first, second = groups_of(run)
     assert (first.run, first.row, first.messages, first.answer) == ("sums", 0, None, None)
     assert first.prompt_text == "<|im_start|>user\n0 + 1?<|im_end|>\n<|im_start|>assistant\n"
@@ -167,7 +167,7 @@ def test_archived_groups_hold_text_and_scores(folder: Path) -> None:
 
 
 def test_source_reads_values_that_an_archive_lacks_from_the_data_set(folder: Path) -> None:
-    run = archive(folder / "runs" / "sums", PromptBuilder.load("tokenizer"), [1, 7])
+    run = archive(folder / "runs" / "sums", PromptBuilder(load_tokenizer("tokenizer")), [1, 7])
     first, second = groups_of(run, *SUMS, "--no-shuffle_dataset")
     assert (first.messages, first.answer) == ([{"role": "user", "content": "1 + 1?"}], "#### 2")
     assert (second.row, second.index, second.columns) == (7, 2, ROWS[2])
@@ -176,7 +176,7 @@ def test_source_reads_values_that_an_archive_lacks_from_the_data_set(folder: Pat
 
 
 def test_source_counts_the_prefill_as_part_of_the_answer(folder: Path) -> None:
-    run = archive(folder / "runs" / "sums", PromptBuilder.load("tokenizer", prefill="So: "), [1])
+    run = archive(folder / "runs" / "sums", PromptBuilder(load_tokenizer("tokenizer"), prefill="So: "), [1])
     (found,) = groups_of(run, *SUMS, "--no-shuffle_dataset", "--prefill", "So: ")
     assert found.messages == [{"role": "user", "content": "1 + 1?"}]
     assert [c.text for c in found.completions] == ["So: #### 2", "So: g"]
@@ -186,14 +186,14 @@ def test_source_keeps_the_turns_of_archived_conversations(folder: Path) -> None:
     ask, hint = {"role": "user", "content": "1 + 1?"}, {"role": "user", "content": "Lower."}
     long = [ask, {"role": "assistant", "content": "3"}, hint, {"role": "assistant", "content": "2"}]
     short = [ask, {"role": "assistant", "content": "2"}]
-    run = archive(folder / "runs" / "sums", PromptBuilder.load("tokenizer"), [1], messages=[long, short])
+    run = archive(folder / "runs" / "sums", PromptBuilder(load_tokenizer("tokenizer")), [1], messages=[long, short])
     (found,) = groups_of(run, *SUMS, "--no-shuffle_dataset")
     assert (found.messages, found.answer) == ([ask], "#### 2")
     assert [(c.text, c.messages) for c in found.completions] == [("2", long[1:]), ("2", None)]
 
 
 async def test_source_without_messages_keeps_several_turns_as_one_text(folder: Path, console: Console) -> None:
-    prompts = PromptBuilder.load("tokenizer")
+    prompts = PromptBuilder(load_tokenizer("tokenizer"))
     size = len(prompts.build("1 + 1?").token_ids)
     run = archive(folder / "run", prompts, [1], untrained=[size + 2])  # the third token is the environment's
     (found,) = groups_of(run, *SUMS, "--no-shuffle_dataset")
@@ -219,7 +219,7 @@ async def test_source_without_messages_keeps_several_turns_as_one_text(folder: P
 
 
 async def test_text_of_sequences_with_different_prompts_is_not_exported(folder: Path, console: Console) -> None:
-    prompts = PromptBuilder.load("tokenizer")
+    prompts = PromptBuilder(load_tokenizer("tokenizer"))
     size = len(prompts.build("1 + 1?").token_ids)
     run = archive(folder / "run", prompts, [1], untrained=[size, size + 1])  # the first prompt is longer by two tokens
     (found,) = groups_of(run)
@@ -239,7 +239,7 @@ async def test_text_of_several_turns_is_not_exported_from_a_file_of_atropos(fold
 
 
 def test_prompt_that_an_environment_wrote_is_named_as_the_reason(folder: Path) -> None:
-    run = archive(folder / "runs" / "sums", PromptBuilder.load("tokenizer"), [1])
+    run = archive(folder / "runs" / "sums", PromptBuilder(load_tokenizer("tokenizer")), [1])
     (folder / "run.yaml").write_text("environment: my_task.py:Sums\n")
     with raises(SavedError, "prompt_from_environment", row=1, writer="environment 'my_task.py:Sums'"):
         groups_of(run, *SUMS, "--shuffle_dataset", "--seed", "1", "--config", "run.yaml")

@@ -91,11 +91,6 @@ class FunctionAgent(AgentRunner):
         self._process = CodeProcess(f"{agent_child.__name__}:handler", settings, f"agent {name}")
         self._errors = FirstErrors(logger, "agent")
 
-    @property
-    def alive(self) -> bool:
-        """Whether the process runs."""
-        return self._process.pid is not None
-
     async def result(self, task: AgentTask, endpoint: Endpoint) -> Any:
         try:
             sent = msgspec.Raw(task.encoded(msgspec.msgpack.encode))

@@ -115,11 +115,6 @@ class PromptBuilder:
         if tokenizer is not None and self._template is None:
             logger.warning("the tokenizer has no chat template; prompts are sent as plain text")
 
-    @classmethod
-    def load(cls, name: str, system_prompt: str | None = None, prefill: str | None = None) -> PromptBuilder:
-        """Creates a builder with the tokenizer of a path or hub id. Raises PromptError if it cannot be loaded."""
-        return cls(load_tokenizer(name), system_prompt, prefill)
-
     def build(self, opening: str | Sequence[Message], options: Mapping[str, Any] | None = None) -> Prompt:
         """Returns the prompt of a conversation, or of one user message.
 
