@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 
@@ -162,7 +161,7 @@ class EvaluationFolder:
     def __enter__(self) -> EvaluationFolder:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _rows(self) -> dict[int, tuple[_Row, int]]:

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, TypeVar
 
 from gristmill import Manifest
@@ -152,9 +151,7 @@ class ModelServers:
     async def __aenter__(self) -> ModelServers:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def _find(self, patience: float) -> float:
