@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from gristmill import GristmillError
 from gristmill_env.values import whole
@@ -31,6 +31,11 @@ class EnvError(GristmillError):
     def __init__(self, code: str, message: str, /, **values: object) -> None:
         """Replaces half characters in `message`, which may quote a user's code, so that files and logs can hold it."""
         super().__init__(code, whole(message), **values)
+
+    def passing(self, may_pass: bool = True) -> Self:
+        """Sets `may_pass`, and returns the error."""
+        self.may_pass = may_pass
+        return self
 
 
 class DatasetError(EnvError):

@@ -133,14 +133,12 @@ async def _post(url: str, body: Mapping[str, Any], limit: float) -> bytes:
 
 
 def _away(url: str, why: str) -> SandboxError:
-    error = SandboxError(
+    return SandboxError(
         "sandbox_unreachable",
         f"the sandbox at {url} does not answer ({why}). With Compose, start it: docker compose --profile sandbox up. "
         f"Elsewhere {URL} is its address",
         url=url,
-    )
-    error.may_pass = True
-    return error
+    ).passing()
 
 
 _starting = threading.Lock()

@@ -176,12 +176,10 @@ class _Server:
             return _RefusedError(whole("; ".join([text, *found])[:_LONGEST]))
         where = f"{self._name}.{method}: the server at {redact_text(self._url)}"
         if problem.code == "CAPACITY_REACHED":
-            full = EpisodeError(
+            return EpisodeError(
                 "openenv_full", f"{where} has no free environment ({text}); raise its max_concurrent_envs",
                 method=f"{self._name}.{method}", url=self._url,
-            )  # fmt: skip
-            full.may_pass = True
-            return full
+            ).passing()  # fmt: skip
         return EpisodeError(
             "openenv_error", f"{where} answers {problem.code}: {text}",
             method=f"{self._name}.{method}", error=problem.code, row=self._name.row,
@@ -190,13 +188,11 @@ class _Server:
     def _closed(self, method: str, closed: ConnectionClosed) -> EpisodeError:
         code = 1006 if closed.rcvd is None and closed.sent is None else (closed.rcvd or closed.sent).code  # type: ignore[union-attr]
         why = f"a message above {_MOST_BYTES} bytes" if code == _TOO_BIG else f"code {code}"
-        error = EpisodeError(
+        return EpisodeError(
             "openenv_closed",
             f"{self._name}.{method}: the connection to {redact_text(self._url)} is closed ({why})",
             method=f"{self._name}.{method}", close_code=int(code), url=self._url,
-        )  # fmt: skip
-        error.may_pass = code in _GOES_AWAY
-        return error
+        ).passing(code in _GOES_AWAY)  # fmt: skip
 
 
 class _McpTool(msgspec.Struct, frozen=True):
@@ -291,15 +287,9 @@ class _ActionSchema(msgspec.Struct, frozen=True):
 
 def _unreachable(name: EnvironmentName, url: str, why: Exception) -> EpisodeError:
     without_password = redact_text(url)
-    error = EpisodeError(
-        "openenv_unreachable",
-        redact_text(
-            f"{name}: no connection to the OpenEnv server at {without_password}: {type(why).__name__}: {why}"[:_LONGEST]
-        ),
-        url=without_password,
-    )
-    error.may_pass = isinstance(why, InvalidMessage) or may_pass(why)
-    return error
+    text = f"{name}: no connection to the OpenEnv server at {without_password}: {type(why).__name__}: {why}"
+    error = EpisodeError("openenv_unreachable", redact_text(text[:_LONGEST]), url=without_password)
+    return error.passing(isinstance(why, InvalidMessage) or may_pass(why))
 
 
 def _opening(item: Item, text: str) -> list[Message]:

@@ -122,8 +122,7 @@ class FunctionAgent(AgentRunner):
             failure = EpisodeError("agent_not_started", text, agent=self._name)
         else:
             failure = EpisodeError(error.code, text, agent=self._name)
-        failure.may_pass = error.may_pass
-        return failure
+        return failure.passing(error.may_pass)
 
 
 class CommandAgent(AgentRunner):

@@ -97,9 +97,8 @@ class Episode:
         name = self._talk.place
         text = redact_text(f"{name}: {type(error).__name__}: {message_of(error)}")
         wrapped = EpisodeError("environment_raised", text, method=name, error=type(error).__name__)
-        wrapped.may_pass = may_pass(error)
         wrapped.__cause__ = error
-        return wrapped
+        return wrapped.passing(may_pass(error))
 
     async def _told_and_finished(self, end: End, playing: asyncio.Task[End]) -> Failed | None:
         await self._talk.ask(end)

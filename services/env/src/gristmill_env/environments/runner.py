@@ -116,7 +116,7 @@ class EnvironmentRunner:
             logger.warning("a method of %s does not end and is not waited for", name)
         except (CodeError, LostProcessError) as error:
             if end is None:
-                raise _of_process(error) from error
+                raise EpisodeError(error.code, str(error), **error.values).passing(error.may_pass) from error
             logger.warning("%s", error)
         if close_error is not None:
             logger.warning("%s", redact_text(close_error.text))
@@ -190,16 +190,8 @@ class EnvironmentRunner:
         return self._pickled[1]
 
     def _raised(self, failure: Failed) -> EnvError:
-        error = _KINDS.get(failure.error, EpisodeError)(
-            failure.code or "environment_raised", redact_text(failure.text), **failure.values
-        )
-        error.may_pass = failure.may_pass
+        kind, code = _KINDS.get(failure.error, EpisodeError), failure.code or "environment_raised"
+        error = kind(code, redact_text(failure.text), **failure.values).passing(failure.may_pass)
         if failure.code == "environment_raised":
             self._errors.log(str(failure.values.get("method")), str(error), failure.trace)
         return error
-
-
-def _of_process(error: CodeError | LostProcessError) -> EpisodeError:
-    made = EpisodeError(error.code, str(error), **error.values)
-    made.may_pass = error.may_pass
-    return made

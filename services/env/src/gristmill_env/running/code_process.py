@@ -48,8 +48,7 @@ class CodeError(EnvError):
         error.raised = failure.code is None
         error.kind = failure.error
         error.trace = redact_text(failure.trace)
-        error.may_pass = failure.may_pass
-        return error
+        return error.passing(failure.may_pass)
 
 
 class FirstErrors:
@@ -292,8 +291,7 @@ class _Life:
         if self._killed_for_hanging:
             error = LostProcessError(
                 "process_killed", f"the process of {self._what} was killed, because another call in it hung"
-            )
-            error.may_pass = True
+            ).passing()
         else:
             error = LostProcessError("process_died", f"the process of {self._what} has ended; its output is above")
         working.result.set_exception(error)

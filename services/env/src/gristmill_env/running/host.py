@@ -258,8 +258,7 @@ class _Host:
                 future.set_result(message.body)
             else:
                 error = EnvError(failure.code or "owner_failed", failure.text, **failure.values)
-                error.may_pass = failure.may_pass
-                future.set_exception(error)
+                future.set_exception(error.passing(failure.may_pass))
 
     async def _run(self, handler: Handler, call: Call) -> None:
         async def ask(body: bytes) -> bytes:
