@@ -254,16 +254,14 @@ def _from_function(place: str, config: DatasetConfig, folder: Path | None) -> tu
     try:
         for row in islice(function(**arguments), MOST_MADE + 1 if end is None else end):
             if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
-                raise _NotARowError(row)
+                text = f"row {len(rows)} of {label} is {row!r:.60}; a row is a dict with names of columns"
+                raise DatasetError("not_a_row", text, label=label, row=len(rows))
             rows.append({name: _own(value) for name, value in row.items()})
             columns |= dict.fromkeys(row)
             if time.monotonic() - said > _SAY_EVERY:
                 said = time.monotonic()
                 logger.info("%s: %d rows so far", label, len(rows))
-    except _NotARowError as error:
-        text = f"row {len(rows)} of {label} is {error}; a row is a dict with names of columns"
-        raise DatasetError("not_a_row", text, label=label, row=len(rows)) from None
-    except GristmillError:  # of an adapter that ships, whose package is missing for example
+    except GristmillError:  # also of an adapter that ships, whose package is missing for example
         raise
     except (Exception, SystemExit) as error:  # the user's code
         frames = traceback.extract_tb(error.__traceback__)[1:]
@@ -276,11 +274,6 @@ def _from_function(place: str, config: DatasetConfig, folder: Path | None) -> tu
     first, last = _bounds(config.split, len(rows), label)
     missing = dict.fromkeys(columns)
     return label, [row if len(row) == len(missing) else {**missing, **row} for row in rows[first:last]]
-
-
-class _NotARowError(Exception):
-    def __init__(self, value: object) -> None:
-        super().__init__(f"{value!r:.60}")
 
 
 def _arguments(function: Callable[..., Iterable[Any]], config: DatasetConfig, label: str) -> dict[str, Any]:
