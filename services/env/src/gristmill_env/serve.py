@@ -46,7 +46,7 @@ from gristmill.internal.prometheus import metrics_endpoint
 from gristmill.internal.stall import StallGuard, StallLimits
 from gristmill.internal.tracking import ObserverErrors
 from gristmill.permits import Slots
-from gristmill_env.errors import ROW_ERRORS, DropReason, RewardError, reason_of
+from gristmill_env.errors import ROW_ERRORS, DropReason, reason_of
 from gristmill_env.evaluation.plan import evaluation_tasks
 from gristmill_env.evaluation.run import RunEvaluations, RunMeasure, version_left
 from gristmill_env.preflight import first_warnings
@@ -69,7 +69,7 @@ from gristmill_env.session import (
     Task,
     connect_api,
     load_tasks,
-    of_source,
+    naming_source,
     open_session,
     sessions_folder,
 )
@@ -271,12 +271,8 @@ class ServeLoop:
                     attempt.failed = group.failed
                     versions = self._versions(group, version)
                     self._permits.generated(permit)
-                    try:
+                    with naming_source(source.task.name):
                         scored = await generator.score(group, permit.group_id, version.step)
-                    except RewardError as error:
-                        if source.task.name is None:
-                            raise
-                        raise of_source(error, source.task.name) from error
             except TimeoutError:
                 if not bound.expired():
                     raise

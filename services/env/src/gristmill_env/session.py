@@ -100,10 +100,8 @@ def load_tasks(run: RunSettings) -> list[Task]:
 
 def load_task(part: RunSettings, kind: str = "source") -> Task:
     """Loads the task of a source or of an evaluation. Raises as `Task.load`, with the name. `kind`: for the message."""
-    try:
+    with naming_source(part.source, kind):
         return Task.load(part)
-    except GristmillError as error:
-        raise of_source(error, part.source, kind) from error
 
 
 def of_source(error: GristmillError, source: str | None, kind: str = "source") -> GristmillError:
@@ -114,12 +112,14 @@ def of_source(error: GristmillError, source: str | None, kind: str = "source") -
 
 
 @contextlib.contextmanager
-def _of_source(task: Task) -> Iterator[None]:
-    """Gives errors the name of the task's source."""
+def naming_source(source: str | None, kind: str = "source") -> Iterator[None]:
+    """Gives the errors of the block the name of their source (`of_source`)."""
     try:
         yield
     except GristmillError as error:
-        raise of_source(error, task.name) from error
+        if source is None:
+            raise
+        raise of_source(error, source, kind) from error
 
 
 @dataclass(frozen=True)
@@ -240,13 +240,13 @@ async def open_session(
     servers = ModelServers(config.server_configs, patience=patience or config.patience, thinking=Thinking.of(config))
     async with contextlib.AsyncExitStack() as opened:
         for task in tasks:
-            with _of_source(task):
+            with naming_source(task.name):
                 await opened.enter_async_context(task)
         server = await opened.enter_async_context(servers)
         model = await meet_model(run, server, config.startup_patience or wait)
         sources = []
         for task in tasks:
-            with _of_source(task):
+            with naming_source(task.name):
                 generator = model.generator(task)
                 if task.run.config.agent is not None:
                     agent = await opened.enter_async_context(_agents(task, model.served, generator.policy))
