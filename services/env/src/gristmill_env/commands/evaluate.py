@@ -17,9 +17,8 @@ from gristmill.folders import EVALUATION_FILE, EVALUATION_RESULTS_FILE
 from gristmill.internal.disk import write_file
 from gristmill.internal.settings import did_you_mean
 from gristmill_env.commands import EvaluateOptions
-from gristmill_env.console import Steps
 from gristmill_env.errors import EvaluationError
-from gristmill_env.evaluation.compare import Comparison, compare
+from gristmill_env.evaluation.compare import compare
 from gristmill_env.evaluation.folder import EvaluationFolder
 from gristmill_env.evaluation.plan import (
     count_training_rows,
@@ -90,22 +89,17 @@ def _word(name: str | None) -> str:
 
 
 async def _evaluate(run: RunSettings, task: Task, folder: Path, *, resume: bool) -> Evaluated:
-    config = task.run.config
     async with open_session(task.run, [task]) as session:
         (source,) = session.sources
-        dataset, scorer = task.dataset, task.scorer
+        dataset = task.dataset
         label = await weight_label(session.server)
         creation = None if (record := await _training(run, label)) is None else record.creation
         training = training_datasets(run, task.name) if run.config.by_evaluation() else [dataset]
-        prompts = number_of_prompts(config.dataset, len(dataset))
+        prompts = number_of_prompts(task.run.config.dataset, len(dataset))
         seen = None if training is None else await asyncio.to_thread(count_training_rows, dataset, prompts, *training)
         plan = make_plan(task, model=session.served.name, weights=label, creation=creation, training_rows=seen)
         with EvaluationFolder(folder, plan, resume=resume) as file:
-            progress = Steps("prompts evaluated", plan.prompts, done=len(file.done))
-            return await evaluate(
-                file, dataset, source.generator.generate_and_score, scorer=scorer,
-                workers=config.max_eval_workers, progress=progress,
-            )  # fmt: skip
+            return await evaluate(file, task, source.generator.generate_and_score)
 
 
 def folder_of(task: Task, options: EvaluateOptions, *, several: bool) -> Path:
@@ -159,11 +153,10 @@ async def report_scores(run: RunSettings, found: Mapping[str | None, Evaluated])
         logger.warning("this evaluation is not reported to the API: %s", error)
 
 
-def _compare(first: Path, second: Path, out: Path | None, console: Console) -> Comparison:
+def _compare(first: Path, second: Path, out: Path | None, console: Console) -> None:
     comparison = compare(first, second)
     show_comparison(console, comparison)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         made = msgspec.to_builtins(dataclasses.asdict(comparison), enc_hook=str)
         write_file(out / COMPARISON_FILE, msgspec.json.format(msgspec.json.encode(made), indent=2))
-    return comparison

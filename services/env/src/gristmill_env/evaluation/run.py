@@ -44,7 +44,6 @@ from gristmill_env.evaluation.results import SOURCE, Evaluated, row, summarise, 
 from gristmill_env.gather import gather
 from gristmill_env.inference import ModelServers
 from gristmill_env.inference.http import RefusedError, ServerTroubleError
-from gristmill_env.rewards import Scorer
 from gristmill_env.rollouts.generator import RolloutGenerator
 from gristmill_env.rollouts.groups import RolloutGroup
 from gristmill_env.session import Task
@@ -72,29 +71,22 @@ class Generate(Protocol):
 
 
 async def evaluate(
-    file: EvaluationFolder,
-    dataset: PromptDataset,
-    generate: Generate,
-    *,
-    scorer: Scorer,
-    workers: int,
-    progress: Steps,
+    file: EvaluationFolder, task: Task, generate: Generate, say: Callable[[str], None] | None = None
 ) -> Evaluated:
     """Evaluates the missing prompts of `file.plan`, and writes the results. Keeps finished prompts after any error.
 
-    `scorer`: the rewards by which `generate` scores. Raises InferenceError when the model server does not answer or
-    refuses every prompt, EvaluationError when no completion gets a score, and RewardError when the correctness reward
-    fails to extract every answer.
+    `generate`: scores by the task's rewards. `say`: as for `Steps`. Raises InferenceError when the model server does
+    not answer or refuses every prompt, EvaluationError when no completion gets a score, and RewardError when the
+    correctness reward fails to extract every answer.
     """
-    started, resumed, plan = time.time(), len(file.done), file.plan
+    started, resumed, plan, scorer = time.time(), len(file.done), file.plan, task.scorer
     missing = iter([number for number in range(plan.prompts) if number not in file.done])
 
     async def work() -> None:
         for number in missing:  # shared: each number goes to one worker
             try:
-                group = await generate(
-                    dataset.item(number), f"e{number:06d}", sampling=plan.sampling, count=plan.samples
-                )
+                item = task.dataset.item(number)
+                group = await generate(item, f"e{number:06d}", sampling=plan.sampling, count=plan.samples)
             except ROW_ERRORS as error:
                 record = skipped(number, reason_of(error), str(error), plan)
             else:
@@ -112,8 +104,8 @@ async def evaluate(
         write_evaluation_page(evaluated, groups)
         return evaluated
 
-    with progress:
-        await gather(work() for _ in range(workers))
+    with Steps("prompts evaluated", plan.prompts, done=resumed, say=say) as progress:
+        await gather(work() for _ in range(task.run.config.max_eval_workers))
     # On a thread, because serve continues with rollouts meanwhile.
     return await asyncio.to_thread(conclude)
 
@@ -185,15 +177,12 @@ class RunMeasure:
         """
         self._task.scorer.begin_window()
         generate = functools.partial(self._generator.generate_and_score, evaluation=True)
-        config, dataset = self._task.run.config, self._task.dataset
         plan = make_plan(
             self._task, model=self._model, weights=version, creation=self.creation, limit=_LIMIT,
             training_rows=self._seen,
         )  # fmt: skip
         with EvaluationFolder(self._folder / f"{version}-{plan.digest[:8]}", plan, resume=True) as file:
-            progress = Steps("prompts evaluated", plan.prompts, done=len(file.done), say=logger.info)
-            scorer, workers = self._task.scorer, config.max_eval_workers
-            return await evaluate(file, dataset, generate, scorer=scorer, workers=workers, progress=progress)
+            return await evaluate(file, self._task, generate, logger.info)
 
 
 def _writable(folder: Path) -> Path:
