@@ -60,8 +60,9 @@ _LIMIT = 100
 """Prompts if eval_limit is not set; Atropos' evaluation takes the same number."""
 
 
-_OF_THE_TRAINING_TOO = (InferenceError, ApiError, ApiUnreachable)
-"""Errors of an evaluation that the training will meet as well. (A refused request may be of the evaluation alone.)"""
+def _is_of_the_training_too(error: Exception) -> bool:
+    """Whether the training will meet an error of an evaluation as well. A refused request may be of the evaluation."""
+    return isinstance(error, InferenceError | ApiError | ApiUnreachable) and not isinstance(error, RefusedError)
 
 
 class Generate(Protocol):
@@ -278,11 +279,9 @@ class RunEvaluations:
             await self._evaluate_once(version, due)
         except BusyEvaluationError as error:
             logger.info("%s", error)  # a process of this machine, whose claim expired, is still evaluating
-        except _OF_THE_TRAINING_TOO as error:
-            if not isinstance(error, RefusedError):
+        except Exception as error:  # it may be of a reward or of a data set, and ends only the evaluation
+            if _is_of_the_training_too(error):
                 raise
-            self._report_failure(version, error)
-        except Exception as error:  # noqa: BLE001  it may be of a reward or of a data set, and ends only the evaluation
             self._report_failure(version, error)
         self._end()
 
@@ -359,14 +358,12 @@ class RunEvaluations:
         for name, evaluate in self._evaluate.items():
             try:
                 evaluated[name] = await evaluate(str(version))
-            except (BusyEvaluationError, *_OF_THE_TRAINING_TOO) as error:
-                if not isinstance(error, RefusedError):
+            except Exception as error:  # it may be of a reward or of a data set
+                if isinstance(error, BusyEvaluationError) or _is_of_the_training_too(error):
                     raise
                 last = error
-            except Exception as error:  # noqa: BLE001  it may be of a reward or of a data set
-                last = error
-            if last is not None and len(self._evaluate) > 1 and name not in evaluated:
-                self._report_failure(version, last, name)
+                if len(self._evaluate) > 1:
+                    self._report_failure(version, error, name)
         if not evaluated and last is not None:
             raise last
         return evaluated
