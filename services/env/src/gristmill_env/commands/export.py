@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -71,17 +71,12 @@ class TextPair(msgspec.Struct, frozen=True):
     score_rejected: float
 
 
-Row = TypeVar("Row", bound=msgspec.Struct)
-Pick = Callable[[SavedGroup, Counter[LeftOut]], Iterator[Row]]
+Pick = Callable[[SavedGroup, Counter[LeftOut]], Iterator[msgspec.Struct]]
 
 
 def sft(run: RunSettings, options: SftOptions, console: Console) -> Coroutine[Any, Any, None]:
     """Writes the best `top_n` completions of each group to `out`. Raises GristmillError."""
-
-    def pick(group: SavedGroup, left_out: Counter[LeftOut]) -> Iterator[Conversation | PromptAndCompletion]:
-        return best(group, options, left_out)
-
-    return export(run, options.saved, options.out, pick, console)
+    return export(run, options.saved, options.out, lambda group, left_out: best(group, options, left_out), console)
 
 
 def best(
@@ -107,11 +102,7 @@ def best(
 
 def dpo(run: RunSettings, options: DpoOptions, console: Console) -> Coroutine[Any, Any, None]:
     """Writes up to `pairs` pairs per group to `out`. Raises GristmillError."""
-
-    def pick(group: SavedGroup, left_out: Counter[LeftOut]) -> Iterator[ConversationPair | TextPair]:
-        return pairs(group, options, left_out)
-
-    return export(run, options.saved, options.out, pick, console)
+    return export(run, options.saved, options.out, lambda group, left_out: pairs(group, options, left_out), console)
 
 
 def pairs(group: SavedGroup, options: DpoOptions, left_out: Counter[LeftOut]) -> Iterator[ConversationPair | TextPair]:
@@ -142,7 +133,7 @@ def pairs(group: SavedGroup, options: DpoOptions, left_out: Counter[LeftOut]) ->
             yield ConversationPair(split[0], split[1], other[1], better, worse, tools_of(group, chosen))
 
 
-async def export(run: RunSettings, saved: Path, out: Path, pick: Pick[Row], console: Console) -> None:
+async def export(run: RunSettings, saved: Path, out: Path, pick: Pick, console: Console) -> None:
     """Writes the rows that `pick` yields for each group as JSONL, and prints the counts of omitted rows.
 
     Raises SavedError when there is nothing to write, or when some groups hold messages and others plain text,

@@ -33,6 +33,7 @@ from gristmill_env.gateway.dialects import DIALECTS
 from gristmill_env.gateway.dialects.base import invalid, read_count
 from gristmill_env.gateway.server import read_body, read_request, repetition, unless_gone
 from gristmill_env.gateway.sessions import Prepared
+from gristmill_env.gather import gather
 from gristmill_env.inference import ModelServers, Thinking
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.session import AT_A_TERMINAL, for_agents, meet_model
@@ -90,7 +91,7 @@ class ManagedProxy:
 
     async def close(self) -> None:
         """Ends all sessions."""
-        await asyncio.gather(*(self._end(session) for session in [*self._open.values()]))
+        await gather(self._end(session) for session in [*self._open.values()])
 
     async def _health(self, request: Request) -> dict[str, Any]:
         return {"status": "ok", "model": self._policy.name, "sessions": len(self._open)}
@@ -114,7 +115,7 @@ class ManagedProxy:
         how = repetition(request)
         coming = [session.reply(prepared, **how, choice=choice) for choice in range(count)]
         # Environments take the choices and their nodes in the same order.
-        replies = sorted(await unless_gone(_all(coming), request), key=lambda reply: reply.number)
+        replies = sorted(await unless_gone(gather(coming), request), key=lambda reply: reply.number)
         answers = [_CHAT.answer(reply) for reply in replies]
         choices = [answer["choices"][0] | {"index": index} for index, answer in enumerate(answers)]
         prompt, sampled = replies[0].prompt_tokens, sum(reply.completion_tokens for reply in replies)
@@ -185,10 +186,6 @@ async def _prepared(session: Session, request: Request) -> tuple[Prepared, int]:
         raise invalid("'temperature' must be a number from 0 to 2", "temperature")
     sampling = msgspec.structs.replace(prepared.sampling, temperature=float(temperature))
     return dataclasses.replace(prepared, sampling=sampling), count
-
-
-async def _all(coming: list[Any]) -> list[Any]:
-    return await asyncio.gather(*coming)
 
 
 def _answering(answer: Callable[[Request], Awaitable[dict[str, Any]]]) -> Callable[[Request], Awaitable[Response]]:
