@@ -58,10 +58,10 @@ def write_page(
         facts=[*(() if head is None else head.facts), *_facts(summary)],
         estimates=() if head is None else head.estimates,
         note="" if head is None else head.note,
-        warning=head is None and _every_group_same(summary),
+        warning=head is None and 0 < summary.groups == summary.same,
         bars=_bars(summary),
         height=_HEIGHT,
-        ends=_ends(summary),
+        ends=(figure(min(summary.totals, default=0.0)), figure(max(summary.totals, default=0.0))),
         rewards=list(_rewards(summary, _weights(first))),
         settings=_shown(redact(first.settings)) if first is not None and first.settings else {},
         scale=scale if summary.rewards.count else None,
@@ -140,10 +140,6 @@ def _spread(values: Values) -> str:
     return f"{figure(values.low)} to {figure(values.high)}" if values.count else "no totals"
 
 
-def _every_group_same(summary: GroupStats) -> bool:
-    return summary.groups > 0 and summary.same == summary.groups
-
-
 def _bars(summary: GroupStats) -> list[dict[str, Any]]:
     bars = histogram(summary.totals)
     top = max((bar.count for bar in bars), default=1)
@@ -156,10 +152,6 @@ def _bars(summary: GroupStats) -> list[dict[str, Any]]:
         for at, bar in enumerate(bars)
         if (height := bar.count / top * _HEIGHT)
     ]  # fmt: skip
-
-
-def _ends(summary: GroupStats) -> tuple[str, str]:
-    return figure(min(summary.totals, default=0.0)), figure(max(summary.totals, default=0.0))
 
 
 def _rewards(summary: GroupStats, weights: Mapping[str, float]) -> Iterator[tuple[str, ...]]:
@@ -225,6 +217,8 @@ class Turn:
 class Shown:
     """A completion, or several that are equal in text and scores."""
 
+    saved: SavedCompletion
+    """The first of them."""
     positions: Sequence[int]
     """From 1."""
     score: str
@@ -234,11 +228,6 @@ class Shown:
     advantage: str
     """The total minus the group's mean, with its sign; empty if unknown."""
     rises: bool
-    tokens: int | None
-    truncated: bool
-    error: str | None
-    right: bool | None
-    extracted: str | None
     turns: Sequence[Turn]
     """One turn without a role: a single answer."""
 
@@ -324,6 +313,7 @@ def _collapsed(group: SavedGroup, mean: float | None, scale: Scale) -> Iterator[
         else:
             turns = [_turn(message) for message in completion.messages]
         yield Shown(
+            saved=completion,
             positions=places[key],
             score="" if completion.total is None else repr(completion.total),
             total=_total(completion),
@@ -331,11 +321,6 @@ def _collapsed(group: SavedGroup, mean: float | None, scale: Scale) -> Iterator[
             parts=[_part(name, value, weights.get(name)) for name, value in completion.scores.items()],
             advantage="" if difference is None else f"{difference:+.2g}" if abs(difference) >= SAME else "0",
             rises=difference is not None and difference > 0,
-            tokens=completion.tokens,
-            truncated=completion.truncated,
-            error=completion.error,
-            right=completion.right,
-            extracted=completion.extracted,
             turns=turns,
         )
 
@@ -367,14 +352,10 @@ def _total(completion: SavedCompletion) -> str:
 
 
 def _place(group: SavedGroup, at: int) -> str:
-    if not _has_row(group):
+    row = group.row if group.index is None else group.index
+    if row is None:
         return f"group {at + 1}"
-    of = "" if group.source is None else f"{group.source}, "
-    return f"{of}row {group.index if group.index is not None else group.row}"
-
-
-def _has_row(group: SavedGroup) -> bool:
-    return group.index is not None or group.row is not None
+    return f"row {row}" if group.source is None else f"{group.source}, row {row}"
 
 
 def _flag(yes: bool) -> str:
