@@ -118,7 +118,6 @@ class RolloutGenerator:
         item: Item,
         name: str,
         *,
-        step: int | None = None,
         sampling: SamplingParams | None = None,
         count: int | None = None,
         evaluation: bool = False,
@@ -126,14 +125,13 @@ class RolloutGenerator:
         """Makes the rollouts of the item and scores them. `name` appears in the logs.
 
         `count`: the exact number of rollouts, for an evaluation. Default: a group of `group_size` rollouts, which
-        leaves out rollouts that fail or exceed `group_timeout` if `min_rollouts` are left.
-        `step`: training steps done, for the warm-up of `max_tokens`; None: as after it. `sampling`: overrides the
+        leaves out rollouts that fail or exceed `group_timeout` if `min_rollouts` are left. `sampling`: overrides the
         configuration's sampling. `evaluation`: counts the requests against num_requests_for_eval of the servers.
 
         Raises InferenceError, and one of ROW_ERRORS for an error of the row. A failed reward is recorded in its score.
         """
-        group = await self.generate(item, name, step=step, sampling=sampling, count=count, evaluation=evaluation)
-        return await self.score(group, name, step)
+        group = await self.generate(item, name, sampling=sampling, count=count, evaluation=evaluation)
+        return await self.score(group, name)
 
     async def generate(
         self,
@@ -148,8 +146,9 @@ class RolloutGenerator:
     ) -> RolloutGroup:
         """Makes the rollouts without scores, the part of `generate_and_score` that needs the model servers.
 
-        Takes the same arguments and raises the same errors. `kept`: a folder of the group alone, in which rollouts of
-        agents elsewhere survive this process. The caller removes it when the group is submitted or dropped.
+        Takes the same arguments and raises the same errors. `step`: training steps done, for the warm-up of
+        `max_tokens`; None: as after it. `kept`: a folder of the group alone, in which rollouts of agents elsewhere
+        survive this process. The caller removes it when the group is submitted or dropped.
         """
         started = time.monotonic()
         sampling = sampling or self.sampling(step)
