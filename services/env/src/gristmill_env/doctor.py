@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gristmill import ConfigError, Deployment, GristmillError, Manifest
+from gristmill import ConfigError, GristmillError, Manifest
 from gristmill.archive.trained import TOKENIZER_FOLDER, TRAINED_FOLDER
 from gristmill.folders import ROLLOUTS_FOLDER, RunFolder
 from gristmill.internal import foreign
@@ -305,7 +305,9 @@ def after_run(run: RunFolder, config: str, environ: Mapping[str, str]) -> Iterat
     tokenizer = _tokenizer_of(run)
     if tokenizer is not None:
         config_of_run = settings.config.model_copy(update={"tokenizer_name": str(tokenizer)})
-        settings = dataclasses.replace(settings, config=config_of_run, deployment=_without_models(settings))
+        # The model service's manifest may be of another model than the run's.
+        no_models = dataclasses.replace(settings.deployment, models_dir=settings.deployment.models_dir / "none")
+        settings = dataclasses.replace(settings, config=config_of_run, deployment=no_models)
     try:
         yield asyncio.run(_check_scores_again(settings, folder.parent))
     except SavedError as error:
@@ -323,11 +325,6 @@ def _tokenizer_of(run: RunFolder) -> Path | None:
             if in_settings or foreign.is_file(folder / "chat_template.jinja"):
                 return folder
     return None
-
-
-def _without_models(settings: RunSettings) -> Deployment:
-    """Returns the deployment without the model service's manifest, which may be of another model than the run's."""
-    return dataclasses.replace(settings.deployment, models_dir=settings.deployment.models_dir / "none")
 
 
 def _check_unchanged(run: RunFolder, settings: RunSettings) -> Check:

@@ -119,12 +119,14 @@ def create_environment(
 
 
 def _find(name: str, folder: Path | None) -> tuple[Any, bool]:
-    """Returns what `name` names, and whether it is a class of this process only."""
+    """Returns what `name` names, and whether it is a class of this process only. Raises EpisodeError, PluginError."""
     if name in _REGISTRY:
         kind = _REGISTRY[name]
         return kind, not kind.__module__.startswith(f"{__package__}.")
     if name in ADAPTERS:
-        return _adapted(ADAPTERS[name]), False
+        for package in ADAPTERS[name].packages:
+            require(package, ADAPTERS[name].extra)
+        return load_plugin(ADAPTERS[name].plugin, None), False
     if is_plugin(name):
         return load_plugin(name, folder), False
     installed = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
@@ -137,13 +139,6 @@ def _find(name: str, folder: Path | None) -> tuple[Any, bool]:
         name=name,
         known=names,
     )
-
-
-def _adapted(adapter: Adapter) -> Any:
-    """Returns the class of an adapter. Raises EpisodeError if a package of its extra is missing."""
-    for package in adapter.packages:
-        require(package, adapter.extra)
-    return load_plugin(adapter.plugin, None)
 
 
 def _options(name: str, kind: type[Environment], params: Mapping[str, Any]) -> dict[str, Any]:

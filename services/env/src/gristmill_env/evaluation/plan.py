@@ -9,7 +9,7 @@ import itertools
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +63,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The other settings of `dataset:`, and the rewards."""
 
     @property
-    def greedy(self) -> bool:
-        return self.sampling.temperature == 0
-
-    @property
     def how(self) -> str:
         """The sampling, for reports."""
-        return "greedy" if self.greedy else f"temperature {self.sampling.temperature:g}, top_p {self.sampling.top_p:g}"
+        sampling = self.sampling
+        return f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}" if sampling.temperature else "greedy"
 
     @property
     def digest(self) -> str:
@@ -137,14 +134,12 @@ def training_datasets(run: RunSettings, name: str | None) -> list[PromptDataset]
     `name`: of the evaluation. The evaluation set of a source is compared with the source.
     """
     try:
-        return [PromptDataset(part.config.dataset, part.config_folder) for part in _compared(run.by_source(), name)]
+        parts = run.by_source()
+        compared = [part for part in parts if part.source == name] or parts
+        return [PromptDataset(part.config.dataset, part.config_folder) for part in compared]
     except (DatasetError, PluginError) as error:
         logger.warning("the evaluation is not compared with the training's rows: %s", error)
         return None
-
-
-def _compared(parts: Sequence[RunSettings], name: str | None) -> Sequence[RunSettings]:
-    return [part for part in parts if part.source == name] or parts
 
 
 def seen_in_training(count: int, prompts: int) -> str:

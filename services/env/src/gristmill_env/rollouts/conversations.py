@@ -14,7 +14,7 @@ from gristmill import SamplingParams
 from gristmill_env.data import Message, assistant, template_form
 from gristmill_env.environments.model import LeaveOut, Noted, Over, Reply, Say, ToolCall
 from gristmill_env.errors import EnvError, InferenceError, PromptTooLongError
-from gristmill_env.gateway import Branch, Policy, Turn, Turns
+from gristmill_env.gateway import Branch, Policy, Turns
 from gristmill_env.gateway.turns import Place
 from gristmill_env.inference import Completion
 from gristmill_env.rollouts.groups import Rollout, joined
@@ -145,7 +145,7 @@ class Conversations:
             text=text,
             answer=answer.get("content") or "",
             reasoning=answer.get("reasoning") or "",
-            tool_calls=tuple(map(_call, answer.get("tool_calls") or (), _template_calls(turn))),
+            tool_calls=tuple(map(_call, answer.get("tool_calls") or (), turn.reply.get("tool_calls") or ())),
             finish_reason=completion.finish_reason,
             tokens=completion.length,
         )
@@ -210,10 +210,6 @@ def single_reply(prompt: Prompt, completion: Completion, prompts: PromptBuilder)
 def text_of(completion: Completion, prompts: PromptBuilder) -> str:
     """Returns the text of a completion without the tokens that end a turn."""
     return prompts.decode(completion.token_ids) if completion.text is None else whole(completion.text)
-
-
-def _template_calls(turn: Turn) -> Sequence[Mapping[str, Any]]:
-    return turn.reply.get("tool_calls") or ()
 
 
 def _call(written: Mapping[str, Any], read: Mapping[str, Any]) -> ToolCall:

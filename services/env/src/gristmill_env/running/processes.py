@@ -107,10 +107,8 @@ class ProcessPool:
         """Kills the processes. Waiting and running jobs end with JobError."""
         self._closed = True
         if self.asked:
-            asyncio.run_coroutine_threadsafe(self._kill_all(), _loop()).result()
-
-    async def _kill_all(self) -> None:
-        await gather(process.kill() for process in self._processes)
+            killed = gather(process.kill() for process in self._processes)
+            asyncio.run_coroutine_threadsafe(killed, _loop()).result()
 
     def _refusal(self, job: _Job) -> JobError | None:
         if self._closed:
