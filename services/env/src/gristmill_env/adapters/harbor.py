@@ -28,11 +28,11 @@ from gristmill_env.errors import DatasetError, EpisodeError
 from gristmill_env.values import json_or_none
 
 _MOST_BYTES: Final = 2**20
+"""Of the answer of a program: its output, and the files of the task's folders in base64."""
 _MOST_CONTENT: Final = 700_000 * 4 // 3
 """Characters of a task's files in base64, which travel with each program and back."""
 _MOST_SHOWN: Final = 2**14
 """Characters of a program's output for the model (harbor_program.py)."""
-"""Of the answer of a program: its output, and the files of the task's folders in base64."""
 _REWARD: Final = r"[\"']?/logs/verifier/reward\.txt[\"']?"
 _MOST_SECONDS: Final = 60.0
 """Of the sandbox, for a process."""

@@ -7,9 +7,9 @@ import functools
 import importlib.util
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import msgspec
 from pydantic import Field, SecretStr
@@ -58,7 +58,7 @@ class CosineScaled:
                 "embeddings_source",
                 "cosine_scaled needs base_url, of an embeddings server, or local: true; set one of them",
             )
-        self._embedder: Embedder
+        self._embedder: EmbeddingServer | LocalModel
         if base_url is None:
             self._embedder = LocalModel(model_name)
         else:
@@ -78,11 +78,11 @@ class CosineScaled:
         return max(self._low, min(self._high, 1 - self._scale * distance))
 
 
-_answers: OrderedDict[tuple[Embedder, str], Vectors] = OrderedDict()
+_answers: OrderedDict[tuple[EmbeddingServer | LocalModel, str], Vectors] = OrderedDict()
 """Vectors of the most recent answers. All completions of a group share one answer, and the next epoch repeats it."""
 
 
-async def _distance(embedder: Embedder, completion: str, answer: str) -> float:
+async def _distance(embedder: EmbeddingServer | LocalModel, completion: str, answer: str) -> float:
     key = (embedder, answer)
     known = _answers.get(key)
     if known is None:
@@ -97,13 +97,6 @@ async def _distance(embedder: Embedder, completion: str, answer: str) -> float:
 
 
 Vectors: TypeAlias = "npt.NDArray[np.float64]"
-
-
-class Embedder(Hashable, Protocol):
-    """Computes vectors of texts. Equal embedders compute equal vectors, so that vectors can be cached."""
-
-    async def embed(self, texts: Sequence[str]) -> Vectors:
-        """Returns f64[n, d], one row for each of n texts in their order. Raises RewardError."""
 
 
 def cosine_distance(vector: Vectors, other: Vectors) -> float:
@@ -139,13 +132,13 @@ class _Embeddings(msgspec.Struct):
 
 @dataclass(frozen=True)
 class EmbeddingServer:
-    """An embedding model on a server."""
+    """An embedding model on a server. Equal servers compute equal vectors, so that vectors can be cached."""
 
     server: RewardServer
     model: str
 
     async def embed(self, texts: Sequence[str]) -> Vectors:
-        """Returns f64[n, d], with one request. Raises RewardError as RewardServer.post does, and for a wrong answer."""
+        """Returns f64[n, d], a row per text. Raises RewardError as RewardServer.post does, and for a wrong answer."""
         import numpy as np
 
         request = {"model": self.model, "input": list(texts), "encoding_format": "float"}
