@@ -17,10 +17,6 @@ class WeightsError(TrainerError):
     """The weights in training are not numbers any more. Neither a server nor a checkpoint gets them."""
 
 
-class OptimizerError(TrainerError):
-    """The requested optimizer is not available."""
-
-
 class PublishError(TrainerError):
     """The model server did not load the new weights.
 

@@ -8,21 +8,14 @@ from collections.abc import Iterable
 import torch
 
 from gristmill import Hyperparameters
-from gristmill_trainer.errors import OptimizerError
 
 
 def build_optimizer(settings: Hyperparameters, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """Returns AdamW over all `parameters`, biases and norms included (Loshchilov & Hutter 2019).
-
-    Raises OptimizerError without parameters.
-    """
-    trained = list(parameters)
-    if not trained:
-        raise OptimizerError("parameters_missing", "the model has no parameters to train; see lora_rank")
+    """Returns AdamW over all `parameters`, biases and norms included (Loshchilov & Hutter 2019)."""
     betas = (settings.adam_beta1, settings.adam_beta2)
     # The fused version makes one pass over the parameters, and takes about half the time of the others on CPU too.
     return torch.optim.AdamW(
-        trained, lr=settings.learning_rate, betas=betas, weight_decay=settings.weight_decay, fused=True
+        parameters, lr=settings.learning_rate, betas=betas, weight_decay=settings.weight_decay, fused=True
     )
 
 

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.errors import raises
 
 from gristmill.hyperparameters import Hyperparameters
-from gristmill_trainer.errors import TrainerError
 from gristmill_trainer.objectives import Objective, TrainedTokens
 
 FAR = 200.0  # exp of it is inf in float32
@@ -116,21 +114,3 @@ def test_distillation_with_certain_teacher_and_policy_has_no_nan(direction: str)
     loss.backward()  # type: ignore[no-untyped-call]
     assert torch.isfinite(loss)
     assert torch.isfinite(student.grad).all()  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("settings", "code"), [({"kl_beta": 0.1}, "reference_missing"), ({"entropy_coef": 0.1}, "entropy_missing")]
-)
-def test_objective_names_the_values_that_the_batch_lacks(settings: dict[str, Any], code: str) -> None:
-    objective = _objective(**settings)
-    assert objective.wants_reference == ("kl_beta" in settings)
-    assert objective.wants_entropy_gradient == ("entropy_coef" in settings)
-    with raises(TrainerError, code, **settings):
-        objective.loss(_tokens(0.0, 1.0))
-
-
-def test_distillation_names_missing_policy_logprobs() -> None:
-    tokens = dataclasses.replace(_tokens(0.0, 1.0), teacher_logprobs=torch.zeros(2, 1))
-    with raises(TrainerError, "student_logprobs_missing"):
-        _objective().loss(tokens)
-    _objective(distill_coef=0.0).loss(tokens)

@@ -20,7 +20,6 @@ import torch
 
 from gristmill_trainer.data.prefixes import Tree, join
 from gristmill_trainer.data.types import F32, I32, Layout, MicroBatch, Sample, rollouts_of
-from gristmill_trainer.errors import TrainerError
 
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
@@ -52,19 +51,12 @@ def plan(lengths: Sequence[int], *, budget: int | None, batch_size: int, ranks: 
 
     `lengths`: tokens per sample. None represents a micro-batch without samples: the rank runs a dummy micro-batch of
     weight 0 to take part in the collectives. Each sample is in one micro-batch. The plan depends only on the arguments.
-    Raises TrainerError for a sample that is longer than the budget.
+    No sample is longer than the budget.
     """
     if budget is None:
         indices = range(len(lengths))
         micros = [tuple(indices[start : start + batch_size]) for start in range(0, len(lengths), batch_size)]
         return _dealt(micros, lengths, ranks)
-    if lengths and max(lengths) > budget:
-        raise TrainerError(
-            "over_token_budget",
-            f"a sample of {max(lengths)} tokens fits no micro-batch of token_budget={budget}",
-            tokens=max(lengths),
-            token_budget=budget,
-        )
     longest_first = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
     tight = _best_fit(longest_first, lengths, budget)
     rounds = -(-len(tight) // ranks)

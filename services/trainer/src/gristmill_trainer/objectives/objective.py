@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 
 from gristmill import Hyperparameters
-from gristmill_trainer.errors import TrainerError
 from gristmill_trainer.objectives.corrections import importance_weights, log_importance, out_of_bounds
 from gristmill_trainer.objectives.losses import POLICY_LOSSES, Clip, PolicyLoss, TrainedTokens, clip_of
 from gristmill_trainer.objectives.penalties import KL_ESTIMATORS, divergence
@@ -59,7 +58,6 @@ class Objective:
 
         The update's loss is the sum over micro-batches and ranks. If the settings have `joins_branches`, a sequence
         must not be split between micro-batches.
-        Raises TrainerError if `tokens` lacks a needed input.
         """
         settings = self.settings
         log_weights = log_importance(tokens, settings)
@@ -69,12 +67,20 @@ class Objective:
         policy = self.policy_loss(tokens, importance > 0, self.clip)
         losses = importance * policy.losses
         if self.wants_reference:
-            losses = losses + settings.kl_beta * self._kl(tokens, policy.log_ratio)
+            assert tokens.ref_logprobs is not None
+            kl = KL_ESTIMATORS[settings.kl_estimator](tokens.logprobs, tokens.ref_logprobs)
+            if settings.kl_bias_correction:
+                # DeepSeek-AI 2025 (DeepSeek-V3.2). On policy d(rho k3) = -log r d(log pi) = d(k2).
+                kl = policy.log_ratio.exp() * kl
+            losses = losses + settings.kl_beta * kl
         if settings.distill_coef > 0 and tokens.teacher_logprobs is not None:
-            losses = losses + settings.distill_coef * self._distillation(tokens, tokens.teacher_logprobs)
+            assert tokens.student_logprobs is not None
+            distance = divergence(tokens.teacher_logprobs, tokens.student_logprobs, settings.distill_divergence)
+            losses = losses + settings.distill_coef * distance
         loss = (tokens.weights * losses).sum()
         if self.wants_entropy_gradient:
-            loss = loss - settings.entropy_coef * self._entropy(tokens)
+            assert tokens.entropy is not None
+            loss = loss - settings.entropy_coef * (tokens.entropy_weight * tokens.entropy.sum())
         return loss, Ratios(
             ratio=policy.log_ratio.detach().exp(),
             clipped_low=policy.clipped_low,
@@ -82,36 +88,3 @@ class Objective:
             importance=log_weights.exp(),
             capped=out_of_bounds(log_weights, settings),
         )
-
-    def _kl(self, tokens: TrainedTokens, log_ratio: torch.Tensor) -> torch.Tensor:
-        if tokens.ref_logprobs is None:
-            kl_beta = self.settings.kl_beta
-            raise TrainerError(
-                "reference_missing",
-                f"kl_beta is {kl_beta}, and the batch brings no log-probabilities of the reference model; "
-                "load one (wants_reference), or set kl_beta to 0",
-                kl_beta=kl_beta,
-            )
-        kl = KL_ESTIMATORS[self.settings.kl_estimator](tokens.logprobs, tokens.ref_logprobs)
-        # DeepSeek-AI 2025 (DeepSeek-V3.2), rho with its gradient: on policy d(rho k3) = -log r d(log pi) = d(k2).
-        return log_ratio.exp() * kl if self.settings.kl_bias_correction else kl
-
-    def _distillation(self, tokens: TrainedTokens, teacher_logprobs: torch.Tensor) -> torch.Tensor:
-        if tokens.student_logprobs is None:
-            raise TrainerError(
-                "student_logprobs_missing",
-                "the batch brings a teacher's tokens without the policy's log-probabilities of them; "
-                "compute them, or set distill_coef to 0",
-            )
-        return divergence(teacher_logprobs, tokens.student_logprobs, self.settings.distill_divergence)
-
-    def _entropy(self, tokens: TrainedTokens) -> torch.Tensor:
-        if tokens.entropy is None:
-            entropy_coef = self.settings.entropy_coef
-            raise TrainerError(
-                "entropy_missing",
-                f"entropy_coef is {entropy_coef}, and the batch brings no entropy; "
-                "compute it (wants_entropy_gradient), or set entropy_coef to 0",
-                entropy_coef=entropy_coef,
-            )
-        return tokens.entropy_weight * tokens.entropy.sum()
