@@ -40,6 +40,7 @@ from gristmill.model_servers import split_urls
 from gristmill_trainer.checkpoint.digests import DIGESTS_FILE, CheckpointRecord, read_digests
 from gristmill_trainer.checkpoint.store import read_progress
 from gristmill_trainer.data.micro_batches import collate
+from gristmill_trainer.data.samples import sequences
 from gristmill_trainer.data.types import Sample
 from gristmill_trainer.errors import ModelError, PublishError, TrainerError
 from gristmill_trainer.memory import MOMENTS, Memory, gigabytes
@@ -432,17 +433,10 @@ def check_weights(
         yield _check_version(label, of_version, scores[label], raw[label], bound)
 
 
-def samples_of(group: TrajectoryGroup) -> Iterator[Sample]:
-    """Yields the sequences of an archived group, with the server's log-probabilities."""
-    nothing = np.zeros_like(group.logprobs)
-    start = 0
-    for end in np.cumsum(group.lengths).tolist():
-        piece = slice(start, start := end)
-        trained = group.mask[piece].copy()
-        trained[0] = False  # No token predicts the first token.
-        if trained.any():
-            known = np.where(trained, group.logprobs[piece], np.float32(0))
-            yield Sample("", group.tokens[piece], trained, known, nothing[piece], group.sampling.temperature)
+def samples_of(group: TrajectoryGroup) -> list[Sample]:
+    """Returns the sequences of an archived group that have sampled tokens, with the server's log-probabilities."""
+    samples = sequences(group, np.zeros_like(group.logprobs), len(group.tokens), distill=False)
+    return [sample for sample in samples if sample.trained_tokens]
 
 
 def scored_samples(policy: Policy, samples: Sequence[Sample]) -> list[ProbeScores]:

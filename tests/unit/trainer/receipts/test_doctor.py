@@ -183,7 +183,7 @@ def sampled_by(
     group = make_group(lengths=((8, 12), (8, 9)), version=label)
     group = replace(group, sampling=SamplingParams(temperature=scored_at, max_tokens=64))
     logprobs = group.logprobs.copy()
-    logprobs[group.mask] = np.concatenate([one.sampled for one in scored_samples(policy, list(samples_of(group)))])
+    logprobs[group.mask] = np.concatenate([one.sampled for one in scored_samples(policy, samples_of(group))])
     return replace(group, logprobs=logprobs, sampling=SamplingParams(temperature=temperature, max_tokens=64))
 
 

@@ -131,7 +131,7 @@ def to_samples(groups: Sequence[TrajectoryGroup], limits: Limits, settings: Hype
         unknown += overrides.unknown
         filtered = truncated(group) if settings.overlong == "filter" else np.zeros(group.rollout_count, np.bool_)
         rollout_of = group.rollout_of.tolist()
-        for index, sample in enumerate(_sequences(group, flat, limits.seq_len, distill=settings.distill_coef > 0)):
+        for index, sample in enumerate(sequences(group, flat, limits.seq_len, distill=settings.distill_coef > 0)):
             if wrong := check_sample(sample, limits, settings.token_budget):
                 rejected.append(Rejected(group.group_id, index, *wrong))
                 continue
@@ -172,8 +172,9 @@ def _per_token(group: TrajectoryGroup, of_rollouts: F32, overrides: Overrides) -
     return np.where(np.repeat(overrides.zeroed, group.lengths), np.float32(0), flat)
 
 
-def _sequences(group: TrajectoryGroup, flat_advantages: F32, seq_len: int, *, distill: bool) -> Iterator[Sample]:
-    """`distill`: whether a teacher's tokens are trained on; otherwise they are left out, and not checked."""
+def sequences(group: TrajectoryGroup, flat_advantages: F32, seq_len: int, *, distill: bool) -> Iterator[Sample]:
+    """Yields the sequences of a group, each cut at `seq_len` tokens. `flat_advantages`: f32[N], of the group's tokens.
+    `distill`: whether a teacher's tokens are trained on; otherwise they are left out, and not checked."""
     bounds = itertools.accumulate(group.lengths.tolist(), initial=0)
     teacher_ids = teacher_logprobs = None
     rollout = group.logprobs if group.logprobs_known else np.full_like(group.logprobs, np.nan)
