@@ -71,7 +71,7 @@ def progress(
     incarnation: int = 1,
     covered: Sequence[str] = (),
     origin: str | None = None,
-    creation: str | None = "",
+    creation: str = "",
 ) -> Progress:
     version = PolicyVersion(incarnation, step)
     return Progress(step, version, f"{incarnation}.{step}", list(covered), origin=origin, creation=creation)

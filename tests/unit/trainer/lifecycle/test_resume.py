@@ -93,10 +93,10 @@ def test_resume_from_an_unknown_name_lists_the_checkpoints(store: CheckpointStor
         find_resumption(store, "latest")
 
 
-@pytest.mark.parametrize("creation", ["old", None], ids=["earlier run", "no creation recorded"])
+@pytest.mark.parametrize("creation", ["old", ""], ids=["earlier run", "no creation recorded"])
 @pytest.mark.parametrize("resume", ["auto", "never"])
 def test_resume_refuses_checkpoints_of_an_earlier_run_of_the_id(
-    training: Training, tmp_path: Path, creation: str | None, resume: str
+    training: Training, tmp_path: Path, creation: str, resume: str
 ) -> None:
     earlier = CheckpointStore(tmp_path, kept=2)
     newest = earlier.save(training.state, progress(4, 3, covered=["g4"], creation=creation)).path
@@ -106,9 +106,9 @@ def test_resume_refuses_checkpoints_of_an_earlier_run_of_the_id(
     assert f"--resume {newest}" in str(raised.value), "--resume auto would fail"
 
 
-@pytest.mark.parametrize("creation", ["old", None], ids=["earlier run", "no creation recorded"])
+@pytest.mark.parametrize("creation", ["old", ""], ids=["earlier run", "no creation recorded"])
 def test_resume_from_a_named_earlier_run_loads_only_its_weights(
-    training: Training, tmp_path: Path, creation: str | None
+    training: Training, tmp_path: Path, creation: str
 ) -> None:
     earlier = CheckpointStore(tmp_path, kept=2)
     named = str(earlier.save(training.state, progress(4, 3, covered=["g4"], creation=creation)).path)

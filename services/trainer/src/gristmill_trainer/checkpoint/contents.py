@@ -43,9 +43,9 @@ class Progress:
     """Files of the consecutive skipped steps up to this step (`SkippedSteps`)."""
     origin: str | None = None
     """The checkpoint folder that `resume` named when this training began."""
-    creation: str | None = None
+    creation: str = ""
     """`RunRecord.creation` of the run. When a run is deleted and created again, group ids restart, so steps and groups
-    are only valid in their own creation. None: written by a trainer that did not record the creation."""
+    are only valid in their own creation. Empty: unknown."""
     model_sha256: str | None = None
     """`Manifest.sha256` of the model before any training, which adapters need; None: unknown."""
 

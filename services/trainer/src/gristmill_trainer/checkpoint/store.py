@@ -65,7 +65,7 @@ class CheckpointStore:
         """Returns the folder with the highest policy version, or None.
 
         The highest step may be older: a run that returned from step 20 to step 10 has its newest weights at step 15.
-        `own`: of this creation of the run; else of earlier runs of the same id, or without a recorded creation.
+        `own`: of this creation of the run; else of earlier runs of the same id.
         `strict`: raises CheckpointError for a folder whose version cannot be read, instead of leaving the folder out.
         """
         checkpoints = self._by_version(read_progress if strict else _readable_progress, own=own)
@@ -311,7 +311,14 @@ def find_resumption(
             return Resumption(checkpoint, origin=checkpoint.progress.origin)
         other = store.newest(own=False, strict=False)
         if other is not None:
-            raise _of_an_earlier_run(store, other)
+            # Its groups and steps do not belong to this run. Starting without an error would lose its training.
+            raise CheckpointError(
+                "checkpoint_of_earlier_run",
+                f"checkpoint {other} is of an earlier run of this id, which was deleted or lost with the API's data. To"
+                f" continue from its weights: --resume {other}. To begin from the first weights: move {store.folder} "
+                "away, or choose another run id (RUN_ID, or --run_id)",
+                path=other,
+            )
         return Resumption()
     named, newest = Path(resume).resolve(), store.newest(strict=False)
     # Check this before the named folder, because the run may have pruned that folder.
@@ -320,39 +327,17 @@ def find_resumption(
         _LOG.info("resume names %s, and this run has gone on from there to step %d", named, checkpoint.step)
         return Resumption(checkpoint, origin=str(named))
     if not (named / STATE).is_file():
-        raise _no_checkpoint(store, resume)
+        checkpoints = checkpoints_in(store.folder)
+        raise CheckpointError(
+            "checkpoint_missing",
+            f"resume is '{resume}', which is not a folder of a checkpoint; "
+            f"it is auto, never, or a folder such as runs/RUN/checkpoints/step-000020. This run's: "
+            f"{', '.join(map(str, checkpoints)) or 'none'}",
+            resume=resume,
+            known=checkpoints,
+        )
     checkpoint = load(named)
     # A user may have moved a checkpoint of this run, and put a link in its place.
     here = store.folder in (named.parent, Path(resume).absolute().parent.resolve())
     own = here and store.is_own(checkpoint.progress)
     return Resumption(checkpoint, own=own, origin=str(named))
-
-
-def _of_an_earlier_run(store: CheckpointStore, found: Path) -> CheckpointError:
-    """Returns the error for an earlier run's checkpoint.
-
-    Its groups and steps do not belong to this run. Starting without an error would lose its training.
-    """
-    why = (
-        "does not record in which creation of the run it was made, so it may be of a run that was deleted since"
-        if read_progress(found).creation is None
-        else "is of an earlier run of this id, which was deleted or lost with the API's data"
-    )
-    return CheckpointError(
-        "checkpoint_of_earlier_run",
-        f"checkpoint {found} {why}. To continue from its weights: --resume {found}. To begin from the first weights: "
-        f"move {store.folder} away, or choose another run id (RUN_ID, or --run_id)",
-        path=found,
-    )
-
-
-def _no_checkpoint(store: CheckpointStore, resume: str) -> CheckpointError:
-    checkpoints = checkpoints_in(store.folder)
-    return CheckpointError(
-        "checkpoint_missing",
-        f"resume is '{resume}', which is not a folder of a checkpoint; "
-        f"it is auto, never, or a folder such as runs/RUN/checkpoints/step-000020. This run's: "
-        f"{', '.join(map(str, checkpoints)) or 'none'}",
-        resume=resume,
-        known=checkpoints,
-    )

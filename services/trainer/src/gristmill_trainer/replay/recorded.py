@@ -250,8 +250,7 @@ class RecordedRun:
             )
         verify(path)
         checkpoint = Checkpoint(path, read_progress(path))
-        own = self.checkpoints[0].progress.creation
-        if own is not None and checkpoint.progress.creation == own:
+        if checkpoint.progress.creation == self.checkpoints[0].progress.creation:
             raise ReplayError(
                 "origin_missing",
                 f"run {self.run_id} began from the checkpoint {path} of an earlier run of this id, and that folder is "

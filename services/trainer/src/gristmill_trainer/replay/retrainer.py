@@ -98,7 +98,7 @@ class Retrainer:
         """Steps done."""
         self._dist = DistContext()
         # A checkpoint of recorded settings is the run's own checkpoint, with the same creation.
-        self._creation = (run.checkpoints[0].progress.creation or "") if change.is_empty else "retrained"
+        self._creation = run.checkpoints[0].progress.creation if change.is_empty else "retrained"
         self._store = CheckpointStore(folder, _KEPT, self._creation)
         self._last: Checkpoint | None = None
         """The checkpoint that was loaded or written last."""
