@@ -17,8 +17,6 @@ _LOG = logging.getLogger(__name__)
 
 
 class Display:
-    """Shows each finished step."""
-
     def __init__(self, total: int, done: int) -> None:
         self._progress: Progress | None = None
         self._total = total
@@ -66,6 +64,5 @@ class Display:
         )
 
     def close(self) -> None:
-        """Removes the bar."""
         if self._progress is not None:
             self._progress.stop()

@@ -115,7 +115,6 @@ class DistContext:
         )
 
     def close(self) -> None:
-        """Leaves the process group."""
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
 

@@ -110,7 +110,6 @@ class RunFacts:
     command: str
     """Command line from `public_command`."""
     versions: dict[str, str] = field(default_factory=dict)
-    """Versions of the packages, by name."""
     receipts: Proven | None = None
     """None without receipts, because the trainer published no weights."""
 
@@ -126,7 +125,6 @@ def public_command(program: str, arguments: Sequence[str]) -> str:
 
 
 def model_card(facts: RunFacts) -> str:
-    """Returns the README.md, with the metadata that hubs read."""
     base = _public(facts.base_model)
     head = ["library_name: transformers", "pipeline_tag: text-generation", "tags: [gristmill, reinforcement-learning]"]
     if _HUB_ID.fullmatch(base):

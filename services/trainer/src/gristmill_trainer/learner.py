@@ -7,9 +7,7 @@ A step trains on one batch: `num_epochs` passes, each in `minibatches` updates. 
 policy before the first update. All sums are over all micro-batches and ranks. Packing, gradient accumulation and the
 number of processes therefore change a result only by rounding.
 
-So an update that runs out of memory is repeated with half the tokens per micro-batch, and has the same result. The
-smaller budget stays for the rest of the process. With several ranks an error ends the process instead, and the next
-start has the smaller budget (out_of_memory.py).
+So an update that runs out of memory is repeated with half the tokens per micro-batch, and has the same result.
 """
 
 from __future__ import annotations

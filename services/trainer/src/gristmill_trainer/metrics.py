@@ -39,7 +39,6 @@ class StepResult:
     grad_norm: float = math.nan
     """Global L2 norm before clipping, averaged over the same updates."""
     token_stats: TokenStats = field(default_factory=lambda: TokenStats.of([]))
-    """Values of all trained tokens of these updates."""
     tokens: int = 0
     """Tokens that the model processed for training, without padding."""
     trained_tokens: int = 0
@@ -128,12 +127,9 @@ class TokenStats:
     ratio: F32
     """The objective's ratio, per token or per sequence. The following fields have the same level."""
     clipped_low: F32
-    """1 if the lower clip bounded the ratio, else 0."""
     clipped_high: F32
     importance: F32
-    """Importance weight before the cap."""
     capped: F32
-    """1 if the weight is above the cap, else 0."""
 
     @classmethod
     def rows(cls, tokens: TrainedTokens, ratios: Ratios) -> torch.Tensor:
@@ -158,7 +154,6 @@ class TokenStats:
 
     @classmethod
     def join(cls, pieces: Sequence[TokenStats]) -> TokenStats:
-        """Concatenates all pieces."""
         return cls(
             *(
                 np.concatenate([np.zeros(0, np.float32), *(getattr(piece, one.name) for piece in pieces)])

@@ -31,7 +31,6 @@ class SavedState(Protocol):
     """The part of a learner's state that a checkpoint contains."""
 
     dist: DistContext
-    """The ranks that hold the state."""
 
     def save_model(self, folder: Path) -> None:
         """Writes a folder that a later policy loads as its weights: a Hugging Face model, or adapters."""

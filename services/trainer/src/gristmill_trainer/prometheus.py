@@ -62,19 +62,16 @@ class StepCollector(Collector):
         self._sums: dict[str, defaultdict[str, float]] = {
             row.field: defaultdict(float, {} if row.label else {"": 0.0}) for row in FIELDS if row.kind is COUNTER
         }
-        """Sums over all steps, in the same form."""
         self._buckets: dict[str, list[float]] = {
             row.field: [0.0] * (len(_BUCKETS) + 1) for row in FIELDS if row.kind is HISTOGRAM
         }
         self._bucket_sums: defaultdict[str, float] = defaultdict(float)
 
     def register(self, registry: CollectorRegistry) -> Self:
-        """Adds the metrics to `registry`."""
         registry.register(self)
         return self
 
     def step(self, metrics: StepMetrics) -> None:
-        """Takes the values of a finished step."""
         values = {row.field: _by_label(row, getattr(metrics, row.field)) for row in FIELDS if row.kind is not HISTOGRAM}
         with self._lock:
             self._values = values

@@ -65,7 +65,6 @@ class SkippedSteps:
     """Group files of the current consecutive skips. Every checkpoint stores them, so a restart keeps the count."""
 
     def skipped(self, file: Path, problem: str) -> None:
-        """Records one more skipped step and logs its problem."""
         self.files.append(str(file))
         _LOG.warning("step not trained on, or not on all of it: %s; its groups are kept in %s", problem, file)
 

@@ -91,7 +91,6 @@ class Batches:
 
     @property
     def leased(self) -> Batch:
-        """The batch of `step`, once it is there."""
         assert self.current is not None
         return self.current
 
@@ -130,7 +129,6 @@ class Ledger:
         self.skipped.skipped(quarantine(self.aside, batch.groups, record), problem)
 
     def progress(self, step: int) -> Progress:
-        """Returns the progress after `step` steps, for a checkpoint."""
         return Progress(
             step=step,
             version=self.session.version(step),
@@ -159,7 +157,6 @@ class Reports:
     records: TrainedRecords | None = None
     """None: `record_rollouts` is off."""
     last: StepMetrics | None = None
-    """The metrics of the last step."""
 
     def step(
         self, batch: Batch, result: StepResult, seconds: dict[str, float], receipts: Mapping[str, Any]

@@ -111,12 +111,9 @@ class OverridesError(TrainerError):
 
 @dataclass(frozen=True, eq=False)
 class Overrides:
-    """A group's parsed overrides."""
-
     zeroed: Bool
     """bool[G]: sequences whose advantage is set to zero."""
     unknown: Counter[str]
-    """Unknown keys and their counts."""
 
 
 def read_overrides(group: TrajectoryGroup) -> Overrides:

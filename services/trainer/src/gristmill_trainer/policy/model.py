@@ -156,7 +156,6 @@ class Policy:
 
     @property
     def served_dtype(self) -> torch.dtype:
-        """The dtype that the server computes in."""
         found = getattr(torch, self.source.served_dtype, None)
         if not isinstance(found, torch.dtype):
             raise ModelError(

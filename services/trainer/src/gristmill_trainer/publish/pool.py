@@ -1,8 +1,4 @@
-"""Loads every publication into all model servers.
-
-Each server has a thread that carries out the actions of reconcile.py, so that no server waits for another. The trainer
-waits at most for the servers' patience.
-"""
+"""Loads every publication into all model servers. The trainer waits at most for the servers' patience."""
 
 from __future__ import annotations
 
@@ -64,9 +60,9 @@ class _Member:
 class ModelServers:
     """Loads every publication into all servers at once.
 
-    A server may be killed at any point and restart with its first weights. Its thread keeps trying, and publishes the
-    newest weights after the restart. Meanwhile the other servers serve their weights. With `look_up`, servers may also
-    join and leave.
+    Each server has a thread that carries out the actions of reconcile.py, so that no server waits for another. A server
+    may be killed at any point and restart with its first weights. Its thread keeps trying, and publishes the newest
+    weights after the restart. With `look_up`, servers may also join and leave.
     """
 
     def __init__(
@@ -91,7 +87,6 @@ class ModelServers:
         self._fastest = float("inf")
         """Seconds of the fastest load of the target version."""
         self._failure: GristmillError | None = None
-        """The error that ended a thread."""
         self._closed = False
         self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
@@ -103,7 +98,6 @@ class ModelServers:
 
     @property
     def servers(self) -> Sequence[ModelServer]:
-        """The servers that receive publications."""
         with self._changed:
             return [member.server for member in self._members]
 

@@ -26,14 +26,11 @@ ActionResult = PolicyVersion | PublishError | None
 
 
 class Action(StrEnum):
-    """What to do with a server."""
-
     REST = "rest"
     """Nothing, until the target version changes or `ServerState.seconds_of_rest` have passed."""
     LOAD = "load"
     """Publish the target version to the server."""
     CHECK = "check"
-    """Ask which version the server serves."""
     SLEEP = "sleep"
     """Let the server sleep until its next load."""
     PROVE = "prove"

@@ -176,11 +176,9 @@ class ServerList:
 
     @property
     def may_change(self) -> bool:
-        """Whether servers can join or leave."""
         return any(name.by_name for name in self._names)
 
     def __iter__(self) -> Iterator[ModelServer]:
-        """Iterates over the servers of the last look-up."""
         return iter(self._current)
 
     def look_up(self) -> Sequence[ModelServer]:

@@ -71,8 +71,6 @@ REMEDIES: Final = {
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The cause of a failed receipt."""
-
     cause: Cause
     text: str
     """The server's behaviour, as a clause."""

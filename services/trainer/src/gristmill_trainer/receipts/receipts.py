@@ -11,10 +11,6 @@ least 1):
     no first bound exceeds max(s, 4) / 32, 4 units of bfloat16, and no later bound twice as much, because later receipts
     ask for fewer scores, which scatter more
 
-Without the cap, 1024 units of bfloat16 are eight times the log-probabilities themselves, and any weights would pass.
-The cap of the first bound is above the rounding of bfloat16 and below the difference of every wrong model that was
-measured (docs/reproduce.md).
-
 eps32 is the rounding unit of float32, in which both programs add up. A sum of many terms loses many of these units, and
 a low d0 of the first weights does not bound the rounding of trained weights, whose logits are larger.
 
@@ -131,7 +127,6 @@ class Receipts:
         self._taken = len(self._written)
         """Receipts in earlier rows of metrics."""
         self._servers: dict[str, _Server] = defaultdict(_Server)
-        """By URL."""
         for one in self._written:
             if one.state is not ReceiptState.FAILED and one.bound > 0:
                 known = self._servers[one.server]
@@ -287,7 +282,6 @@ class Receipts:
         )
 
     def take(self) -> list[Receipt]:
-        """Returns the receipts since the last call."""
         with self._lock:
             new, self._taken = self._written[self._taken :], len(self._written)
         return new
@@ -298,7 +292,6 @@ class Receipts:
             return proven(self._written)
 
     def close(self) -> None:
-        """Closes receipts.jsonl."""
         self._file.close()
 
     def _old_tensors(

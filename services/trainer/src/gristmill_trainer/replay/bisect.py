@@ -39,8 +39,6 @@ class Cause:
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of a search."""
-
     metric: str
     step: int
     value: float
