@@ -28,11 +28,13 @@ async def test_status_has_the_largest_ready_group_and_whether_the_run_is_finishe
     assert view is not None
     assert (view.group_size, view.finished) == (8, False)
     assert sorted(view.ready) == [("", 8, 1), ("0", 6, 1), ("0", 8, 1), ("1", 16, 1)]
-    assert [await harness.redis.hget(f"{START}env:{number}", "group_size") for number in (0, 1)] == [b"8", b"4"]
+    assert [await harness.redis.hget(f"{START}env:{number}", "group_size") for number in (0, 1)] == [b"2", b"4"]
+    assert await harness.submit(scored(2, first)) == [None], "no buffer waits for the sum that the status has"
     await harness.store.runs.close(RUN)
+    await harness.redis.delete(START + "kinds")
     view = await harness.queue.env(first)
     assert view is not None
-    assert view.finished
+    assert (view.group_size, view.finished) == (8, True), "it stays the largest"
 
 
 async def test_ack_of_a_lent_batch_begins_the_next_step(harness: StoreHarness, listener: EventListener) -> None:

@@ -1,7 +1,8 @@
 -- Additional keys of a run that Atropos' protocol feeds. Environments are numbered from 0; their registrations are at envs
 -- and env:<number>, as in /v1, with these additional fields:
 --
---   max_context_len, min_batch_allocation, group_size (sequences; it rises to the largest that the environment has ready), disconnected
+--   max_context_len, min_batch_allocation, group_size (sequences, as registered), disconnected; largest (sequences of the largest
+--   group that a status found ready, if more than group_size)
 --
 --   atropos               HASH    the trainer's registration as received; step (the current one); started, after the
 --                                 first request for a batch or the first version over /v1; envs (registered so far)
