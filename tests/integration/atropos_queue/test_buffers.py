@@ -214,6 +214,28 @@ async def test_pieces_wait_until_they_make_a_group(harness: StoreHarness) -> Non
     await listener.close()
 
 
+async def test_buffered_pieces_are_queued_when_their_environment_disconnects(harness: StoreHarness) -> None:
+    await harness.start()
+    number = await harness.env(group_size=4)
+    await harness.submit(scored(1, number), scored(1, number, unusable="odd"))
+    assert await harness.queue.disconnect(number)
+    assert await harness.ready() == names(0, 1)
+    assert await harness.submit(scored(2, number)) == [None], "no piece follows that could complete it"
+    assert await harness.lend("atropos:1") == names(0, 1, 2)
+    assert await harness.redis.hget(START + "group:a00000001", "unusable") == b"odd"
+    status = await harness.store.runs.status(RUN)
+    assert (status.accepted, status.bytes, await harness.redis.hget(START + "counters", "buffered")) == (3, 300, b"0")
+
+
+async def test_disconnection_from_a_finished_run_queues_nothing(harness: StoreHarness) -> None:
+    await harness.start()
+    number = await harness.env(group_size=4)
+    await harness.submit(scored(2, number))
+    await harness.store.runs.close(RUN)
+    assert await harness.queue.disconnect(number)
+    assert await harness.ready() == []
+
+
 async def test_submit_counts_as_a_heartbeat_of_its_environment(harness: StoreHarness) -> None:
     await harness.start()
     number = await harness.env(group_size=4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 from redis.asyncio import Redis
@@ -73,7 +74,8 @@ async def test_reset_removes_everything_that_came_before_it(harness: StoreHarnes
     await harness.start()
     number = await harness.env(group_size=4, share=0.5)
     await harness.submit(*[scored()] * 700)
-    await harness.submit(scored(2, number))  # in its buffer
+    other = await harness.env(group_size=4)
+    await harness.submit(scored(2, number), scored(2, other))  # in their buffers
     await harness.queue.disconnect(number)
     lent = await harness.lend("atropos:1")
     assert lent == names(0, 1)
@@ -90,7 +92,11 @@ async def test_reset_removes_everything_that_came_before_it(harness: StoreHarnes
     assert event_fields("reset") in events
     audit = await harness.store.runs.audit(RUN)
     assert set(audit.dropped.values()) == {"reset"}
-    assert len(audit.dropped) + len(audit.ready) == 702
+    assert len(audit.dropped) + len(audit.ready) == 704
+    assert "a00000701" in audit.dropped, "from a buffer"
+    fates = {fate["group_id"]: fate for fate in map(json.loads, await harness.redis.lrange(START + "fates", 0, -1))}
+    assert (fates["a00000701"]["env_id"], fates["a00000701"]["sequences"]) == (str(other), 2)
+    assert (await harness.store.runs.status(RUN)).dropped == {"reset": len(audit.dropped)}
     assert not {*names(0, 1)} & {*audit.ready}
     assert not await harness.queue.ack("atropos:1")
     assert await harness.queue.trainer() is None

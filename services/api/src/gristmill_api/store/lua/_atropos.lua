@@ -26,6 +26,13 @@ local function write_refusal()
   return nil
 end
 
+-- Ids of an environment's buffered groups, the oldest first.
+local function pieces_of(number)
+  local ids = redis.call('LRANGE', buffer(number), 0, -1)
+  for i, piece in ipairs(ids) do ids[i] = string.match(piece, ' (.+)$') end
+  return ids
+end
+
 -- A buffered group leaves its buffer. Returns its facts; the payload stays.
 local function leave_buffer(id)
   local facts = redis.call('HMGET', held(id), 'sequences', 'tokens', 'bytes', 'step', 'unusable')
@@ -36,21 +43,25 @@ local function leave_buffer(id)
   return facts
 end
 
+-- A group enters the queue. This function and the next one need _moves.lua.
+local function enqueue(id, sequences, tokens, number, length, step, unusable)
+  enqueue_new(id, {digest = '', bytes = length, sequences = sequences, tokens = tokens, env_id = number, step = step})
+  if unusable ~= '' then redis.call('HSET', group(id), 'unusable', unusable) end
+end
+
+local function release(id, number)
+  local facts = leave_buffer(id)
+  enqueue(id, facts[1], facts[2], number, facts[3], facts[4], facts[5])
+end
+
 -- Delete an environment's registration and its buffered groups. Returns about how many keys these were.
 local function forget_env(number)
-  local pieces = redis.call('LRANGE', buffer(number), 0, -1)
-  for _, piece in ipairs(pieces) do
-    local id = string.match(piece, ' (.+)$')
+  local pieces = pieces_of(number)
+  for _, id in ipairs(pieces) do
     leave_buffer(id)
     redis.call('DEL', payload(id))
   end
   redis.call('DEL', buffer(number), env(number))
   redis.call('ZREM', ENVS, number)
   return 1 + #pieces
-end
-
--- Delete the registrations and the buffered groups. The queue stays.
-local function forget_protocol()
-  for _, number in ipairs(redis.call('ZRANGE', ENVS, 0, -1)) do forget_env(number) end
-  redis.call('DEL', ATROPOS, NAMES)
 end

@@ -103,17 +103,21 @@ local function train(id, archive)
   end
 end
 
--- Drop a ready or dead group. A new group takes its place in the run's capacity.
-local function drop(id, reason)
-  local where = leave_state(id)
-  if where ~= 'dead' then redis.call('HINCRBY', COUNTERS, 'accepted', -1) end
+local function record_drop(id, reason)
   redis.call('HSET', DROPPED, id, reason)
   redis.call('HINCRBY', DROPS, reason, 1)
   add_tombstone(id)
   log_fate(id, 'dropped', reason)
-  delete_group(id)
   log_event('drop', 'group', id, 'reason', reason)
   publish('permits')
+end
+
+-- Drop a ready or dead group. A new group takes its place in the run's capacity.
+local function drop(id, reason)
+  local where = leave_state(id)
+  if where ~= 'dead' then redis.call('HINCRBY', COUNTERS, 'accepted', -1) end
+  record_drop(id, reason)
+  delete_group(id)
 end
 
 local function return_to_ready(id)

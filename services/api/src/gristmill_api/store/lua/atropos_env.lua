@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
 -- include: _keys.lua
+-- include: _moves.lua
 -- include: _atropos.lua
 -- Register an environment of Atropos' protocol, once the trainer has begun, or disconnect one.
 -- ARGV: 'register', desired name, max_context_len, weight, group size, min_batch_allocation or '', ttl ms, most
@@ -13,6 +14,11 @@ if ARGV[1] == 'disconnect' then
   redis.call('HSET', env(number), 'disconnected', 1)
   redis.call('ZADD', ENVS, 'LT', now(), number)
   emit('disconnect_env', 'env', number)
+  if not write_refusal() then
+    -- No piece follows, and a batch may have groups of any size.
+    for _, id in ipairs(pieces_of(number)) do release(id, number) end
+    redis.call('DEL', buffer(number))
+  end
   return {'OK'}
 end
 

@@ -52,17 +52,6 @@ for i = FIRST, #ARGV, FACTS do
   if redis.call('EXISTS', ARGV[i + 3]) == 0 then return without_storing({'GONE'}) end
 end
 
-local function enqueue(name, sequences, tokens, number, length, of_step, unusable)
-  enqueue_new(name, {digest = '', bytes = length, sequences = sequences, tokens = tokens, env_id = number,
-    step = of_step})
-  if unusable ~= '' then redis.call('HSET', group(name), 'unusable', unusable) end
-end
-
-local function release(name, number)
-  local facts = leave_buffer(name)
-  enqueue(name, facts[1], facts[2], number, facts[3], facts[4], facts[5])
-end
-
 -- Indices of pieces that sum to `target`: the first ones that fit, else any that do, the later the rather. nil: none do,
 -- or the sums are too many to try.
 local function summing(sizes, target)
@@ -134,8 +123,8 @@ for i = FIRST, #ARGV, FACTS do
   local length = redis.call('STRLEN', payload(name))
   local target, disconnected = unpack(redis.call('HMGET', env(number), 'group_size', 'disconnected'))
   if target and not disconnected then touch(number, at, env_ttl, 0) end
-  -- A piece larger than the group size can be part of no sum.
-  if target and tonumber(sequences) < tonumber(target) then
+  -- A piece larger than the group size can be part of no sum. A disconnected environment sends no pieces to add.
+  if target and not disconnected and tonumber(sequences) < tonumber(target) then
     answer[#answer + 1] = hold(name, number, tonumber(target), sequences, tokens, length, unusable)
   else
     enqueue(name, sequences, tokens, number, length, step, unusable)
