@@ -371,6 +371,34 @@ async def test_training_continues_if_the_archive_disk_is_full(
     assert len(read) == 20 - lost_groups
 
 
+@pytest.mark.parametrize(("finished", "left"), [(False, 1), (True, 3)], ids=["open", "finished"])
+async def test_nearly_full_disk_costs_only_open_runs_their_oldest_groups(
+    harness: StoreHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: bool, left: int
+) -> None:
+    free = [1 << 40]
+    for module in ("gristmill.internal.archive_writer", "gristmill_api.archive.archiver"):
+        monkeypatch.setattr(f"{module}.free_bytes", lambda _: free[0])
+    monkeypatch.setattr("gristmill.internal.archive_writer.SEGMENT_BYTES", 1)
+    monkeypatch.setattr("gristmill_api.store.archive.HOLD_S", 3600.0)
+    harness.store = Store(harness.redis, Limits(), archive=True)
+    incarnation = await harness.start()
+    await harness.fill(3)
+    await harness.lease(incarnation, "b1", 3)
+    await harness.store.queue.ack(RUN, incarnation, ["b1"])
+    queue = harness.store.archive
+    archiver = Archiver(queue, Notifications(), Metrics(tmp_path), tmp_path, Limits())
+    assert await queue.acquire()
+    for run in await queue.waiting():
+        assert await archiver._drain(run)
+    assert len(segments(tmp_path / RUN)) == 3
+    if finished:
+        await harness.store.runs.close(RUN)
+    free[0] = 0
+    await archiver._keep_floor()
+    await archiver._close()
+    assert len(segments(tmp_path / RUN)) == left
+
+
 async def test_archiver_writes_a_new_segment_if_its_segment_was_removed(
     redis: Redis, redis_url: str, tmp_path: Path, loop_at: Callable[..., Awaitable[Loop]]
 ) -> None:

@@ -141,6 +141,9 @@ class Archiver:
         """Make room when something else fills the disk, and warn when that does not help."""
         if self._runs_dir is None or not self._min_free_bytes:
             return
+        open_runs = await self._queue.open_runs()
+        for run in [run for run in self._writers if run.run_id not in open_runs]:
+            await self._discard(run)  # Its groups stay.
         for writer in self._writers.values():
             with contextlib.suppress(NoRoomError):
                 await asyncio.to_thread(writer.make_room)

@@ -93,6 +93,10 @@ class ArchiveQueue:
         """Returns the runs with groups that wait, oldest run first."""
         return await self._runs_with(keys.archive)
 
+    async def open_runs(self) -> set[str]:
+        """Returns the ids of the runs whose groups are still trained on."""
+        return {text(run_id) for run_id in await self._redis.smembers(keys.OPEN)}
+
     async def waiting_fates(self) -> list[WaitingRun]:
         """Returns the runs with fates that wait, oldest run first."""
         return await self._runs_with(keys.fates)
