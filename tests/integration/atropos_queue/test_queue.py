@@ -65,8 +65,9 @@ async def test_calls_on_finished_or_native_runs_are_refused(redis_url: str) -> N
         await harness.queue.register(registration())
         await harness.store.runs.close(RUN)
         for call in calls:
-            with raises(ApiProblem, "finished"):
+            with raises(ApiProblem, "finished") as refused:
                 await call()
+            assert "ATROPOS_RUN" in refused.value.remedy
         assert await harness.ready() == []
 
 

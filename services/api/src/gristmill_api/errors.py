@@ -146,7 +146,10 @@ def not_atropos(run_id: str) -> ApiProblem:
         "not_atropos",
         409,
         f"run {run_id!r}, which the API's root is bound to, is fed at /v1.",
-        "Set ATROPOS_RUN to another run id.",
+        OTHER_ATROPOS_RUN,
+OTHER_ATROPOS_RUN: Final = "Set ATROPOS_RUN to another run id, and restart the API."
+
+
     )
 
 
@@ -246,10 +249,8 @@ def other_creation(run_id: str, given: str | None, current: str) -> ApiProblem:
     )
 
 
-def finished(run_id: str) -> ApiProblem:
-    return ApiProblem(
-        "finished", 409, f"run {run_id!r} is finished.", "Choose another run id (RUN_ID, or --run_id) for a new run."
-    )
+def finished(run_id: str, remedy: str = "Choose another run id (RUN_ID, or --run_id) for a new run.") -> ApiProblem:
+    return ApiProblem("finished", 409, f"run {run_id!r} is finished.", remedy)
 
 
 def bad_config(message: str) -> ApiProblem:

@@ -126,7 +126,7 @@ class Queue:
         match reply:
             case ["NAMES", names]:
                 raise errors.too_many(
-                    "groups", f"run {self.run_id!r} has stored {int(names)} groups", "Set ATROPOS_RUN to another id."
+                    "groups", f"run {self.run_id!r} has stored {int(names)} groups", errors.OTHER_ATROPOS_RUN
                 )
             case ["GONE"]:
                 raise ConnectionError("the groups' bytes expired before they were stored.")
@@ -220,7 +220,7 @@ class Queue:
             await self._store.runs.create(self.run_id, {}, 1, stack=None, protocol=Protocol.ATROPOS)
             reply = await write()
         if reply[0] == "FINISHED":
-            raise errors.finished(self.run_id)
+            raise errors.finished(self.run_id, errors.OTHER_ATROPOS_RUN)
         if reply[0] == "PROTOCOL":
             raise errors.not_atropos(self.run_id)
         return reply
