@@ -32,7 +32,7 @@ REPLACEMENTS = (
     (r"\bAsyncGenerator\b", "Generator"),
     (r"\bconnections\.async_client\(self\.url, limits=None,", "connections.client(self.url,"),
     (r"\bClient:", "SyncClient:"),
-    (r"\baiter_lines\b", "iter_lines"),
+    (r"\baiter_bytes\b", "iter_bytes"),
     (r"\baread\b", "read"),
     (r"\baclose\b", "close"),
     (r"\b__a(enter|exit)__\b", r"__\1__"),

@@ -446,12 +446,16 @@ class SyncClient:
                     else:
                         retries = calls.Retries(self.url, f"GET {path}", self._patience)
                         pause = 1.0  # The API closes the stream when it stops, or when the run is deleted.
-                        for line in answer.iter_lines():
-                            if (event := calls.decode_event(line)) is not None:
-                                after = event.id
-                                yield event
-                            elif after is None and line.startswith("id:"):
-                                after = line.removeprefix("id:").strip()  # The first event comes after this id.
+                        line = b""
+                        for part in answer.iter_bytes():
+                            # httpx's lines also end at characters that JSON has in its strings, such as U+2028.
+                            *lines, line = (line + part).split(b"\n")
+                            for whole in lines:
+                                if (event := calls.decode_event(whole.decode())) is not None:
+                                    after = event.id
+                                    yield event
+                                elif after is None and whole.startswith(b"id:"):
+                                    after = whole[3:].decode().strip()  # The first event comes after this id.
             except httpx.TransportError as error:
                 pause = retries.pause(error)
             time.sleep(pause)

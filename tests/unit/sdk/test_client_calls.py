@@ -277,6 +277,21 @@ def test_events_continue_after_the_begin_of_the_stream_when_the_connection_is_lo
     assert asked == [None, "7-0"]
 
 
+def test_events_may_have_characters_that_end_a_line_elsewhere() -> None:
+    name = "a\u2028b\u2029c\x85d"
+    fields = json.dumps({"id": "1-0", "kind": "env", "fields": {"name": name}}, ensure_ascii=False)
+    sent = f"id: 1-0\r\ndata: {fields}\r\n\r\n".encode()
+
+    def stream(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, content=iter([sent[at : at + 7] for at in range(0, len(sent), 7)]))
+
+    with SyncClient("http://api") as client:
+        client._http = httpx.Client(base_url="http://api", transport=httpx.MockTransport(stream))
+        events = client.events(RUN, after="0-0")
+        assert next(events).fields == {"name": name}
+        events.close()
+
+
 def test_events_of_a_missing_run_raise_the_error_of_the_api() -> None:
     def refuse(request: httpx.Request) -> httpx.Response:
         return httpx.Response(404, json={"error": {"code": "run_missing", "message": "no run", "remedy": ""}})
