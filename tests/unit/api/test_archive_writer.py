@@ -146,6 +146,12 @@ def test_recreated_run_gets_its_own_segment(tmp_path: Path) -> None:
     assert ids(tmp_path) == names(2) + names(3)
 
 
+def test_newest_run_is_the_last_one_also_if_the_clock_was_set_back(tmp_path: Path) -> None:
+    write(tmp_path, names(2), created_ms=2)
+    write(tmp_path, names(3), created_ms=1)
+    assert [group.group_id for group in read_archive(tmp_path, newest_only=True)] == names(3)
+
+
 def test_oldest_segments_are_removed_first(tmp_path: Path) -> None:
     cap = 64_000
     for start in range(0, 400, 50):

@@ -9,7 +9,7 @@ The trajectory API writes the rollouts. The module `segment` defines the format.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,14 +67,15 @@ def read_archive(folder: str | Path, *, newest_only: bool = False) -> Iterator[A
                 yield group
 
 
-def _newest_creation(paths: Iterable[Path]) -> int | None:
-    """Returns the newest creation among the segments; None without a segment that can be read."""
-    creations: list[int] = []
-    for path in paths:
+def _newest_creation(paths: Sequence[Path]) -> int | None:
+    """Returns the creation of the newest segment that can be read; None without one. The clock may have been set back
+    between two creations, so the largest need not be the newest."""
+    for path in reversed(paths):
         with contextlib.suppress(FileNotFoundError), foreign.open_file(path) as file:
             opening = segment.read_opening(file, str(path))
-            creations += [] if opening is None else [opening.created_ms]
-    return max(creations, default=None)
+            if opening is not None:
+                return opening.created_ms
+    return None
 
 
 def segments(folder: str | Path) -> list[Path]:
