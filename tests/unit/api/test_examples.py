@@ -35,6 +35,10 @@ def test_small_group_is_shown_whole() -> None:
     assert found["trained"] == [[False] * 3 + [True] * 4, [False] * 3 + [True] * 2]
 
 
+def test_group_of_a_run_without_weights_has_no_version() -> None:
+    assert [shown(make_group(version=version).encode())["version"] for version in ("0.0", "1.0")] == [None, "1.0"]
+
+
 def test_example_has_the_rollout_of_each_shown_sequence() -> None:
     assert shown(make_group().encode())["rollouts"] is None
     assert shown(make_group(rollouts=[0, 0], rewards=[1, 1]).encode())["rollouts"] == [0, 0]

@@ -39,7 +39,7 @@ def example(stored: bytes) -> bytes:
         rewards=group.rewards[:MAX_SEQUENCES].tolist(),
         reward_parts={name: values[:MAX_SEQUENCES] for name, values in group.reward_parts.items()},
         finish_reasons=group.finish_reasons[:MAX_SEQUENCES],
-        version=str(group.oldest_version),
+        version=str(group.oldest_version) if group.oldest_version.incarnation else None,
         tokens=[group.tokens[span].tolist() for span in spans],
         trained=[group.mask[span].tolist() for span in spans],
         messages=messages.beginning_of(group.messages),
