@@ -158,7 +158,7 @@ async def test_event_stream_reports_changes_and_continues_after_the_last_event_i
     assert again == heard[2:]
     told = await asyncio.wait_for(read_events(http, 3, after="0-0"), 10)
     assert [event["kind"] for event in told] == ["open", "take", "version"]
-    for wrong in ("soon", f"{2**64}-0", f"0-{2**64}", "99999999999999999999-0"):
+    for wrong in ("soon", f"{2**64}-0", f"0-{2**64}", f"{2**64 - 1}-{2**64 - 1}"):
         assert code(await http.get(f"{AT}/events", headers={"Last-Event-ID": wrong})) == (422, "bad_request"), wrong
     assert code(await http.get("/v1/runs/nowhere/events")) == (404, "run_missing")
 

@@ -33,6 +33,7 @@ first one exists."""
 _EVENTS_AT_ONCE = 256
 _EVENTS_WAIT_S = 30.0
 
+_MOST_IN_ID: Final = 2**64 - 1
 Value = Annotated[float, Field(allow_inf_nan=False)] | Annotated[str, Field(max_length=MAX_TEXT)]
 T = TypeVar("T")
 # `additionalProperties` is false, because a pattern of names alone allows other names.
@@ -72,8 +73,10 @@ async def _after(
     last_event_id: Annotated[str | None, Header(pattern=r"^\d{1,20}-\d{1,20}$")] = None,
 ) -> str:
     """Returns the id after which the client needs events. The id is read before the response starts."""
-    if last_event_id and any(int(part) >= 2**64 for part in last_event_id.split("-")):
-        raise errors.bad_request(f"Last-Event-ID {last_event_id} has a number beyond 64 bits.")
+    if last_event_id:
+        numbers = [int(part) for part in last_event_id.split("-")]
+        if max(numbers) > _MOST_IN_ID or min(numbers) == _MOST_IN_ID:  # Redis refuses to read after the largest id.
+            raise errors.bad_request(f"Last-Event-ID {last_event_id} is not below {_MOST_IN_ID}-{_MOST_IN_ID}.")
     return last_event_id or await ctx.store.journal.newest_event(run_id)
 
 
