@@ -117,6 +117,18 @@ def test_api_starts_without_redis_and_serves_when_redis_appears() -> None:
             assert httpx.get(f"{api.url}/readyz").status_code == 200
 
 
+async def test_event_stream_ends_when_redis_goes_away(server: RedisServer, api: ApiServer) -> None:
+    async with Client(api.url, patience=20) as client, httpx.AsyncClient(base_url=api.url, timeout=60) as http:
+        await start(client)
+        async with http.stream("GET", f"{AT}/events") as answer:
+            lines = answer.aiter_lines()
+            assert (await anext(lines)).startswith("id: ")
+            server.kill()
+            async for line in lines:
+                assert not line.startswith("data: ")
+    assert "Traceback" not in api.log()
+
+
 @over_both
 async def test_long_poll_continues_across_a_redis_restart(server: RedisServer, api: ApiServer) -> None:
     async with Client(api.url, patience=20) as client:

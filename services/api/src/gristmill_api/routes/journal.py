@@ -9,6 +9,7 @@ from typing import Annotated, Final, TypeVar
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import Field, StringConstraints, model_validator
+from redis.exceptions import RedisError
 
 from gristmill import Example, MetricsRow, RunEvent
 from gristmill.internal.metrics import MAX_TEXT
@@ -32,8 +33,8 @@ OWN_SOURCES: Final = frozenset({_TRAINER, "eval", "evaluate", "data.rows"})
 first one exists."""
 _EVENTS_AT_ONCE = 256
 _EVENTS_WAIT_S = 30.0
-
 _MOST_IN_ID: Final = 2**64 - 1
+
 Value = Annotated[float, Field(allow_inf_nan=False)] | Annotated[str, Field(max_length=MAX_TEXT)]
 T = TypeVar("T")
 # `additionalProperties` is false, because a pattern of names alone allows other names.
@@ -137,7 +138,12 @@ async def events(
     yield ServerSentEvent(id=after)
     while not ctx.notifications.closed:
         topic = keys.events_topic(run_id)
-        found = await ctx.notifications.poll(topic, attempt, _EVENTS_WAIT_S, request.is_disconnected)
+        try:
+            found = await ctx.notifications.poll(topic, attempt, _EVENTS_WAIT_S, request.is_disconnected)
+        except RedisError as error:
+            if errors.from_redis(error) is None:
+                raise
+            return  # The status 200 is sent. The client connects again and receives 503 while Redis is away.
         if found == [] or (found is None and await request.is_disconnected()):
             return
         for event in found or ():
