@@ -66,16 +66,20 @@ class LivingEnv:
 
 
 def run_open(run_id: str, other: str, stack: str, living: Sequence[LivingEnv]) -> ApiProblem:
-    """`living`: environments of the other run. Only they keep a stack from a run that an environment opens."""
+    """`living`: environments of the other run, which keep a stack from a run that an environment opens. A trainer that
+    extends a run suspends no other run, with or without environments: its refusal names none."""
     why = f"has living environments: {_names(living)}" if living else "is open"
     return _retry_when_dead(
+    close = f"close it (curl -X POST <API>/v1/runs/{other}/close)"
         living,
         ApiProblem(
             "run_open",
             409,
             f"run {run_id!r} cannot start: its stack {stack!r} works on one run at a time, and run {other!r} {why}.",
-            f"{_stop(living)}Run {other!r} is suspended then, and can be resumed later. Or let it finish, or close it "
-            f"(curl -X POST <API>/v1/runs/{other}/close), or start another stack and name it (GRISTMILL_STACK).",
+            f"{_stop(living)}Run {other!r} is suspended then, and can be resumed later. Or let it finish, or {close}, "
+            "or start another stack and name it (GRISTMILL_STACK)."
+            if living
+            else f"Let run {other!r} finish, or {close}.",
         ),
     )
 
@@ -94,8 +98,6 @@ def _names(living: Sequence[LivingEnv]) -> str:
 
 
 def _stop(living: Sequence[LivingEnv]) -> str:
-    if not living:
-        return ""
     wait = max(math.ceil(env.left_s) for env in living)
     return (
         "Stop the environments first. One that ends by itself gives the run up at once; after a kill, try again in "

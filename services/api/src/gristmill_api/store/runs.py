@@ -227,8 +227,8 @@ class Runs:
                     old = json.loads(compared)
                     if not extends(old, trainer):
                         raise errors.config_differs(run_id, "trainer", old, trainer)
-                case ["BUSY", other, now, *alive]:
-                    raise errors.run_open(run_id, text(other), record.stack or "", self._living(now, alive))
+                case ["BUSY", other]:
+                    raise errors.run_open(run_id, text(other), record.stack or "", ())
                 case ["OTHER", its_creation]:
                     raise errors.other_creation(run_id, creation, text(its_creation))
                 case ["FINISHED"]:

@@ -10,7 +10,7 @@
 --       compared trainer or '', creation of the run that the checkpoint was made in or '', steps of the checkpoint or '',
 --       taker (the call's own word, the same in its repetitions) or '', covered group ids...
 -- -> {OK, record...} | {MISSING} | {DIFFERS, trainer} | {FINISHED} | {SUSPENDED} | {OTHER, creation of this run}
---  | {BUSY, open run id, now, environment alive, deadline, ...}
+--  | {BUSY, open run id}
 local trainer, groups_per_step, training_steps, max_staleness, archive, compared = unpack(ARGV, 1, 6)
 local creation, steps, taker = unpack(ARGV, 7, 9)
 
@@ -27,7 +27,7 @@ if own and creation ~= '' and creation ~= own then return {'OTHER', own} end
 if current ~= 'open' then
   local place = redis.call('HMGET', RECORD, 'stack', 'run_id')
   local open = redis.call('HGET', STACKS, place[1])
-  if open then return {'BUSY', open, now(), unpack(alive_with_deadlines('gm:{' .. open .. '}:', now()))} end
+  if open then return {'BUSY', open} end
   open_on_stack(place[1], place[2], now())
   redis.call('HSET', RECORD, 'state', 'open')
   index_unfinished(P, place[2], 'open')
