@@ -225,7 +225,9 @@ async def test_an_environment_unregisters_from_a_suspended_run(harness: StoreHar
 
 async def test_closing_a_suspended_run_leaves_the_stack_unchanged(harness: StoreHarness) -> None:
     await create(harness, OTHER)
-    assert (await refusal(harness.store.runs.delete(RUN))).code == "run_open"
+    refused = await refusal(harness.store.runs.delete(RUN))
+    assert refused.code == "run_open"
+    assert "open" not in refused.message, "it is suspended"
     assert (await harness.store.runs.close(RUN)).state is RunState.FINISHED
     assert (await harness.store.runs.open_run()).run_id == OTHER  # type: ignore[union-attr]
     await harness.store.runs.delete(RUN)
@@ -312,13 +314,13 @@ async def test_a_trainer_with_more_training_steps_extends_a_run(harness: StoreHa
         refused = await refusal(harness.store.runs.take(RUN, trainer(steps=2), [], 1))
         assert (refused.code, refused.retry_after) == ("run_open", None)
         assert "'default'" in refused.message
-        await harness.store.runs.close(OTHER)
-    assert (await refusal(harness.store.runs.take(RUN, trainer(steps=2, groups=2), [], 1))).code == "config_differs"
         await harness.store.envs.register(OTHER, "env-1", None)
         refused = await refusal(harness.store.runs.take(RUN, trainer(steps=2), [], 1))
         assert (refused.code, refused.retry_after) == ("run_open", None), "its environments make no difference"
         assert f"/v1/runs/{OTHER}/close" in refused.remedy
         assert "GRISTMILL_STACK" not in refused.remedy, "the run keeps its stack"
+        await harness.store.runs.close(OTHER)
+    assert (await refusal(harness.store.runs.take(RUN, trainer(steps=2, groups=2), [], 1))).code == "config_differs"
     record = await harness.store.runs.take(RUN, trainer(steps=2), [], 1)
     assert (record.state, record.training_steps, record.incarnation) == ("open", 2, incarnation + 1)
     assert (await harness.store.runs.open_run()).run_id == RUN  # type: ignore[union-attr]

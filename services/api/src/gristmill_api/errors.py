@@ -113,7 +113,10 @@ def _retry_when_dead(living: Sequence[LivingEnv], refused: ApiProblem) -> ApiPro
 
 def run_not_finished(run_id: str) -> ApiProblem:
     return ApiProblem(
-        "run_open", 409, f"run {run_id!r} is open.", f"Close it first: curl -X POST <API>/v1/runs/{run_id}/close"
+        "run_open",
+        409,
+        f"run {run_id!r} is not finished.",
+        f"Close it first: curl -X POST <API>/v1/runs/{run_id}/close",
     )
 
 
