@@ -21,6 +21,24 @@ async def test_create_joins_with_the_same_settings_and_names_different_ones(harn
     assert all(change in refused.value.message for change in ("dataset: 'd' -> 'e'", "group_size: 2 -> 4"))
 
 
+async def test_whole_numbers_with_and_without_a_decimal_point_are_the_same_settings(harness: StoreHarness) -> None:
+    runs = harness.store.runs
+    created, _ = await runs.create("one", {"temperature": 1, "weights": [2.0]}, 2, stack=None)
+    await runs.take("one", trainer(seed=1), [])
+    await runs.record_version("one", 1, 1)
+    joined, new = await runs.create("one", {"temperature": 1.0, "weights": [2]}, 2, stack=None)
+    assert (new, joined.digest, str(joined.env)) == (False, created.digest, str(created.env))
+    taken = await runs.take("one", trainer(seed=1.0), [])
+    assert (taken.incarnation, str((taken.trainer or {})["seed"])) == (2, "1")
+    for other in (True, 1.5):
+        with raises(ApiProblem, "config_differs") as refused:
+            await runs.take("one", trainer(seed=other), [])
+        assert f"seed: 1 -> {other}" in refused.value.message
+    await runs.close("one")
+    with raises(ApiProblem, "finished"):
+        await runs.take("one", trainer(seed=1.0), [])
+
+
 async def test_one_run_is_open_at_a_time(harness: StoreHarness) -> None:
     await harness.store.envs.register(RUN, "env-1", None)
     with raises(ApiProblem, "run_open") as refused:

@@ -5,6 +5,7 @@ On the wire: `{"error": {"code": ..., "message": ..., "remedy": ...}}`. Clients 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -69,8 +70,8 @@ def run_open(run_id: str, other: str, stack: str, living: Sequence[LivingEnv]) -
     """`living`: environments of the other run, which keep a stack from a run that an environment opens. A trainer that
     extends a run suspends no other run, with or without environments: its refusal names none."""
     why = f"has living environments: {_names(living)}" if living else "is open"
-    return _retry_when_dead(
     close = f"close it (curl -X POST <API>/v1/runs/{other}/close)"
+    return _retry_when_dead(
         living,
         ApiProblem(
             "run_open",
@@ -146,15 +147,15 @@ def no_permits(run_id: str) -> ApiProblem:
     )
 
 
+OTHER_ATROPOS_RUN: Final = "Set ATROPOS_RUN to another run id, and restart the API."
+
+
 def not_atropos(run_id: str) -> ApiProblem:
     return ApiProblem(
         "not_atropos",
         409,
         f"run {run_id!r}, which the API's root is bound to, is fed at /v1.",
         OTHER_ATROPOS_RUN,
-OTHER_ATROPOS_RUN: Final = "Set ATROPOS_RUN to another run id, and restart the API."
-
-
     )
 
 
@@ -234,7 +235,7 @@ def config_differs(
 ) -> ApiProblem:
     """`half` is "environment" or "trainer"; `old` the recorded settings, `new` those that came now. `living`: the
     environments without which the run, of which no step is finished, would be replaced."""
-    message = f"run {run_id!r} is recorded with other {half} settings: {'; '.join(_differences(old, new))}."
+    message = f"run {run_id!r} is recorded with other {half} settings: {'; '.join(differences(old, new))}."
     remedy = "Use the old settings, or choose another run id (RUN_ID, or --run_id) for a new run."
     if living:
         # First, because a long list of differences is cut.
@@ -440,17 +441,29 @@ def from_redis(error: RedisError) -> ApiProblem | None:
     return None
 
 
-def _differences(old: Any, new: Any, at: str = "") -> list[str]:
-    """`"a.b: 1 -> 2"` for every leaf that differs, in the keys' order."""
+def differences(old: Any, new: Any, at: str = "") -> list[str]:
+    """`"a.b: 1 -> 2"` for every leaf that differs, in the keys' order. 1 and 1.0 are equal, 1 and true are not."""
     if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
-        return [] if old == new else [f"{at}: {_shown(old)} -> {_shown(new)}"]
-    differences: list[str] = []
+        return [] if _plain(old) == _plain(new) else [f"{at}: {_shown(old)} -> {_shown(new)}"]
+    found: list[str] = []
     for key in sorted({*old, *new}):
-        differences += _differences(old.get(key, _UNSET), new.get(key, _UNSET), f"{at}.{key}" if at else key)
-    return differences
+        found += differences(old.get(key, _UNSET), new.get(key, _UNSET), f"{at}.{key}" if at else key)
+    return found
 
 
 _UNSET = object()
+
+
+def _plain(value: object) -> str | None:
+    """Returns JSON with whole numbers as integers. None: the value is not set."""
+    if value is _UNSET:
+        return None
+    return json.dumps(json.loads(json.dumps(value), parse_float=_number), sort_keys=True)
+
+
+def _number(digits: str) -> int | float:
+    number = float(digits)
+    return int(number) if number.is_integer() else number
 
 
 def _shown(value: object) -> str:

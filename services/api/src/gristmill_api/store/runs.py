@@ -117,7 +117,9 @@ class Runs:
                     new = {"group_size": group_size, "stack": stack, "protocol": protocol.value}
                     was, living = json.loads(recorded), self._living(now, alive)
                     replaceable = old["protocol"] == new["protocol"] == Protocol.GRISTMILL and not is_started
-                    if old == new and env_extends(was, env, steps and int(steps)):
+                    if old == new and not errors.differences(was, env):
+                        settings, digest = text(recorded), text(its_digest)  # Written otherwise, such as 1 as 1.0.
+                    elif old == new and env_extends(was, env, steps and int(steps)):
                         compared = ("extend", text(its_digest))
                     elif replaceable and not living:
                         compared = ("replace", text(its_digest))
@@ -205,12 +207,12 @@ class Runs:
         """
         record = await self.record(run_id)
         plan = TrainerPlan.read(trainer, record.group_size)
-        compared = ""
+        settings, compared = canonical(trainer), ""
         while True:
             reply = await self._scripts.call(
                 "take",
                 run_id,
-                canonical(trainer),
+                settings,
                 plan.groups_per_step,
                 plan.training_steps,
                 plan.max_staleness,
@@ -223,8 +225,11 @@ class Runs:
             )
             match reply:
                 case ["DIFFERS", recorded]:
+                    old = json.loads(recorded)
+                    if not errors.differences(old, trainer):
+                        settings = text(recorded)  # Written otherwise, such as 1 as 1.0.
+                        continue
                     compared = text(recorded)
-                    old = json.loads(compared)
                     if not extends(old, trainer):
                         raise errors.config_differs(run_id, "trainer", old, trainer)
                 case ["BUSY", other]:
