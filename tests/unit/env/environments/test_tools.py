@@ -12,7 +12,7 @@ import pytest
 from tests.support.errors import raises
 from tests.support.http_server import Answer, HttpServer, Request
 from tests.unit.env.environments.conftest import ITEM, Roll, trained
-from tests.unit.env.gateway.conftest import ScriptedModel
+from tests.unit.env.gateway.conftest import TEMPLATE, TIED, ScriptedModel
 
 from gristmill.errors import PluginError
 from gristmill_env import sandbox
@@ -271,7 +271,9 @@ async def test_class_of_trl_without_reward_and_observation(
         await roll(create_environment("words.py:Wrong", folder=folder), tools=True)
 
 
-async def test_play_gets_the_calls_of_its_own_tools(roll: Roll, model: ScriptedModel) -> None:
+@pytest.mark.parametrize("template", [TEMPLATE, *TIED])
+async def test_play_gets_the_calls_of_its_own_tools(roll: Roll, model: ScriptedModel, template: str) -> None:
+    model.tokenizer.chat_template = template
     written = f"Well. {call('double', number=2)}"
     model.says = [written, "4", "done"]
 
@@ -294,8 +296,11 @@ async def test_play_gets_the_calls_of_its_own_tools(roll: Roll, model: ScriptedM
         return 1.0
 
     rollout = await roll(play, tools=True)
-    assert (rollout.reward, rollout.replies, rollout.text, rollout.others) == (1.0, 3, "done", ())
-    assert trained(model, rollout) == [f"{written}<|im_end|>4<|im_end|>done<|im_end|>"]
+    assert (rollout.reward, rollout.replies, rollout.text) == (1.0, 3, "done")
+    sequences = [f"{written}<|im_end|>", "4<|im_end|>done<|im_end|>"]
+    assert trained(model, rollout) == (["".join(sequences)] if template == TEMPLATE else sequences)
+    assert rollout.counts == ({} if template == TEMPLATE else {"rendered": 1})
+    assert "<|im_start|>tool\n4<|im_end|>" in model.prompts[1]
 
 
 async def test_opening_has_the_tools(folder: Path) -> None:

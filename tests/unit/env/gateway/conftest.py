@@ -32,6 +32,18 @@ TEMPLATE = (
     "{% for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+_EACH = "{% for m in messages %}"
+_WITHOUT_CALL = (
+    "{% set seen = namespace(call=none) %}{% for m in messages %}"
+    "{% if m.tool_calls %}{% set seen.call = m.tool_calls[0] %}{% endif %}"
+    "{% if m.role == 'tool' and not seen.call %}"
+)
+TIED = [
+    TEMPLATE.replace(_EACH, _WITHOUT_CALL + "{% continue %}{% endif %}"),
+    TEMPLATE.replace(_EACH, _WITHOUT_CALL + "{{ raise_exception('no call') }}{% endif %}"),
+    TEMPLATE.replace(_EACH, _WITHOUT_CALL + "{{ m.tool_call_id }}{% endif %}"),
+]
+"""Templates that skip, refuse, or write otherwise a result without the call before it."""
 THOUGHT = re.compile("<think>(.*?)</think>", re.DOTALL)
 CALL = re.compile("<tool_call>(.*?)</tool_call>", re.DOTALL)
 

@@ -14,12 +14,13 @@ import httpx
 import openai
 import pytest
 from tests.support.errors import raises
-from tests.unit.env.gateway.conftest import SAMPLING, Running, ScriptedModel, until
+from tests.unit.env.gateway.conftest import SAMPLING, TIED, Running, ScriptedModel, until
 
 from gristmill_env.errors import EnvError, EpisodeError
 from gristmill_env.gateway import Session, Sessions
 from gristmill_env.gateway.dialects import DIALECTS
 from gristmill_env.outages import may_pass
+from gristmill_env.rollouts.prompts import PromptBuilder
 
 pytestmark = pytest.mark.slow
 
@@ -127,6 +128,40 @@ async def test_parallel_tool_calls_and_both_results_reach_the_model(
         "<|im_start|>tool\nresult 0<|im_end|>\n<|im_start|>tool\nresult 1<|im_end|>\n<|im_start|>assistant\n"
     )
     assert model.prompts[-1].count("<tool_call>") == 2, "the calls are there as they were sampled, and once"
+
+
+@pytest.mark.parametrize("template", TIED)
+async def test_results_reach_the_model_by_templates_that_need_the_calls(
+    running: Running, model: ScriptedModel, template: str
+) -> None:
+    model.tokenizer.chat_template = template
+    policy = dataclasses.replace(running.policy, prompts=PromptBuilder(model.tokenizer))
+    session = Session(policy, SAMPLING, folder=running.folder, number=1)
+    running.gateway.sessions.add(session)
+    model.says = [TWO_CALLS, "Done", "4"]
+    asked: Any = openai.AsyncOpenAI(base_url=running.url, api_key=session.key)
+    said: list[Any] = list(QUESTION)
+    for _ in range(3):
+        answer = (await asked.chat.completions.create(model="tiny", messages=said, tools=[TOOL])).choices[0].message
+        calls = answer.tool_calls or ()
+        results = [{"role": "tool", "tool_call_id": call.id, "content": f"of {call.id}"} for call in calls]
+        said += [answer, *(results or [{"role": "user", "content": "Sure?"}])]
+    end = (
+        "</tool_call><|im_end|>\n<|im_start|>tool\nof call_1<|im_end|>\n<|im_start|>tool\nof call_2<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert model.prompts[1].endswith(end)
+    assert model.prompts[1].count("<tool_call>") == 2
+    assert model.prompts[2].startswith(model.prompts[1] + "Done<|im_end|>")
+    asking, rendered = session.branches()
+    bodies = [body for body in model.server.bodies if "sampling_params" in body]
+    assert rendered.prompt.tolist() == bodies[1]["token_ids"]
+    assert [branch.mask.sum() for branch in (asking, rendered)] == [len(TWO_CALLS) + 1, len("Done") + 1 + len("4") + 1]
+    assert session.turns.counts() == {"conversations": 2, "rendered": 1}
+    await session.close()
+    again = Session(policy, SAMPLING, folder=running.folder, number=1)
+    assert again.turns.counts() == {"conversations": 2, "rendered": 1}
+    await again.close()
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -33,7 +33,7 @@ def test_conversation_continues_the_stored_tokens() -> None:
     turns = Turns()
     first = say(turns, OPENING, "4", 10, 11, given=(1, 2, 3))
     place = turns.place((*OPENING, assistant("4"), user("Sure?")))
-    assert (place.parent, place.said, place.more) == (first, OPENING, (user("Sure?"),))
+    assert (place.parent, place.more) == (first, (user("Sure?"),))
     second = turns.add(place, (5, 6), sampled(12), {"role": "assistant", "content": "Yes"})
     assert second.token_ids == [1, 2, 3, 10, 11, 5, 6, 12]
     assert second.messages == (*OPENING, assistant("4"), user("Sure?"), assistant("Yes"))

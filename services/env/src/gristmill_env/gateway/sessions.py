@@ -204,7 +204,7 @@ class Session:
             raise RequestError(400, "ends_with_reply", "the last message must not be the model's", "messages")
         place = self.turns.place(request.messages, request.tools)
         try:
-            given = self._given(place, request)
+            place, given = self._given(place, request)
         except PromptError as error:
             raise RequestError(400, error.code, str(error), "messages") from error
         ids = [*place.parent.token_ids, *given] if place.parent is not None else list(given)
@@ -296,12 +296,15 @@ class Session:
         if self._closed:
             raise _closed()
 
-    def _given(self, place: Place, request: ChatRequest) -> tuple[int, ...]:
+    def _given(self, place: Place, request: ChatRequest) -> tuple[Place, tuple[int, ...]]:
+        """Returns the prompt's tokens that no earlier turn has, and the place at which they belong."""
         options: dict[str, Any] = {"tools": list(request.tools)} if request.tools else {}
         if place.parent is None:
-            return self._policy.prompts.build(request.messages, options).token_ids
+            return place, self._policy.prompts.build(request.messages, options).token_ids
+        *said, reply = place.parent.messages
         last = place.parent.last_token
-        return self._policy.prompts.continuation_tokens(place.said, place.more, last, options).token_ids
+        between = self._policy.prompts.continuation_tokens(said, place.more, last, options, reply)
+        return place.rendered_again() if between.whole else place, between.token_ids
 
     async def _sample(self, prepared: Prepared, name: bytes) -> Turn:
         request = prepared.request

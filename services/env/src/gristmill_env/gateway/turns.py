@@ -3,7 +3,8 @@
 A program that calls a chat endpoint sends the whole conversation with each request, as messages. `Turns` finds the
 turn that a request continues: the deepest stored turn whose conversation the request's messages begin with. The next
 prompt is then the stored tokens of that turn and the tokens of the new messages, so that nothing that was sampled is
-tokenized again. A request that continues no stored turn begins another root.
+tokenized again. A request that continues no stored turn begins another root. So does one whose chat template cannot
+continue a reply with tool calls token by token.
 
 Retries, sub-agents, parallel calls and shortened histories need no further rules: they are branches or roots.
 `branches` returns each path from a root to a leaf as one sequence. A sampled turn is trained in the first path that
@@ -55,6 +56,8 @@ class Stored(msgspec.Struct, frozen=True, eq=False, tag="turn"):
     """Whether the reply was sampled from the distribution that is trained."""
     tools: list[dict[str, Any]] = []
     """Of a root: the request's tools. A conversation keeps its tools, because a request with others begins a root."""
+    rendered: bool = False
+    """Of a root: whether the request continues an earlier turn, whose conversation was rendered again."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -109,14 +112,19 @@ class Place:
 
     parent: Turn | None
     """The turn that the request continues; None if it begins a conversation."""
-    said: tuple[Message, ...]
-    """The messages before the parent's reply."""
     more: tuple[Message, ...]
     """The messages after the parent's reply, or all messages."""
     key: bytes
     """Identifies the request's messages and tools."""
     tools: tuple[Mapping[str, Any], ...] = ()
     """The request's tools."""
+    rendered: bool = False
+    """Whether the request continues a turn, but begins another root: the template could not continue the tokens."""
+
+    def rendered_again(self) -> Place:
+        """Returns the place of a request whose whole conversation is rendered again."""
+        assert self.parent is not None
+        return Place(None, (*self.parent.messages, *self.more), self.key, self.tools, rendered=True)
 
 
 @dataclass(frozen=True)
@@ -165,8 +173,7 @@ class Turns:
             key = _digest(key, _identity(message))
             if message["role"] == "assistant" and (found := self._by_key.get(key)) is not None:
                 parent, after = found, number
-        said = tuple(messages[: after - 1]) if parent is not None else ()
-        return Place(parent, said, tuple(messages[after:]), key, tuple(tools or ()))
+        return Place(parent, tuple(messages[after:]), key, tuple(tools or ()))
 
     def add(
         self,
@@ -202,6 +209,7 @@ class Turns:
                 key=_digest(place.key, identity),
                 trained=trained,
                 tools=[dict(tool) for tool in place.tools] if place.parent is None else [],
+                rendered=place.rendered,
             )
         )
 
@@ -241,11 +249,17 @@ class Turns:
 
         `conversations`: beginnings, if there are several. `unknown`: requests with a reply that the model did not
         give, for example one that the agent has changed. `untrained`: replies to requests for another distribution.
+        `rendered`: conversations that the chat template could not continue token by token.
         """
         roots = sum(turn.parent is None for turn in self._turns)
-        unknown = sum(any(message["role"] == "assistant" for message in turn.stored.more) for turn in self._turns)
+        rendered = sum(turn.stored.rendered for turn in self._turns)
+        unknown = sum(
+            any(message["role"] == "assistant" for message in turn.stored.more) and not turn.stored.rendered
+            for turn in self._turns
+        )
         untrained = sum(not turn.stored.trained for turn in self._turns)
         facts = {"conversations": roots if roots > 1 else 0, "unknown": unknown, "untrained": untrained}
+        facts["rendered"] = rendered
         return {name: count for name, count in facts.items() if count}
 
 

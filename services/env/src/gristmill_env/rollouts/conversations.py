@@ -83,13 +83,16 @@ class Conversations:
         parent = None if asked.parent is None else self.turns[asked.parent]
         if parent is None:
             prompt = self._prompts.build(more, options)
-            place, given, ids = Place(None, (), prompt.messages, b""), prompt.token_ids, prompt.token_ids
+            place, given, ids = Place(None, prompt.messages, b""), prompt.token_ids, prompt.token_ids
         else:
-            said = parent.messages[:-1]
-            between = policy.prompts.continuation_tokens(said, more, parent.last_token, options)
-            given, ids = between.token_ids, (*parent.token_ids, *between.token_ids)
-            prompt = Prompt("", ids, (*parent.messages, *more), begun=between.begun)
-            place = Place(parent, said, tuple(more), b"")
+            *said, reply = parent.messages
+            between = policy.prompts.continuation_tokens(said, more, parent.last_token, options, reply)
+            given, place = between.token_ids, Place(parent, tuple(more), b"")
+            if between.whole:
+                place, ids, text = place.rendered_again(), given, policy.prompts.decode(given, special=True)
+            else:
+                ids, text = (*parent.token_ids, *given), ""
+            prompt = Prompt(text, ids, (*parent.messages, *more), tuple(asked.tools), begun=between.begun)
         if len(ids) >= policy.max_length and len(self.turns) > 0:
             return Over("length")
         earlier = None if parent is None else self._completions[parent.number].server
@@ -116,9 +119,11 @@ class Conversations:
             return dataclasses.replace(made, finish_reason=reason, sampled=self._sampled(branch))
 
         rollout = joined(self.turns.branches(untrained=self._untrained), len(self.turns), part)
-        if rollout is None or finish_reason is None:
-            return rollout
-        return dataclasses.replace(rollout, finish_reason=finish_reason)
+        if rollout is None:
+            return None
+        rendered = self.turns.counts().get("rendered")
+        rollout = dataclasses.replace(rollout, counts={"rendered": rendered} if rendered else {})
+        return rollout if finish_reason is None else dataclasses.replace(rollout, finish_reason=finish_reason)
 
     def rollout_so_far(self, finish_reason: str) -> Rollout | None:
         """Returns the unfinished rollout up to its last reply, with the reward so far; None before its first reply."""

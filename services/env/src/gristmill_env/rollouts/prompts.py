@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _REPLY = f"\u2063{secrets.token_hex(8)}\u2063"
-"""Marks the place of a reply in a rendered conversation. No message contains it."""
+"""Marks the place of a reply or of a tool's result in a rendered conversation. No message contains it."""
 _CLOSERS = (
     "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<|return|>", "<|call|>",
     "</s>", "<eos>", "<end_of_turn>", "<turn|>", "<|END_OF_TURN_TOKEN|>", "<\uff5cend\u2581of\u2581sentence\uff5c>",
@@ -64,11 +64,13 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Continuation:
-    """The tokens between a reply and the next reply."""
+    """The tokens between a reply and the next reply, or of the whole conversation before the next reply."""
 
     token_ids: tuple[int, ...] = ()
     begun: str = ""
     """The end of their text, if it belongs to the next reply: a thought that the template opens."""
+    whole: bool = False
+    """Whether the tokens are those of the whole conversation, tokenized again."""
 
 
 def opened_thought(text: str) -> str:
@@ -140,27 +142,74 @@ class PromptBuilder:
         more: Sequence[Message],
         last_token: int | None,
         options: Mapping[str, Any] | None = None,
+        reply: Message | None = None,
     ) -> Continuation:
         """Returns the tokens between two replies: the end of the model's turn, `more`, the generation prompt.
+
+        Some templates write `more` otherwise, or not at all, if the reply before has no tool calls. If the reply has
+        some, returns the tokens of the whole conversation with such a template.
 
         `said`: the conversation before the reply. `last_token`: the reply's last token. If it ends the turn, the
         template's own end is left out, which may be another token (<|endoftext|> and <|im_end|>). The reply keeps the
         sampled tokens and is never tokenized again. `options`: more values for the template, such as `tools`.
-        Raises PromptError when the template refuses the messages, or leaves the reply out.
+        `reply`: as the model server parsed it. Raises PromptError when the template refuses the messages, or leaves the
+        reply or a tool's result out.
         """
         if self._tokenizer is None:
             return Continuation()
         _refuse_unstorable(more)  # `said` was checked when it was new
-        _, reply, text = self._render((*said, assistant(_REPLY), *more), options).rpartition(_REPLY)
-        if not reply:
-            raise PromptError(
-                "chat_template_drops_replies",
-                f"the chat template of {self._tokenizer.name_or_path} leaves out an earlier reply, so that a "
-                "conversation cannot be continued token by token; use another template, or one turn",
-                tokenizer=self._tokenizer.name_or_path,
-            )
-        ids = self._tokenize(text)
-        return Continuation(ids[self._closed_by(ids, last_token) :], opened_thought(text))
+        calls = None if reply is None else reply.get("tool_calls")
+        try:
+            _, marked, text = self._render((*said, assistant(_REPLY), *more), options).rpartition(_REPLY)
+            if not marked:
+                raise self._dropped("an earlier reply")
+            ids = self._tokenize(text)
+            closed = self._closed_by(ids, last_token)
+            rest = text.removeprefix(self.decode(ids[:closed], special=True))
+            if reply is None or not calls or self._continues(said, reply, more, rest, options):
+                return Continuation(ids[closed:], opened_thought(text))
+        except PromptError:
+            if not calls:
+                raise
+        assert reply is not None
+        text = self._render((*said, reply, *more), options)
+        if not self._writes_results((*said, reply), more, options):
+            raise self._dropped("a tool's result")
+        return Continuation(self._tokenize(text), opened_thought(text), whole=True)
+
+    def _continues(
+        self,
+        said: Sequence[Message],
+        reply: Message,
+        more: Sequence[Message],
+        text: str,
+        options: Mapping[str, Any] | None,
+    ) -> bool:
+        """Returns whether `text`, written after a reply without tool calls, also follows this reply with calls."""
+        if not self._writes_results((*said, assistant(_REPLY)), more, options):
+            return False
+        try:
+            return self._render((*said, reply, *more), options).endswith(text)
+        except PromptError:  # for example calls whose arguments are not an object; `text` does not contain them
+            return True
+
+    def _writes_results(
+        self, before: Sequence[Message], more: Sequence[Message], options: Mapping[str, Any] | None
+    ) -> bool:
+        """Returns whether the template writes the content of all tool results of `more`."""
+        marks = {number: f"{_REPLY}{number};" for number, message in enumerate(more) if message["role"] == "tool"}
+        marked = [{**one, "content": marks[n]} if n in marks else one for n, one in enumerate(more)]
+        text = self._render((*before, *marked), options)
+        return all(mark in text for mark in marks.values())
+
+    def _dropped(self, part: str) -> PromptError:
+        assert self._tokenizer is not None
+        return PromptError(
+            "chat_template_drops_replies",
+            f"the chat template of {self._tokenizer.name_or_path} leaves out {part}, so that a conversation cannot be "
+            "continued; use another template, or one turn",
+            tokenizer=self._tokenizer.name_or_path,
+        )
 
     def _closed_by(self, ids: Sequence[int], last_token: int | None) -> int:
         """Returns how many tokens the template writes to end a turn that `last_token` has ended already."""
