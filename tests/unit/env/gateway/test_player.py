@@ -327,20 +327,26 @@ async def test_completion_of_an_agent_has_the_thought_that_the_template_opened(
     assert in_words(rollout.others[0]).count("<think>\n") == 1
 
 
+@pytest.mark.parametrize("raises_error", [False, True])
 async def test_failure_of_the_model_servers_is_not_the_agents(
-    running: Running, model: ScriptedModel, asked: Ask
+    running: Running, model: ScriptedModel, asked: Ask, raises_error: bool
 ) -> None:
-    model.server.answers["/inference/v1/generate"] = lambda: (500, {"error": "no"})
-
-    async def gives_up(task: AgentTask, say: Any, endpoint: Endpoint) -> None:
+    async def gives_up(task: AgentTask, say: Any, endpoint: Endpoint) -> float:
+        await say(*task.messages)
+        model.server.answers["/inference/v1/generate"] = lambda: (500, {"error": "no"})
         try:
             await say(*task.messages)
         except openai.APIError as error:
-            raise EpisodeError("agent_raised", "no answer") from error
+            if raises_error:
+                raise EpisodeError("agent_raised", "no answer") from error
+        return 0.0
 
+    played = player(running, gives_up)
+    played.runner.elsewhere = True  # then the end is written to a file
     with pytest.raises((InferenceError, EpisodeError)) as failed:
-        await player(running, gives_up).play(ITEM, asked)
+        await played.play(ITEM, replace(asked, kept=running.folder), number=1)
     assert failed.value.code != "agent_raised"
+    assert not list(running.folder.glob("1-*")), "the next attempt begins anew"
 
 
 async def test_number_that_no_reward_reads_is_warned_about_once(

@@ -57,6 +57,9 @@ class AgentPlayer:
         self.gateway.sessions.add(session)
         try:
             await self._run(item, session)
+            if session.failure is not None:  # the agent may have caught the error
+                session.forget()
+                raise session.failure
             reward = None if session.ended is None else session.ended.reward
             rollout = rollout_of(session, reward, self.policy.prompts)
             if rollout is None:
