@@ -92,6 +92,12 @@ async def test_an_error_without_a_code_has_its_class_and_its_traceback(process: 
     assert "code.py" in caught.value.trace
 
 
+async def test_stop_iteration_of_a_plain_function_is_an_error(process: CodeProcess) -> None:
+    with pytest.raises(CodeError) as caught:
+        await process.call(b"next")
+    assert (caught.value.kind, str(caught.value)) == ("RuntimeError", "StopIteration")
+
+
 async def test_half_a_character_in_an_error_is_replaced(process: CodeProcess) -> None:
     with pytest.raises(CodeError) as caught:
         await process.call(b"half")

@@ -171,7 +171,7 @@ async def run(function: Callable[..., Any], *arguments: Any, **named: Any) -> An
     if inspect.iscoroutinefunction(inspect.unwrap(function)):
         return await function(*arguments, **named)
     context = contextvars.copy_context()
-    call = functools.partial(context.run, function, *arguments, **named)
+    call = functools.partial(context.run, _called, function, *arguments, **named)
     future = asyncio.get_running_loop().run_in_executor(None, call)
     try:
         value = await asyncio.shield(future)
@@ -179,6 +179,13 @@ async def run(function: Callable[..., Any], *arguments: Any, **named: Any) -> An
         await asyncio.wait([future])
         raise
     return await value if inspect.isawaitable(value) else value
+
+
+def _called(function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
+    try:
+        return function(*arguments, **named)
+    except StopIteration as error:  # asyncio cannot raise it from a future, which would never end
+        raise RuntimeError("StopIteration") from error
 
 
 async def threads_end() -> None:
