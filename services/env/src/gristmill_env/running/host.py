@@ -5,7 +5,8 @@ A message is its length (4 bytes, little-endian) and a body in msgpack. The owne
 which run at the same time: `async` code on one event loop, other code in threads. A call may ask its owner and wait for
 the answer, for example for a reply of the model. The code's output goes to standard error.
 
-The process ends when stdin closes. If its code does not let it end, it kills itself.
+The code itself gets an empty stdin. The process ends when the owner closes the pipe. If its code does not let it end,
+it kills itself.
 """
 
 from __future__ import annotations
@@ -222,9 +223,9 @@ async def _read(stream: asyncio.StreamReader) -> bytes:
 class _Host:
     """The calls of this process."""
 
-    def __init__(self, reports: int) -> None:
-        """`reports`: file descriptor."""
-        self._reports = reports
+    def __init__(self, messages: int, reports: int) -> None:
+        """File descriptors."""
+        self._messages, self._reports = messages, reports
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._asked: dict[int, asyncio.Future[bytes]] = {}
         self._numbers = itertools.count()
@@ -233,7 +234,8 @@ class _Host:
         loop = asyncio.get_running_loop()
         loop.set_default_executor(_Threads(THREADS, "call"))
         stream = asyncio.StreamReader()
-        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), sys.stdin)
+        pipe = os.fdopen(self._messages, "rb", buffering=0)
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), pipe)
         start = _from_owner.decode(await _read(stream))
         assert isinstance(start, Start)
         sys.path[:] = start.path
@@ -294,10 +296,10 @@ class _Host:
             view = view[os.write(self._reports, view) :]
 
 
-def _end_with_owner() -> None:
-    """Waits until the owner has closed stdin, and kills this process and its children if it does not end then."""
+def _end_with_owner(messages: int) -> None:
+    """Waits until the owner has closed the pipe, and kills this process and its children if it does not end then."""
     poll = select.poll()
-    poll.register(0, 0)
+    poll.register(messages, 0)
     poll.poll()
     time.sleep(2 * GRACE)
     os.killpg(os.getpgid(0), signal.SIGKILL)
@@ -305,11 +307,14 @@ def _end_with_owner() -> None:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The owner handles Ctrl-C, and code must not end other calls.
-    reports = os.dup(1)
+    messages, reports = os.dup(0), os.dup(1)
     os.dup2(2, 1)  # the code's output must not mix with the reports
-    threading.Thread(target=_end_with_owner, daemon=True).start()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # the code and its child processes must not read the messages
+    os.close(nothing)
+    threading.Thread(target=_end_with_owner, args=[messages], daemon=True).start()
     with contextlib.suppress(BrokenPipeError, asyncio.IncompleteReadError):  # the owner has ended
-        asyncio.run(_Host(reports).serve())
+        asyncio.run(_Host(messages, reports).serve())
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # threads may still run the code of cancelled calls
