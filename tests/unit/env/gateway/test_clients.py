@@ -130,6 +130,29 @@ async def test_parallel_tool_calls_and_both_results_reach_the_model(
     assert model.prompts[-1].count("<tool_call>") == 2, "the calls are there as they were sampled, and once"
 
 
+@pytest.mark.parametrize(
+    ("path", "tool", "choice"),
+    [
+        ("/chat/completions", TOOL, "none"),
+        ("/responses", {"type": "function", **SEARCH}, "none"),
+        ("/messages", {"name": "search", "description": "", "input_schema": PARAMETERS}, {"type": "none"}),
+    ],
+)
+async def test_request_without_calls_keeps_the_tools_and_continues(
+    running: Running, model: ScriptedModel, path: str, tool: dict[str, Any], choice: Any
+) -> None:
+    model.says = ["4", TWO_CALLS]
+    more = [*QUESTION, {"role": "assistant", "content": "4"}, {"role": "user", "content": "Sure?"}]
+    async with httpx.AsyncClient(base_url=running.gateway.base_url(running.session), timeout=60) as plain:
+        body: dict[str, Any] = {"messages": QUESTION, "input": QUESTION, "max_tokens": 64, "tools": [tool]}
+        assert (await plain.post(path, json=body)).status_code == 200
+        body |= {"messages": more, "input": more, "tool_choice": choice}
+        assert (await plain.post(path, json=body)).status_code == 200
+    first, second = running.session.turns
+    assert second.parent is first
+    assert (second.stored.answer["content"], second.stored.answer.get("tool_calls")) == (TWO_CALLS, None)
+
+
 @pytest.mark.parametrize("template", TIED)
 async def test_results_reach_the_model_by_templates_that_need_the_calls(
     running: Running, model: ScriptedModel, template: str

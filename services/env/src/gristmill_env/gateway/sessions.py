@@ -188,7 +188,7 @@ class Session:
     def prepare(self, request: ChatRequest) -> Prepared:
         """Returns the request's prompt as tokens. Raises RequestError."""
         self._refuse_closed()
-        if request.tools and self._policy.tools is False:
+        if request.tools and request.calls and self._policy.tools is False:
             raise RequestError(
                 400, "no_tool_parser", "the model server parses no tool calls: set MODEL_TOOL_PARSER, or send no tools",
                 "tools",
@@ -366,8 +366,8 @@ class Session:
         ids = prompts.without_end(completion.token_ids)
         if calls := request.constraint.calls(prompts.decode(ids)) if ids else []:
             return {"role": "assistant", "content": None, "tool_calls": calls}
-        parallel = request.parallel_tool_calls
-        answer = await self._policy.parsed(completion, prepared.token_ids, request.tools, parallel=parallel)
+        parallel, tools = request.parallel_tool_calls, request.tools if request.calls else ()
+        answer = await self._policy.parsed(completion, prepared.token_ids, tools, parallel=parallel)
         for stop in request.stop if answer.get("content") else ():
             answer["content"] = answer["content"].partition(stop)[0]
         return answer

@@ -69,6 +69,8 @@ class ChatRequest:
     """In the form of chat templates: text as `content`, and the arguments of tool calls as objects."""
     tools: tuple[JsonObject, ...] = ()
     """In OpenAI's form: {"type": "function", "function": {"name", "description", "parameters"}}."""
+    calls: bool = True
+    """Whether the reply may have tool calls: `tool_choice` is not none. The prompt has the tools in any case."""
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     parallel_tool_calls: bool = True

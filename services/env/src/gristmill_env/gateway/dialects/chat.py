@@ -31,12 +31,13 @@ class ChatCompletions(Dialect):
             raise unsupported("logprobs", "the gateway keeps log-probabilities for the training itself")
         choice = body.get("tool_choice")
         parallel = body.get("parallel_tool_calls") is not False
-        tools = tuple(function_tool(tool) for tool in ([] if choice == "none" else body.get("tools") or []))
+        tools = tuple(function_tool(tool) for tool in body.get("tools") or [])
         form = body.get("response_format") or {}
         options = body.get("stream_options") or {}
         return ChatRequest(
             messages=read_messages(body.get("messages")),
             tools=tools,
+            calls=choice != "none",
             max_tokens=read_count(body, "max_completion_tokens") or read_count(body, "max_tokens"),
             stop=read_stop(body, "stop"),
             parallel_tool_calls=parallel,

@@ -46,7 +46,7 @@ class Messages(Dialect):
             raise invalid("'messages' must be a list of messages", "messages")
         for message in given:
             messages += _from_blocks(message)
-        tools = tuple(_tool_of_anthropic(tool) for tool in ([] if choice == "none" else body.get("tools") or []))
+        tools = tuple(_tool_of_anthropic(tool) for tool in body.get("tools") or [])
         parallel = not chosen.get("disable_parallel_tool_use")
         forced = {"any": "required", "tool": chosen}.get(choice)
         form_field, form = "output_config", (body.get("output_config") or {}).get("format")
@@ -55,6 +55,7 @@ class Messages(Dialect):
         return ChatRequest(
             messages=read_messages(messages),
             tools=tools,
+            calls=choice != "none",
             max_tokens=read_count(body, "max_tokens"),
             stop=read_stop(body, "stop_sequences"),
             parallel_tool_calls=parallel,

@@ -37,10 +37,11 @@ class Responses(ChatCompletions):
         messages = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
         choice = body.get("tool_choice")
         parallel = body.get("parallel_tool_calls") is not False
-        tools = tuple(_flat_tool(tool) for tool in ([] if choice == "none" else body.get("tools") or []))
+        tools = tuple(_flat_tool(tool) for tool in body.get("tools") or [])
         return ChatRequest(
             messages=read_messages([*messages, *_joined_items(items)]),
             tools=tools,
+            calls=choice != "none",
             max_tokens=read_count(body, "max_output_tokens"),
             parallel_tool_calls=parallel,
             stream=bool(body.get("stream")),
