@@ -60,6 +60,17 @@ def test_history_that_matches_nothing_begins_another_conversation(messages: tupl
     assert turns.place(messages).parent is None
 
 
+def test_reasoning_decides_between_equal_replies() -> None:
+    turns = Turns()
+    answers = [{"role": "assistant", "content": "4", "reasoning": thought} for thought in ("one", "two")]
+    first, second = (turns.add(turns.place(OPENING), (1,), sampled(10), answer) for answer in answers)
+    echoes = [(*OPENING, template_message(one), user("Sure?")) for one in (*answers, assistant("4"))]
+    more = [turns.add(turns.place(echo), (2,), sampled(11), assistant("Yes")) for echo in echoes]
+    assert [turn.parent for turn in more] == [first, second, second]
+    again = (*OPENING, template_message(answers[0]), user("Sure?"), assistant("Yes"), user("Why?"))
+    assert turns.place(again).parent is more[0]
+
+
 def test_other_tools_begin_another_conversation() -> None:
     turns = Turns()
     turns.add(turns.place(OPENING, [TOOL]), (1,), sampled(10), {"role": "assistant", "content": "4"})

@@ -256,8 +256,8 @@ class Session:
         if reason == "stop" and prepared.request.stop:
             stop_text = self._first_stop(turn.sampled.tolist(), prepared.request.stop)
         return Reply(
-            turn.stored.key.hex()[:24], self._policy.name, answer, reason, prompt, len(turn.sampled), stop_text,
-            turn.number,
+            f"{turn.stored.key.hex()[:16]}{turn.number:08x}", self._policy.name, answer, reason, prompt,
+            len(turn.sampled), stop_text, turn.number,
         )  # fmt: skip
 
     async def begin(self) -> None:

@@ -153,8 +153,8 @@ class Turns:
         self.tokens = 0
         """Number of stored tokens."""
         self._turns: list[Turn] = []
-        self._by_key: dict[bytes, Turn] = {}
-        """The newest turn of each conversation: after a retry that drew the same text, the agent has the newer one."""
+        self._by_key: dict[bytes, list[Turn]] = {}
+        """The turns of each conversation: a retry may draw the same text."""
 
     def __len__(self) -> int:
         return len(self._turns)
@@ -168,11 +168,22 @@ class Turns:
     def place(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> Place:
         """Returns the place of a request. `tools`: the request's tools, which are part of the prompt."""
         key = _digest(b"", list(tools or ()))
-        parent, after = None, 0
+        parent: Turn | None = None
+        after = 0
         for number, message in enumerate(messages, 1):
             key = _digest(key, _identity(message))
-            if message["role"] == "assistant" and (found := self._by_key.get(key)) is not None:
-                parent, after = found, number
+            if message["role"] == "assistant" and (found := self._by_key.get(key)):
+                # Of equal replies, the agent has the one with its reasoning, or else the newest.
+                thought, before = message.get("reasoning_content"), parent
+                parent = max(
+                    found,
+                    key=lambda turn: (
+                        bool(thought) and turn.reply.get("reasoning_content") == thought,
+                        turn.parent is before,
+                        turn.number,
+                    ),
+                )
+                after = number
         return Place(parent, tuple(messages[after:]), key, tuple(tools or ()))
 
     def add(
@@ -224,7 +235,7 @@ class Turns:
         )  # fmt: skip
         self._turns.append(turn)
         self.tokens += new
-        self._by_key[stored.key] = turn
+        self._by_key.setdefault(stored.key, []).append(turn)
         return turn
 
     def branches(self, unread: Set[int] = frozenset(), untrained: Set[int] = frozenset()) -> list[Branch]:
