@@ -361,13 +361,13 @@ async def test_error_of_a_stream_is_an_event(running: Running, model: ScriptedMo
 
 
 async def test_repetition_of_a_request_gets_the_first_reply(running: Running, model: ScriptedModel) -> None:
-    model.says = ["one", "two", "three"]
+    model.says = ["one", "two", "three", "four"]
     body = {"model": "tiny", "messages": QUESTION}
     headers = {"Authorization": f"Bearer {running.session.key}"}
     async with httpx.AsyncClient(base_url=running.url, headers=headers) as plain:
 
-        async def say(**more: str) -> str:
-            answer = await plain.post("/chat/completions", json=body, headers=more)
+        async def say(most: int = 9, **more: str) -> str:
+            answer = await plain.post("/chat/completions", json={**body, "max_tokens": most}, headers=more)
             return str(answer.json()["choices"][0]["message"]["content"])
 
         assert await say() == "one"
@@ -375,7 +375,8 @@ async def test_repetition_of_a_request_gets_the_first_reply(running: Running, mo
         assert await say() == "two", "an equal request without either header is a new one"
         assert await say(**{"Idempotency-Key": "k"}) == "three"
         assert await say(**{"Idempotency-Key": "k"}) == "three"
-    assert len(running.session.turns) == 3
+        assert await say(8, **{"Idempotency-Key": "k"}) == "four", "a request with another limit is another request"
+    assert len(running.session.turns) == 4
 
 
 async def test_client_that_gives_up_and_repeats_gets_the_reply_in_work(running: Running, model: ScriptedModel) -> None:

@@ -37,6 +37,7 @@ from gristmill_env.rollouts.prompts import PromptBuilder
 
 logger = logging.getLogger(__name__)
 
+_ENCODER = msgspec.json.Encoder(order="deterministic")
 _KEY = "gm-"
 _MOST_TOKENS = 4_000_000
 """Tokens of all replies of a rollout and of the messages between them."""
@@ -169,7 +170,7 @@ class Session:
         self._closed = False
         self._unread: set[int] = set()
         self._answers: dict[bytes, asyncio.Task[Turn]] = {}
-        """The newest answer to each request, by its messages and its idempotency key."""
+        """The newest answer to each request, by its messages, its fields and its idempotency key."""
         self._working: set[asyncio.Task[Turn]] = set()
         self._server: str | None = None
         self._writing = asyncio.Lock()
@@ -229,7 +230,9 @@ class Session:
         request whose answer it did not receive; the repetition gets the reply to the first. `choice`: number of the
         reply, of several to one request. Raises RequestError.
         """
-        name = prepared.place.key
+        asked = prepared.request
+        how = (prepared.sampling, asked.stop, asked.constraint, asked.calls, asked.parallel_tool_calls)
+        name = hashlib.sha256(prepared.place.key + _ENCODER.encode(how)).digest()
         if idempotency is not None:
             name = hashlib.sha256(name + idempotency.encode()).digest()
         if choice:

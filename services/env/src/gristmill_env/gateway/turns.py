@@ -49,7 +49,7 @@ class Stored(msgspec.Struct, frozen=True, eq=False, tag="turn"):
     answer: dict[str, Any]
     """The model's message in OpenAI's form, as the agent received it."""
     request: bytes
-    """Identifies the request among repetitions: its messages, its tools and its idempotency key."""
+    """Identifies the request among repetitions: its messages, its other fields and its idempotency key."""
     key: bytes
     """Identifies the conversation up to and including the reply, with the tools."""
     trained: bool = True
