@@ -60,6 +60,12 @@ def test_history_that_matches_nothing_begins_another_conversation(messages: tupl
     assert turns.place(messages).parent is None
 
 
+@pytest.mark.parametrize(("role", "text"), [("user", "a\nb"), ("tool", "a\nb"), ("assistant", "ab")])
+def test_parts_of_a_message_are_joined_as_by_vllm(role: str, text: str) -> None:
+    parts = [{"type": "text", "text": part} for part in "ab"]
+    assert template_message({"role": role, "content": parts})["content"] == text
+
+
 def test_reasoning_decides_between_equal_replies() -> None:
     turns = Turns()
     answers = [{"role": "assistant", "content": "4", "reasoning": thought} for thought in ("one", "two")]

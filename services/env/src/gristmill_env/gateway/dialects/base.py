@@ -148,7 +148,8 @@ def template_message(message: Mapping[str, Any]) -> Message:
         role = "system"
     if role not in {"system", "user", "assistant", "tool"}:
         raise invalid(f"a message has the role {role!r}; known are system, user, assistant and tool", "messages")
-    whole: JsonObject = {"role": role, "content": text_of_content(message.get("content"))}
+    between = "" if role == "assistant" else "\n"  # as vLLM joins the parts
+    whole: JsonObject = {"role": role, "content": text_of_content(message.get("content"), between)}
     if calls := message.get("tool_calls"):
         whole["tool_calls"] = [_template_call(call) for call in calls]
     for key in ("name", "tool_call_id"):
@@ -240,8 +241,8 @@ def read_messages(given: object) -> tuple[Message, ...]:
     return tuple(template_message(message) for message in given)
 
 
-def text_of_content(content: object) -> str:
-    """Returns the text of a message's content: text, null, or a list of text parts."""
+def text_of_content(content: object, between: str = "") -> str:
+    """Returns the text of a message's content: text, null, or a list of text parts. `between`: joins the parts."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -256,7 +257,7 @@ def text_of_content(content: object) -> str:
                     f"a part of type {kind!r} of a message is not text; the model reads text only", "messages"
                 )
             parts.append(text)
-        return "".join(parts)
+        return between.join(parts)
     raise invalid("the content of a message must be text, null or a list of text parts", "messages")
 
 
