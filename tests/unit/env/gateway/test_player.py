@@ -30,6 +30,7 @@ from gristmill_env.environments.model import Reply, Say
 from gristmill_env.errors import EnvError, EpisodeError, InferenceError, RolloutTimeoutError
 from gristmill_env.evaluation.plan import evaluation_tasks
 from gristmill_env.gateway import Session
+from gristmill_env.gateway.dialects import RequestError
 from gristmill_env.rewards import Score, Scorer, WeightedReward, create_reward
 from gristmill_env.rollouts.conversations import Conversations, GroupPrompts
 from gristmill_env.rollouts.generator import RolloutGenerator
@@ -356,6 +357,36 @@ async def test_number_that_no_reward_reads_is_warned_about_once(
     for _ in range(2):
         await playing.play(ITEM, asked)
     assert [record.levelno for record in caplog.records if "episode" in record.getMessage()] == [logging.WARNING]
+
+
+async def test_key_of_a_rollout_that_took_too_long_is_closed_and_of_a_stopping_service_is_not(
+    running: Running, asked: Ask
+) -> None:
+    keys: list[str] = []
+
+    async def late(task: AgentTask, say: Any, endpoint: Endpoint) -> None:
+        keys.append(endpoint.key)
+        await say(*task.messages)
+        raise TimeoutError  # as at the limit
+
+    async def stopped(task: AgentTask, say: Any, endpoint: Endpoint) -> None:
+        keys.append(endpoint.key)
+        await say(*task.messages)
+        raise asyncio.CancelledError
+
+    cases: list[tuple[Agent, type[BaseException]]] = [(late, RolloutTimeoutError), (stopped, asyncio.CancelledError)]
+    for number, (agent, error) in enumerate(cases, 1):
+        played = player(running, agent)
+        played.runner.elsewhere = True  # then the session is kept in a file
+        with pytest.raises(error):
+            await played.play(ITEM, replace(asked, kept=running.folder), number=number)
+
+    def refusal(key: str) -> tuple[int, str]:
+        with pytest.raises(RequestError) as refused:
+            running.gateway.sessions.find(lambda: [key])
+        return refused.value.status, refused.value.code
+
+    assert list(map(refusal, keys)) == [(410, "session_closed"), (503, "session_not_open")]
 
 
 async def test_key_of_an_ended_rollout_is_refused_also_before_its_group_is_complete(

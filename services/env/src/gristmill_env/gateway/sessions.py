@@ -423,6 +423,8 @@ class Sessions:
         self._open: dict[str, Session] = {}
         self._ended: deque[str] = deque(maxlen=most)
         """The newest sessions that were removed after their rollouts had ended."""
+        self._removed: deque[str] = deque(maxlen=most)
+        """The newest sessions that were removed before: they are over, except those that the next process resumes."""
         self._most, self._folder = most, folder
 
     def __len__(self) -> int:
@@ -446,6 +448,8 @@ class Sessions:
             if one in self._ended:
                 raise _closed()
             self.refuse_unresumed(one)
+            if one in self._removed:
+                raise _closed()
         raise RequestError(
             401, "unknown_session",
             "no open rollout has this key: send the session's key as the API key, or its base URL as it was given",
@@ -459,8 +463,7 @@ class Sessions:
     def remove(self, session: Session) -> None:
         """Requests with the session's key are refused from now on."""
         self._open.pop(session.digest, None)
-        if session.ended is not None:
-            self._ended.append(session.digest)
+        (self._removed if session.ended is None else self._ended).append(session.digest)
 
 
 def digest(key: str) -> str:
