@@ -252,6 +252,13 @@ async def test_responses_api_calls_tools(running: Running, model: ScriptedModel,
         ("logit_bias", {"logit_bias": {"5": 10}}),
         ("n", {"n": 2}),
         ("logprobs", {"logprobs": True}),
+        *((name, {"extra_body": {name: [5]}}) for name in ("stop_token_ids", "allowed_token_ids")),
+        ("min_tokens", {"extra_body": {"min_tokens": 5}}),
+        ("guided_grammar", {"extra_body": {"guided_grammar": "root ::= 'x'"}}),
+        ("chat_template_kwargs", {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}),
+        ("functions", {"functions": [SEARCH], "function_call": "auto"}),
+        ("function_call", {"function_call": {"name": "search"}}),
+        ("modalities", {"modalities": ["text", "audio"]}),
     ],
 )
 async def test_request_for_another_distribution_names_the_field(
@@ -266,8 +273,9 @@ async def test_request_for_another_distribution_names_the_field(
 
 async def test_sampling_parameters_are_the_runs(running: Running, model: ScriptedModel) -> None:
     await client(running).chat.completions.create(
-        model="gpt-9", messages=QUESTION, temperature=0, top_p=0.1, max_tokens=7, tools=[], seed=1, presence_penalty=1
-    )
+        model="gpt-9", messages=QUESTION, temperature=0, top_p=0.1, max_tokens=7, tools=[], seed=1, presence_penalty=1,
+        modalities=["text"], extra_body={"chat_template_kwargs": {}, "min_tokens": 0, "stop_token_ids": []},
+    )  # fmt: skip
     sampling = model.server.bodies[-1]["sampling_params"]
     assert (sampling["temperature"], sampling["top_p"], sampling["max_tokens"]) == (1.0, 1.0, 7)
     assert "seed" not in sampling

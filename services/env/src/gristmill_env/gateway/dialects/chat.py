@@ -83,11 +83,25 @@ class ChatCompletions(Dialect):
         return {"id": f"chatcmpl-{reply.id}", "object": what, "created": int(time.time()), "model": reply.model}
 
 
+_FORM = "use response_format"
+_RUNS = "it is a setting of the run"
+_REFUSED = {
+    "guided_json": _FORM, "guided_regex": _FORM, "guided_choice": _FORM, "guided_grammar": _FORM, "bad_words": _FORM,
+    "allowed_token_ids": _FORM, "min_tokens": "the model ends its reply", "stop_token_ids": "use stop",
+    "functions": "use tools", "function_call": "use tool_choice", "chat_template_kwargs": _RUNS,
+    "chat_template": _RUNS,
+}  # fmt: skip
+"""Fields that change the reply and have no effect here, and what to use."""
+_HARMLESS = [("function_call", "auto"), ("function_call", "none")]
+
+
 def refuse_unknown_constraints(body: JsonObject) -> None:
     """Refuses what would change the model's distribution in a way that cannot be passed on. Raises RequestError."""
-    for field in ("guided_json", "guided_regex", "guided_choice", "bad_words"):
-        if body.get(field):
-            raise unsupported(field, "use response_format")
+    for field, remedy in _REFUSED.items():
+        if body.get(field) and (field, body[field]) not in _HARMLESS:
+            raise unsupported(field, remedy)
+    if "audio" in (body.get("modalities") or ()):
+        raise unsupported("modalities", "the model writes text only")
     if body.get("n") not in (None, 1):
         raise unsupported("n", "one request is one reply, so that a rollout is one conversation at a time")
 
