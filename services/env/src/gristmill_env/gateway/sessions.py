@@ -41,7 +41,6 @@ _ENCODER = msgspec.json.Encoder(order="deterministic")
 _KEY = "gm-"
 _MOST_TOKENS = 4_000_000
 """Tokens of all replies of a rollout and of the messages between them."""
-_UNWRITTEN = "session_not_written"
 _TAIL = 16
 """Tokens of a prompt that the model server sees when it parses a reply: the first token's text depends on them."""
 
@@ -350,11 +349,11 @@ class Session:
         if unwritten is None:
             try:
                 await asyncio.to_thread(self._file.append, msgspec.json.encode(entry))
-                if self.failure is not None and self.failure.code == _UNWRITTEN:
+                if self.failure is not None and self.failure.code == "session_not_written":
                     self.failure = None
             except OSError as error:
                 text = f"a rollout cannot be written to {self._path}: {error.strerror or error}; free some space"
-                unwritten = EnvError(_UNWRITTEN, text, path=self._path)
+                unwritten = EnvError("session_not_written", text, path=self._path)
                 if self.failure is None:  # a program may ask again at once, and often
                     logger.warning("%s", text)
                 self.failure = unwritten
