@@ -7,6 +7,8 @@ tokens, masks and scores, which no trainer could use.
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -187,6 +189,21 @@ def test_left_out_fields_are_counted_for_each_group_and_logged_once_per_environm
     named = [text.partition("run=default ")[2].partition(" why=")[0] for text in logged]
     assert named == ["env=77 fields=ref_logprobs", "env=79 fields=ref_logprobs", "env=78 fields=ref_logprobs",
                      "env=77 fields=advantages"]  # fmt: skip
+
+
+def test_refused_groups_are_counted_by_code_and_logged(server: ApiServer, ours: httpx.Client) -> None:
+    def submits() -> Counter[str]:
+        found = re.findall(r'submits_total\{outcome="(\w+)"\} (\S+)', ours.get("/metrics").text)
+        return Counter({outcome: int(float(count)) for outcome, count in found})
+
+    before, logged = submits(), len(server.log())
+    for wrong in (REFUSED["one score too few"], REFUSED_BY_BOTH["inference_logprobs: null inside"]):
+        assert post(ours, wrong).status_code == 422
+    ours.post("/v1/runs/default/close").raise_for_status()
+    answer = ours.post("/scored_data_list", json=[GROUP, GROUP])
+    assert (answer.status_code, answer.json()["code"]) == (409, "finished")
+    assert submits() - before == {"bad_request": 2, "finished": 2}
+    assert server.log()[logged:].count("code=bad_request") == 2
 
 
 def test_group_without_a_field_that_did_not_fit_is_leased_as_a_binary_group(ours: httpx.Client) -> None:

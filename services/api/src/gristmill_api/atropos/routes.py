@@ -11,7 +11,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Body, Depends, HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
+from redis.exceptions import RedisError
 
 from gristmill.internal.logs import line
 from gristmill_api.atropos import env_status, parse
@@ -21,12 +23,14 @@ from gristmill_api.atropos.delivery import Deliveries, Delivery, parts
 from gristmill_api.atropos.messages import EnvIdentifier, Groups, Mismatch, RegisterEnv, Registration, ScoredData
 from gristmill_api.atropos.queue import WORK_OF_A_GROUP, Queue, new_id
 from gristmill_api.context import Context
+from gristmill_api.errors import ApiProblem
 from gristmill_api.http.body_limit import UNCOUNTED, offload, reserve_inflated
-from gristmill_api.http.content_coding import GZIP_MINIMUM_SIZE, accepts_gzip, gunzip, gzip_response
-from gristmill_api.http.error_handlers import ATROPOS_REFUSALS, ErrorFormat
+from gristmill_api.http.content_coding import GZIP_MINIMUM_SIZE, InvalidGzip, accepts_gzip, gunzip, gzip_response
+from gristmill_api.http.error_handlers import ATROPOS_REFUSALS, ErrorFormat, refusal_code
 from gristmill_api.http.fast_route import FastRoute, Handler, NeedsSlowPath, fast_path
 
 _LOG = logging.getLogger(__name__)
+_SUBMITS: Final = ("/scored_data", "/scored_data_list")
 _REPORTS: Final = 4096
 """Reports that are remembered. Clients choose the numbers of environments."""
 
@@ -65,8 +69,17 @@ class AtroposRoute(FastRoute):
     error_format = ErrorFormat.ATROPOS
 
     def wrap(self, handler: Handler) -> Handler:
+        submits = self.path in _SUBMITS
+
         async def handle(request: Request) -> Response:
-            return await gzip_response(request, await handler(await _inflated(request)))
+            try:
+                return await gzip_response(request, await handler(await _inflated(request)))
+            except (ApiProblem, RedisError, RequestValidationError, HTTPException, InvalidGzip) as error:
+                if submits:
+                    # A body that cannot be read counts as one group.
+                    groups = getattr(request.state, "groups", 1)
+                    request.app.state.atropos.metrics.submits.labels(refusal_code(error)).inc(groups)
+                raise
 
         return handle
 
@@ -283,6 +296,7 @@ async def _store(ctx: AtroposContext, request: Request, groups: Sequence[Submitt
     receipt = new_id("receipt")
     size = sum(group.size for group in groups)
     submit = functools.partial(ctx.queue.submit, receipt, groups)
+    request.state.groups = len(groups)
     sizes = await ctx.backpressure.retry(submit, request.is_disconnected, size)
     for group, buffered in zip(groups, sizes, strict=True):
         ctx.metrics.submits.labels("stored").inc()

@@ -45,13 +45,28 @@ def install(app: FastAPI) -> None:
 
 def error_response(request: Request, error: Exception) -> Response | None:
     """Returns the response for an exception; None if the exception is a defect of the API."""
+    error = _unwrapped(error)
+    if getattr(request.scope.get("route"), "error_format", ErrorFormat.NATIVE) is ErrorFormat.ATROPOS:
+        return _atropos(request, error)
+    return _native(request, error)
+
+
+def refusal_code(error: Exception) -> str:
+    """Returns the code of the problem that an exception is for the client."""
+    error = _unwrapped(error)
+    if isinstance(error, ApiProblem):
+        return error.code
+    if isinstance(error, ClientDisconnect):
+        return errors.client_gone().code
+    return "internal" if isinstance(error, RedisError) else "bad_request"
+
+
+def _unwrapped(error: Exception) -> Exception:
     if isinstance(error, HTTPException) and isinstance(error.__cause__, ApiProblem | ClientDisconnect):
         error = error.__cause__  # FastAPI wraps exceptions that are raised while it reads a body.
     if isinstance(error, RedisError):
         error = errors.from_redis(error) or error
-    if getattr(request.scope.get("route"), "error_format", ErrorFormat.NATIVE) is ErrorFormat.ATROPOS:
-        return _atropos(request, error)
-    return _native(request, error)
+    return error
 
 
 def problem_response(problem: ApiProblem, shape: ErrorFormat, headers: dict[str, str] | None = None) -> JSONResponse:
@@ -71,10 +86,7 @@ def log_problem(request: str, problem: ApiProblem) -> None:
 def _native(request: Request, error: Exception) -> Response | None:
     headers: dict[str, str] = {}
     if isinstance(error, RequestValidationError):
-        where = "; ".join(
-            f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()[:_MOST_PROBLEMS]
-        )
-        problem = errors.bad_request(f"{where}.")
+        problem = _invalid(error)
     elif isinstance(error, HTTPException):
         problem, headers = _from_http(request, error)
     elif isinstance(error, ClientDisconnect):
@@ -94,13 +106,22 @@ def _atropos(request: Request, error: Exception) -> Response | None:
         log_problem(f"{request.method} {request.url.path}", error)
         return problem_response(error, ErrorFormat.ATROPOS)
     if isinstance(error, InvalidGzip):
+        log_problem(f"{request.method} {request.url.path}", errors.bad_request(f"{error}."))
         return PlainTextResponse("Invalid gzip payload", 400)
     if isinstance(error, RequestValidationError):
+        log_problem(f"{request.method} {request.url.path}", _invalid(error))
         return _validation_detail(error)
     # Atropos has no shape for a method that a path does not allow. A client that hung up receives no response.
     if isinstance(error, HTTPException) and error.status_code != 405:
         return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
     return _native(request, error)
+
+
+def _invalid(error: RequestValidationError) -> ApiProblem:
+    where = "; ".join(
+        f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()[:_MOST_PROBLEMS]
+    )
+    return errors.bad_request(f"{where}.")
 
 
 def _validation_detail(error: RequestValidationError) -> JSONResponse:
