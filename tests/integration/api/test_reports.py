@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -87,6 +88,19 @@ def test_report_is_written_once_after_the_environments_have_left(
     server.start()
     until_all_are_considered(api, server, tmp_path, "later")
     assert path.stat().st_mtime_ns == written
+
+
+def test_folder_that_a_user_removed_stays_away(
+    api: SyncClient, server: ApiServer, redis_url: str, tmp_path: Path
+) -> None:
+    until_all_are_considered(api, server, tmp_path, RUN)
+    server.stop()
+    shutil.rmtree(tmp_path / RUN)
+    with Redis.from_url(redis_url) as redis:  # as if the claim of the first process had expired
+        redis.delete(keys.prefix(RUN) + "claims", keys.prefix(RUN) + "claimants")
+    server.start()
+    until_all_are_considered(api, server, tmp_path, "later")
+    assert not (tmp_path / RUN).exists()
 
 
 def test_run_that_was_extended_gets_another_report_by_another_process(

@@ -70,9 +70,12 @@ class RunReports:
         path = self._runs_dir / run_id / REPORT_FILE
         if path.exists() and path.stat().st_mtime * 1000 >= finished_ms:
             self._settled[run_id] = finished_ms
-        elif await self._is_over(run_id, finished_ms) and await self._claim(run_id, finished_ms):
-            self._settled[run_id] = finished_ms
-            await self._write(run_id, path)
+        elif await self._is_over(run_id, finished_ms):
+            if not path.parent.exists():  # A user removed the folder: it stays away.
+                self._settled[run_id] = finished_ms
+            elif await self._claim(run_id, finished_ms):
+                self._settled[run_id] = finished_ms
+                await self._write(run_id, path)
 
     async def _is_over(self, run_id: str, finished_ms: int) -> bool:
         status = await self._store.runs.status(run_id)
@@ -86,7 +89,6 @@ class RunReports:
 
     async def _write(self, run_id: str, path: Path) -> None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             with closing(self._source()) as source:
                 await write_report(source, run_id, path)
         except (GristmillError, OSError) as error:
