@@ -35,7 +35,7 @@ def rollout_of(prompt: Prompt, *replies: Said, reward: float | None = None) -> R
     for reply in replies:
         more = tuple(reply.messages) if parent is not None else prompt.messages
         given = reply.between if parent is not None else prompt.token_ids
-        parent = turns.add(Place(parent, (), more, b""), given, reply.completion, dict(assistant(reply.text)))
+        parent = turns.add(Place(parent, more, b""), given, reply.completion, dict(assistant(reply.text)))
 
     def part(branch: Branch) -> Rollout:
         return Rollout.of(branch, prompt, replies[-1].text, reward)

@@ -374,16 +374,16 @@ async def test_repetition_of_a_request_gets_the_first_reply(running: Running, mo
     headers = {"Authorization": f"Bearer {running.session.key}"}
     async with httpx.AsyncClient(base_url=running.url, headers=headers) as plain:
 
-        async def say(most: int = 9, **more: str) -> str:
+        async def say(more: dict[str, str] | None = None, most: int = 9) -> str:
             answer = await plain.post("/chat/completions", json={**body, "max_tokens": most}, headers=more)
             return str(answer.json()["choices"][0]["message"]["content"])
 
         assert await say() == "one"
-        assert await say(**{"x-stainless-retry-count": "1"}) == "one"
+        assert await say({"x-stainless-retry-count": "1"}) == "one"
         assert await say() == "two", "an equal request without either header is a new one"
-        assert await say(**{"Idempotency-Key": "k"}) == "three"
-        assert await say(**{"Idempotency-Key": "k"}) == "three"
-        assert await say(8, **{"Idempotency-Key": "k"}) == "four", "a request with another limit is another request"
+        assert await say({"Idempotency-Key": "k"}) == "three"
+        assert await say({"Idempotency-Key": "k"}) == "three"
+        assert await say({"Idempotency-Key": "k"}, most=8) == "four", "a request with another limit is another request"
     assert len(running.session.turns) == 4
 
 

@@ -71,7 +71,8 @@ async def test_output_does_not_mix_with_the_reports(process: CodeProcess) -> Non
 
 
 async def test_code_and_its_children_read_an_empty_stdin(process: CodeProcess) -> None:
-    assert await asyncio.gather(process.call(b"stdin"), process.call(b"echo body")) == [b"0", b"settings body"]
+    read, echoed = await asyncio.gather(process.call(b"stdin"), process.call(b"echo body"))
+    assert (read, echoed) == (b"0", b"settings body")
 
 
 async def test_a_call_may_ask_its_owner(process: CodeProcess) -> None:
