@@ -60,7 +60,9 @@ def test_error_at_the_root_does_not_send_a_long_request_back() -> None:
 
     values = [{"a": [[1] * 1000] * 1000}, "x" * 100_000, b"x" * 100_000, {"a": [1, 2]}, *[1] * 2000]
     error = RequestValidationError([problem(value) for value in values])
-    answer = error_response(Request({"type": "http", "route": Root()}), error)
+    answer = error_response(
+        Request({"type": "http", "method": "POST", "path": "/scored_data", "headers": [], "route": Root()}), error
+    )
     assert answer is not None
     detail = json.loads(bytes(answer.body))["detail"]
     assert [one.get("input") for one in detail[:5]] == [None, None, None, {"a": [1, 2]}, 1]

@@ -24,7 +24,7 @@ def test_async_word_without_a_replacement_is_refused(tmp_path: Path, monkeypatch
 
 def test_replacement_that_matches_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "client.py"
-    source.write_text(sync_client.SOURCE.read_text(encoding="utf-8").replace("aiter_lines", "aiter_text"))
+    source.write_text(sync_client.SOURCE.read_text(encoding="utf-8").replace("aiter_bytes", "aiter_text"))
     monkeypatch.setattr(sync_client, "SOURCE", source)
-    with pytest.raises(ValueError, match="aiter_lines"):
+    with pytest.raises(ValueError, match="aiter_bytes"):
         sync_client.sync_client()
