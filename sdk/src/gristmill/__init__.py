@@ -3,6 +3,8 @@
 The modules, in the order in which to read them:
 
     group         TrajectoryGroup: the completions of one prompt, and its binary format
+    group_checks  the checks of a group, and check_submitted: those of a new group
+    policy_version PolicyVersion: which weights sampled a token
     sequence      Sequence: one scored completion, of which TrajectoryGroup.of makes a group
     client        Client: one async method for each call of /v1; sync_client has the same methods without async
     leases        LeaseSession: the calls of a trainer, with the heartbeat of its leases
@@ -45,14 +47,14 @@ if TYPE_CHECKING:
     from gristmill.errors import RunReplacedError as RunReplacedError
     from gristmill.group import BATCH_MEDIA_TYPE as BATCH_MEDIA_TYPE
     from gristmill.group import GROUP_MEDIA_TYPE as GROUP_MEDIA_TYPE
-    from gristmill.group import PolicyVersion as PolicyVersion
     from gristmill.group import SamplingParams as SamplingParams
     from gristmill.group import SequenceText as SequenceText
     from gristmill.group import TrajectoryGroup as TrajectoryGroup
-    from gristmill.group import VersionSpan as VersionSpan
     from gristmill.hyperparameters import Hyperparameters as Hyperparameters
     from gristmill.leases import LeaseSession as LeaseSession
     from gristmill.permits import PermitSession as PermitSession
+    from gristmill.policy_version import PolicyVersion as PolicyVersion
+    from gristmill.policy_version import VersionSpan as VersionSpan
     from gristmill.run import AtroposRegistration as AtroposRegistration
     from gristmill.run import Claim as Claim
     from gristmill.run import DeadLetter as DeadLetter
@@ -81,10 +83,11 @@ _NAMES = {
     "deployment": "Deployment Manifest",
     "errors": "ApiError ApiUnreachable ConfigError ErrorCode GristmillError GroupError LeaseLostError "
     "ManifestError RunReplacedError",
-    "group": "BATCH_MEDIA_TYPE GROUP_MEDIA_TYPE PolicyVersion SamplingParams SequenceText TrajectoryGroup VersionSpan",
+    "group": "BATCH_MEDIA_TYPE GROUP_MEDIA_TYPE SamplingParams SequenceText TrajectoryGroup",
     "hyperparameters": "Hyperparameters",
     "leases": "LeaseSession",
     "permits": "PermitSession",
+    "policy_version": "PolicyVersion VersionSpan",
     "run": "AtroposRegistration Claim DeadLetter Environment Example GroupAudit MetricsRow Permit "
     "PermitGrant Progress Protocol RowResult RunEvent RunRecord RunState RunStatus",
     "sequence": "Sequence",

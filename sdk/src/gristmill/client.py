@@ -26,8 +26,9 @@ from typing import Any
 
 import httpx
 
-from gristmill.group import GROUP_MEDIA_TYPE, PolicyVersion, TrajectoryGroup
+from gristmill.group import GROUP_MEDIA_TYPE, TrajectoryGroup
 from gristmill.internal import calls, connections
+from gristmill.policy_version import PolicyVersion
 from gristmill.run import (
     AtroposRegistration,
     Claim,

@@ -19,8 +19,9 @@ from types import TracebackType
 from typing import Any
 
 from gristmill.errors import ApiError, ErrorCode, GristmillError, LeaseLostError, of_thread
-from gristmill.group import PolicyVersion, TrajectoryGroup
+from gristmill.group import TrajectoryGroup
 from gristmill.internal.logs import line
+from gristmill.policy_version import PolicyVersion
 from gristmill.run import Protocol, RunRecord
 from gristmill.sync_client import SyncClient
 

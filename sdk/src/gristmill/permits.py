@@ -17,7 +17,8 @@ from typing import Literal
 
 from gristmill.client import Client
 from gristmill.errors import ApiError, ApiUnreachable, ErrorCode, GristmillError, RunReplacedError
-from gristmill.group import PolicyVersion, TrajectoryGroup
+from gristmill.group import TrajectoryGroup
+from gristmill.policy_version import PolicyVersion
 from gristmill.run import Permit, PermitGrant, RowResult, RunState
 
 _LOG = logging.getLogger(__name__)

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gristmill.group import PolicyVersion, SequenceText, Tokenizer, sequence_texts
+from gristmill.group import SequenceText, Tokenizer, sequence_texts
 from gristmill.internal.metrics import pace
+from gristmill.policy_version import PolicyVersion
 
 
 class RunState(StrEnum):

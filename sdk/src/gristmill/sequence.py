@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gristmill.errors import GroupError
 
 if TYPE_CHECKING:
-    from gristmill.group import PolicyVersion
+    from gristmill.policy_version import PolicyVersion
 
 _HIGHEST_ID = np.iinfo(np.int32).max
 

@@ -27,7 +27,7 @@ from tests.support.redis_contents import Snapshot, contents, wait_for_archiver
 from tests.support.redis_server import RedisServer
 
 from gristmill import GROUP_MEDIA_TYPE, GroupError, TrajectoryGroup
-from gristmill.group import check_submitted
+from gristmill.group_checks import check_submitted
 from gristmill_api.http.error_handlers import Refusal
 
 GROUP: Final = under_way.HELD

@@ -15,7 +15,7 @@ from tests.support.errors import raises
 from tests.support.groups import make_group
 
 from gristmill import GroupError, PolicyVersion, TrajectoryGroup, VersionSpan
-from gristmill.group import MAX_DEPTH, check_submitted
+from gristmill.group_checks import MAX_DEPTH, check_submitted
 
 
 @pytest.mark.slow

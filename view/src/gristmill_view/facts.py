@@ -24,12 +24,12 @@ import msgspec
 from gristmill.archive.drops import read_drops
 from gristmill.errors import GristmillError
 from gristmill.folders import EVALUATION_RESULTS_FILE, EVALUATIONS_FOLDER, RunFolder, last_change
-from gristmill.group import PolicyVersion
 from gristmill.internal import connections, foreign
 from gristmill.internal.metrics import METRICS_FILE, number, pace, readable
 from gristmill.internal.receipts import Receipt
 from gristmill.internal.trouble import ServerFacts, read_server
 from gristmill.model_servers import ServerAddresses, find_all
+from gristmill.policy_version import PolicyVersion
 from gristmill.run import Environment, RunRecord, RunState, RunStatus
 from gristmill.sync_client import SyncClient
 from gristmill_view.phases import Log, read_log

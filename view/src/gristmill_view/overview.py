@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
-from gristmill.group import PolicyVersion
 from gristmill.internal.metrics import number as _number
 from gristmill.internal.metrics import pace
 from gristmill.internal.receipts import proven
 from gristmill.internal.redaction import redact_text
 from gristmill.internal.trouble import Trouble, asks
+from gristmill.policy_version import PolicyVersion
 from gristmill.run import RunState
 from gristmill_view.facts import Facts, Service, row_seconds, trainer_has_batch
 from gristmill_view.series import flat

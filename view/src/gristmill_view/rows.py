@@ -23,9 +23,10 @@ from gristmill.archive.drops import Drop
 from gristmill.archive.segment import ArchivedGroup
 from gristmill.archive.trained import NOT_RECORDED, TRAINED, TrainedGroup, TrainedSequence
 from gristmill.folders import EVALUATION_GROUPS_FILE
-from gristmill.group import SOURCE, PolicyVersion
+from gristmill.group import SOURCE
 from gristmill.internal import foreign, metrics
 from gristmill.internal.saved import SavedCompletion, SavedGroup, saved_groups
+from gristmill.policy_version import PolicyVersion
 from gristmill.run import RunRecord
 from gristmill_view.samples import read_tokenizer
 from gristmill_view.source import LEFT_OUT

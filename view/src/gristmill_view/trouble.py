@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from gristmill.group import PolicyVersion
 from gristmill.internal.archive_writer import MIN_FREE_BYTES
 from gristmill.internal.metrics import number
 from gristmill.internal.receipts import failing
 from gristmill.internal.trouble import CODES, Live, Trouble, by_importance, delays, groups_dropped
+from gristmill.policy_version import PolicyVersion
 from gristmill.run import Protocol, RunState
 from gristmill_view.facts import Facts, trainer_has_batch
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from gristmill.group import is_deeper
+from gristmill.group_checks import is_deeper
 
 Turn = dict[str, Any]
 """role, content, and sometimes thinking, name, tool_calls (`Call.shown`), answers (`id` and `name` of the call whose

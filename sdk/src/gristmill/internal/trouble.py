@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 import httpx
 import msgspec
 
-from gristmill.group import PolicyVersion
 from gristmill.internal.receipts import UNPROVEN
 from gristmill.internal.redaction import redact_text
+from gristmill.policy_version import PolicyVersion
 from gristmill.run import RunStatus
 
 _LOADED: Final = "default"

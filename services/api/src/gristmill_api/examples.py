@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from gristmill import Example, TrajectoryGroup
-from gristmill.group import MAX_DEPTH
+from gristmill.group_checks import MAX_DEPTH
 
 MAX_TOKENS: Final = 16_384
 """Tokens that one example shows, of all its sequences together."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from tests.unit.api.atropos.groups import KEYS, full, returned, small
 
-from gristmill.group import MAX_DEPTH
+from gristmill.group_checks import MAX_DEPTH
 from gristmill_api.atropos.conversion import SubmittedGroup
 from gristmill_api.atropos.messages import Mismatch, ScoredData
 from gristmill_api.atropos.parse import from_message, read_list, read_one

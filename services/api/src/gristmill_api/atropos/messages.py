@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from pydantic import BaseModel, Field, field_validator
 
-from gristmill.group import MAX_DEPTH, is_deeper
+from gristmill.group_checks import MAX_DEPTH, is_deeper
 
 Weight = Annotated[float, Field(ge=-1e6, le=1e6)]
 """Within bounds, so that no sum or product of the status of another environment is infinite."""

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 from redis.exceptions import RedisError
 
 from gristmill import GROUP_MEDIA_TYPE, Example, GroupAudit, GroupError, RowResult, TrajectoryGroup
-from gristmill.group import check_submitted
+from gristmill.group_checks import check_submitted
 from gristmill.internal.logs import line
 from gristmill_api import errors
 from gristmill_api.context import Ctx, GroupId, Name, RequestModel, RunId

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from gristmill.group import MAX_DEPTH, is_deeper
+from gristmill.group_checks import MAX_DEPTH, is_deeper
 from gristmill_trainer.errors import TrainerError
 
 _TEXTS: Final = frozenset({"system_prompt", "prompt_template", "prefill", "stop", "custom_thinking_prompt", "split"})
