@@ -22,7 +22,7 @@ from gristmill.internal.disk import write_file
 from gristmill_env.gateway import Policy, Session, Sessions, serving
 from gristmill_env.inference import ModelServers
 from gristmill_env.rollouts.prompts import PromptBuilder, load_tokenizer
-from gristmill_env.settings.run import ServerConfig
+from gristmill_env.settings.servers import ServerConfig
 
 ANSWER = "gateway.json"
 _PROFILE = os.environ.get("GATEWAY_PROFILE")

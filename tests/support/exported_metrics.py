@@ -18,7 +18,7 @@ from gristmill.internal.tracking import ObserverErrors
 from gristmill_api.metrics import STATES, Metrics
 from gristmill_env.inference import ModelServers
 from gristmill_env.prometheus import EnvMetrics
-from gristmill_env.settings.run import ServerConfig
+from gristmill_env.settings.servers import ServerConfig
 from gristmill_trainer.prometheus import StepCollector
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ from gristmill import Manifest, SamplingParams
 from gristmill_env.errors import PromptRefusedError
 from gristmill_env.inference import GenerationRequest, ModelServers, ServedModel
 from gristmill_env.rollouts.prompts import PromptBuilder, load_tokenizer
-from gristmill_env.settings.run import ServerConfig
+from gristmill_env.settings.servers import ServerConfig
 
 SAMPLING = SamplingParams(temperature=1.0, max_tokens=24)
 

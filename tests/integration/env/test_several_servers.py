@@ -21,7 +21,7 @@ from gristmill import SamplingParams
 from gristmill.internal.logs import line
 from gristmill_cli.local.processes import LocalStack, Service
 from gristmill_env.inference import GenerationRequest, ModelServers
-from gristmill_env.settings.run import ServerConfig
+from gristmill_env.settings.servers import ServerConfig
 
 _COUNT = 16
 

@@ -24,7 +24,7 @@ from gristmill_env.rollouts.conversations import GroupPrompts
 from gristmill_env.rollouts.groups import Rollout, RolloutGroup, build_group
 from gristmill_env.rollouts.prompts import PromptBuilder, load_tokenizer
 from gristmill_env.rollouts.turns import Ask
-from gristmill_env.settings.run import ServerConfig
+from gristmill_env.settings.servers import ServerConfig
 from gristmill_env.settings.task import AgentSpec
 from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.policy import Policy as Trained

@@ -20,7 +20,7 @@ from gristmill import ConfigError, GristmillError
 from gristmill_cli.local.redis_server import SETTINGS
 from gristmill_cli.main import main
 from gristmill_cli.slurm import Job, Nodes, containers, submit
-from gristmill_env.settings.run import ServerConfig
+from gristmill_env.settings.servers import ServerConfig
 from gristmill_env.slurm import discover
 from gristmill_model.errors import ModelError
 

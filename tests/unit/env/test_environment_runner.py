@@ -48,7 +48,8 @@ from gristmill_env.rollouts.generator import RolloutGenerator
 from gristmill_env.rollouts.groups import RolloutGroup
 from gristmill_env.rollouts.prompts import PromptBuilder
 from gristmill_env.running import code_process
-from gristmill_env.settings.run import EnvConfig, ServerConfig
+from gristmill_env.settings.run import EnvConfig
+from gristmill_env.settings.servers import ServerConfig
 
 pytestmark = pytest.mark.slow
 

@@ -23,7 +23,8 @@ from gristmill_env.errors import EpisodeError, InferenceError, RewardError
 from gristmill_env.inference import ModelServers
 from gristmill_env.rewards import correctness_reward, create_reward
 from gristmill_env.run_settings import RunSettings
-from gristmill_env.settings.run import EnvConfig, ServerConfig
+from gristmill_env.settings.run import EnvConfig
+from gristmill_env.settings.servers import ServerConfig
 from gristmill_env.tracking import WandbTracker
 
 pytestmark = pytest.mark.slow

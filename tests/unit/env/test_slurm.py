@@ -10,7 +10,7 @@ from tests.support.errors import raises
 
 from gristmill import ConfigError
 from gristmill_env.run_settings import RunSettings
-from gristmill_env.settings.run import ServerConfig
+from gristmill_env.settings.servers import ServerConfig
 from gristmill_env.slurm import discover, expand_nodes
 
 NODE_LISTS = [

@@ -26,7 +26,8 @@ from gristmill_env.rollouts.generator import RolloutGenerator
 from gristmill_env.rollouts.groups import RolloutGroup
 from gristmill_env.rollouts.prompts import PromptBuilder, opened_thought
 from gristmill_env.saved import SavedCompletion, SavedGroup
-from gristmill_env.settings.run import EnvConfig, ServerConfig
+from gristmill_env.settings.run import EnvConfig
+from gristmill_env.settings.servers import ServerConfig
 from gristmill_env.tracking import in_words
 
 R1 = (

@@ -20,7 +20,8 @@ from gristmill.internal.logs import setup
 from gristmill.internal.redaction import is_secret, redact, redact_arguments, remember, remember_secrets
 from gristmill.internal.settings import Settings, parse
 from gristmill_env.settings.dataset import DatasetConfig
-from gristmill_env.settings.run import EnvConfig, ServerConfig
+from gristmill_env.settings.run import EnvConfig
+from gristmill_env.settings.servers import ServerConfig
 from gristmill_trainer.settings import TrainerSettings
 
 KEY = "sk-3f9a71c2d845"

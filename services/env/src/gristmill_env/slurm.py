@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from gristmill import ConfigError
-from gristmill_env.settings.run import ServerConfig
+from gristmill_env.settings.servers import ServerConfig
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,8 @@ from gristmill_env.rewards import Scorer, WeightedReward, create_reward
 from gristmill_env.rollouts.generator import RolloutGenerator
 from gristmill_env.rollouts.groups import Rollout
 from gristmill_env.rollouts.prompts import PromptBuilder
-from gristmill_env.settings.run import EnvConfig, ServerConfig
+from gristmill_env.settings.run import EnvConfig
+from gristmill_env.settings.servers import ServerConfig
 
 ITEM = Item(row=3, index=3, prompt="2 + 2?", answer="4")
 Play = Callable[[Item, Model], Any]

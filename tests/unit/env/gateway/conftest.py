@@ -23,7 +23,7 @@ from gristmill_env.gateway import Gateway, Policy, Session, Sessions, serving
 from gristmill_env.inference import ModelServers
 from gristmill_env.inference.server import PARSE
 from gristmill_env.rollouts.prompts import PromptBuilder
-from gristmill_env.settings.run import ServerConfig
+from gristmill_env.settings.servers import ServerConfig
 
 GENERATE = "/inference/v1/generate"
 TEMPLATE = (

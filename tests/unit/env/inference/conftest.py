@@ -8,7 +8,7 @@ from tests.unit.env.conftest import FailingServer
 
 from gristmill import SamplingParams
 from gristmill_env.inference import GenerationRequest, ModelServers, Thinking
-from gristmill_env.settings.run import ServerConfig
+from gristmill_env.settings.servers import ServerConfig
 
 GENERATE = "/inference/v1/generate"
 CHAT = "/v1/chat/completions"

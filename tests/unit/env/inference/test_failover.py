@@ -11,7 +11,7 @@ from gristmill_env.errors import InferenceError
 from gristmill_env.inference import GenerationRequest, Thinking
 from gristmill_env.inference.failover import Endpoint, EndpointState, RetryBudget, choose
 from gristmill_env.inference.server import ModelServer
-from gristmill_env.settings.run import ServerConfig
+from gristmill_env.settings.servers import ServerConfig
 
 pytestmark = pytest.mark.slow
 

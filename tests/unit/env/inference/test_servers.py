@@ -20,7 +20,7 @@ from gristmill_env.errors import EpisodeError, InferenceError, PromptRefusedErro
 from gristmill_env.inference import ModelServers
 from gristmill_env.inference import server as server_module
 from gristmill_env.inference.server import PARSE
-from gristmill_env.settings.run import ServerConfig
+from gristmill_env.settings.servers import ServerConfig
 
 from .conftest import ASK, CHAT, GENERATE, answers, choice, client, said
 

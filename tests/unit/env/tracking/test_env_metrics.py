@@ -17,7 +17,7 @@ from gristmill_env.progress import Tally
 from gristmill_env.prometheus import EnvMetrics, by_label
 from gristmill_env.rewards import Score
 from gristmill_env.rollouts.groups import RolloutGroup
-from gristmill_env.settings.run import ServerConfig
+from gristmill_env.settings.servers import ServerConfig
 from gristmill_env.tracking import Observers
 
 pytestmark = pytest.mark.slow

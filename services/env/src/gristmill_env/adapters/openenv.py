@@ -26,7 +26,7 @@ from gristmill_env.environments.model import Model, Reply, ToolCall
 from gristmill_env.environments.returned import EnvironmentName, checked_reward
 from gristmill_env.errors import EpisodeError
 from gristmill_env.outages import may_pass
-from gristmill_env.settings.run import Url
+from gristmill_env.settings.servers import Url
 from gristmill_env.values import is_storable, whole
 
 _MOST_BYTES: Final = 4 << 20

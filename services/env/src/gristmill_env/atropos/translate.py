@@ -35,7 +35,8 @@ from gristmill_env.atropos.keys import (
     Verdict,
 )
 from gristmill_env.settings.dataset import DatasetConfig, RewardSpec
-from gristmill_env.settings.run import TOP_LEVEL, EnvConfig, ServerConfig
+from gristmill_env.settings.run import TOP_LEVEL, EnvConfig
+from gristmill_env.settings.servers import ServerConfig
 
 logger = logging.getLogger(__name__)
 FORMAT = "config_format"

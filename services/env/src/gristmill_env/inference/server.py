@@ -32,7 +32,8 @@ from gristmill_env.inference.types import (
     ServedModel,
     WeightInfo,
 )
-from gristmill_env.settings.run import EnvConfig, ServerConfig
+from gristmill_env.settings.run import EnvConfig
+from gristmill_env.settings.servers import ServerConfig
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from gristmill_env.inference.failover import Endpoint, EndpointState, Failover, 
 from gristmill_env.inference.http import RefusedError, ServerTroubleError
 from gristmill_env.inference.server import ModelServer, Thinking, no_token_ids
 from gristmill_env.inference.types import Completion, GenerationRequest, ServedModel
-from gristmill_env.settings.run import ServerConfig
+from gristmill_env.settings.servers import ServerConfig
 
 T = TypeVar("T")
 _AS_THE_MODEL_DOES = Thinking()

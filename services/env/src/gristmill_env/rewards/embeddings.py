@@ -18,7 +18,7 @@ from gristmill.internal.redaction import redact_text
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards.registry import reward
 from gristmill_env.rewards.remote import RewardServer
-from gristmill_env.settings.run import Url
+from gristmill_env.settings.servers import Url
 
 if TYPE_CHECKING:
     # Imported at the first use: every process with rewards imports this module, and few use it.

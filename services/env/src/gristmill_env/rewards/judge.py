@@ -29,7 +29,7 @@ from gristmill_env.rewards.outcomes import RewardResult, short
 from gristmill_env.rewards.registry import reward
 from gristmill_env.rewards.remote import RewardServer
 from gristmill_env.rewards.reward import FunctionReward, Reward
-from gristmill_env.settings.run import Url
+from gristmill_env.settings.servers import Url
 
 logger = logging.getLogger(__name__)
 
